@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.values import flag, shown, text, whole
 from mucudnn.kernels.contract.algorithm import Algorithm, BaseAlgorithm
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.values import flag, shown, text, whole
 
 GROUP = "mucudnn.algorithms"  # the entry point group
 DEVICE_TYPES = ("cpu", "cuda")

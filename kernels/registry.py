@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
+from mucudnn.core.errors import InvalidInputError, UnavailableError
+from mucudnn.core.results import package_of
+from mucudnn.core.values import shown
 from mucudnn.kernels import plug_ins
 from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
@@ -25,9 +28,6 @@ from mucudnn.kernels.torch_ops.native import (
     NATIVE_OTHER_FORMAT_ON_CUDA,
 )
 from mucudnn.kernels.winograd import algorithms as winograd
-from mucudnn.words.errors import InvalidInputError, UnavailableError
-from mucudnn.words.results import package_of
-from mucudnn.words.values import shown
 
 if TYPE_CHECKING:
     from mucudnn.kernels.cudnn.backend import CudnnBackend

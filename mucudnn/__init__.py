@@ -10,22 +10,11 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mucudnn.words.version import VERSION
+from mucudnn.core.version import VERSION
 
 if TYPE_CHECKING:
-    from mucudnn.enabling.status import Status
-    from mucudnn.enabling.switch import disable, enable, status, tuned
-    from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
-    from mucudnn.kernels.registry import register
-    from mucudnn.modules.conv1d import Conv1d
-    from mucudnn.modules.conv2d import Conv2d
-    from mucudnn.modules.conv_transpose2d import ConvTranspose2d
-    from mucudnn.optimizing.optimize import optimize
-    from mucudnn.optimizing.report import report
-    from mucudnn.running.workspace import release_workspaces
-    from mucudnn.tuning.tuner import Tuning, tune
-    from mucudnn.words.config import BatchSizePolicy, Config
-    from mucudnn.words.errors import (
+    from mucudnn.core.config import BatchSizePolicy, Config
+    from mucudnn.core.errors import (
         DatabaseError,
         InfeasibleError,
         InvalidInputError,
@@ -33,8 +22,19 @@ if TYPE_CHECKING:
         SharingError,
         UnavailableError,
     )
-    from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-    from mucudnn.words.results import Configuration, MicroConfig
+    from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+    from mucudnn.core.results import Configuration, MicroConfig
+    from mucudnn.enabling.status import Status
+    from mucudnn.enabling.switch import disable, enable, status, tuned
+    from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
+    from mucudnn.kernels.registry import register
+    from mucudnn.optimizing.optimize import optimize
+    from mucudnn.optimizing.report import report
+    from mucudnn.running.modules.conv1d import Conv1d
+    from mucudnn.running.modules.conv2d import Conv2d
+    from mucudnn.running.modules.conv_transpose2d import ConvTranspose2d
+    from mucudnn.running.workspace import release_workspaces
+    from mucudnn.tuning.tuner import Tuning, tune
 
 __version__ = VERSION
 
@@ -75,19 +75,19 @@ _MODULES = {
     "enabling.switch": ("disable", "enable", "status", "tuned"),
     "kernels.contract.algorithm": ("BaseAlgorithm", "Workspace"),
     "kernels.registry": ("register",),
-    "words.config": ("BatchSizePolicy", "Config"),
-    "words.results": ("Configuration", "MicroConfig"),
-    "words.errors": (
+    "core.config": ("BatchSizePolicy", "Config"),
+    "core.results": ("Configuration", "MicroConfig"),
+    "core.errors": (
         *("DatabaseError", "InfeasibleError", "InvalidInputError"),
         *("MucudnnError", "SharingError", "UnavailableError"),
     ),
     "running.workspace": ("release_workspaces",),
     "optimizing.optimize": ("optimize",),
     "optimizing.report": ("report",),
-    "modules.conv1d": ("Conv1d",),
-    "modules.conv2d": ("Conv2d",),
-    "modules.conv_transpose2d": ("ConvTranspose2d",),
-    "words.problem": ("ConvProblem", "MemoryFormat", "Operation"),
+    "running.modules.conv1d": ("Conv1d",),
+    "running.modules.conv2d": ("Conv2d",),
+    "running.modules.conv_transpose2d": ("ConvTranspose2d",),
+    "core.problem": ("ConvProblem", "MemoryFormat", "Operation"),
     "tuning.tuner": ("Tuning", "tune"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
@@ -105,9 +105,9 @@ def __dir__() -> list[str]:
 
 
 if os.environ.get("MUCUDNN_ENABLE", "0") != "0":
+    from mucudnn.core.config import config_from_environment, unknown_variables
+    from mucudnn.core.warning import warn
     from mucudnn.enabling.on_import import enable_with_torch
-    from mucudnn.words.config import config_from_environment, unknown_variables
-    from mucudnn.words.warning import warn
 
     for _sentence in unknown_variables(os.environ):
         warn(_sentence)

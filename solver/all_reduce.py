@@ -13,8 +13,8 @@ Heimlich, Purkayastha and van de Geijn, Collective communication: theory, practi
 
 from __future__ import annotations
 
-from mucudnn.words.communication import AllReduce, Link
-from mucudnn.words.values import whole
+from mucudnn.core.communication import AllReduce, Link
+from mucudnn.core.values import whole
 
 
 def rounds(algorithm: AllReduce, ranks: int) -> int:

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mucudnn.words.errors import InvalidInputError
+from mucudnn.core.errors import InvalidInputError
 
 _MULTIPLE = 48  # rows: whole tiles of Winograd algorithms (2, 4 or 6 rows) where a model has halved its rows, too
 MOST_OPERATORS = 48  # of a segment; deeper ones hold too many rows to be of use

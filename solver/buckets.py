@@ -14,8 +14,8 @@ from math import inf
 
 import numpy as np
 
+from mucudnn.core.errors import InvalidInputError
 from mucudnn.solver.costs import IntArray
-from mucudnn.words.errors import InvalidInputError
 
 DDP_CAP_BYTES = 25 * 2**20  # DistributedDataParallel's default bucket_cap_mb ...
 DDP_FIRST_CAP_BYTES = 2**20  # ... and the smaller cap of its first bucket, so that it is sent early

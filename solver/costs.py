@@ -19,9 +19,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
-from mucudnn.words.values import whole
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.results import Configuration, Measurement, MicroConfig
+from mucudnn.core.values import whole
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]

@@ -6,10 +6,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.results import Configuration
 from mucudnn.solver.division import TIME_LIMIT_S, DivisionProblem, check_limits
 from mucudnn.solver.knapsack import breakpoints
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.results import Configuration
 
 Key = TypeVar("Key", bound=Hashable)
 

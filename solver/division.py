@@ -17,12 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Generic, TypeVar
 
+from mucudnn.core.errors import InfeasibleError, InvalidInputError
+from mucudnn.core.results import Configuration
+from mucudnn.core.units import exact_bytes, format_bytes, format_seconds
 from mucudnn.solver.account import Answer, Status
 from mucudnn.solver.costs import PICOSECONDS
 from mucudnn.solver.knapsack import Row, integer_program, solve, total, undominated
-from mucudnn.words.errors import InfeasibleError, InvalidInputError
-from mucudnn.words.results import Configuration
-from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -8,10 +8,10 @@ from itertools import combinations
 
 import numpy as np
 
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.results import Configuration, Measurement
 from mucudnn.solver.costs import PICOSECONDS, Costs, FloatArray, IntArray, pool
 from mucudnn.solver.sweep import AlgorithmSet, ConfigurationColumns, sweep
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.results import Configuration, Measurement
 
 Part = tuple[int, int]  # algorithm number, micro-batch size
 

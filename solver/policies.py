@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mucudnn.words.config import BatchSizePolicy
-from mucudnn.words.values import member, whole
+from mucudnn.core.config import BatchSizePolicy
+from mucudnn.core.values import member, whole
 
 
 def micro_batch_sizes(policy: BatchSizePolicy, batch_size: int) -> tuple[int, ...]:

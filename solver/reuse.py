@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mucudnn.core.errors import InfeasibleError, InvalidInputError
+from mucudnn.core.results import Configuration, Measurement
+from mucudnn.core.units import exact_bytes, format_bytes, format_seconds
 from mucudnn.solver.account import Answer, Status
 from mucudnn.solver.front import desirable_sets
-from mucudnn.words.errors import InfeasibleError, InvalidInputError
-from mucudnn.words.results import Configuration, Measurement
-from mucudnn.words.units import exact_bytes, format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ from support.cudnn.backend import FakeBackend
 from support.effort import how_many
 from support.ranks.group import Ranks
 
+from mucudnn.core.errors import first_line
 from mucudnn.kernels import registry
 from mucudnn.measuring.timing import cold_caches
 from mucudnn.optimizing import confirm_model
-from mucudnn.words.errors import first_line
 
 with suppress(ModuleNotFoundError):  # make gpu does without it
     from hypothesis import settings

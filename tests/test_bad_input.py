@@ -23,13 +23,13 @@ from support.command_line import HEADING, commands, fail
 
 from mucudnn.bench.sources.layers import Layer, load_source
 from mucudnn.bench.sources.models import load_model
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError, MucudnnError
-from mucudnn.words.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem
-from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.words.task import Task
-from mucudnn.words.units import parse_bandwidth, parse_bytes, parse_seconds
-from mucudnn.words.values import LARGEST, flag, pair, real, whole
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError, MucudnnError
+from mucudnn.core.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem
+from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.task import Task
+from mucudnn.core.units import parse_bandwidth, parse_bytes, parse_seconds
+from mucudnn.core.values import LARGEST, flag, pair, real, whole
 
 NINES = "9" * 5000
 META, SPARSE = torch.ones(2, device="meta"), torch.ones(2).to_sparse()

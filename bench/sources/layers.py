@@ -15,10 +15,10 @@ from torch import nn
 from mucudnn.bench.sources.models import blamed_in_computing, checked_shape, importable, model_of
 from mucudnn.bench.sources.networks import NETWORKS
 from mucudnn.bench.sources.published import TABLES
-from mucudnn.tracing.convolutions import problem_operation, trace
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair
-from mucudnn.words.values import did_you_mean, flag, instance, member, settle, several, shown, text, whole
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair
+from mucudnn.core.values import did_you_mean, flag, instance, member, settle, several, shown, text, whole
+from mucudnn.tuning.trace import problem_operation, trace
 
 _DATA = Path(__file__).parent / "data"
 _REQUIRED = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from mucudnn.bench.sources.networks import NETWORKS, build, input_shape_of
+from mucudnn.core.errors import InvalidInputError, MucudnnError, first_line
+from mucudnn.core.problem import MOST_ELEMENTS, MemoryFormat, dtype_name
+from mucudnn.core.values import did_you_mean, shown, whole
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.measuring import operands
-from mucudnn.words.errors import InvalidInputError, MucudnnError, first_line
-from mucudnn.words.problem import MOST_ELEMENTS, MemoryFormat, dtype_name
-from mucudnn.words.values import did_you_mean, shown, whole
 
 _SHAPE = "--input gives the shape of one sample, as 3x224x224"
 

@@ -10,18 +10,18 @@ import torch
 
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.sources.models import blamed_in_training, load_model
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.progress import Progress
+from mucudnn.core.task import Task
 from mucudnn.distributed import team_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.running.environment import Environment
-from mucudnn.tracing.headroom import Limits, find_headroom
 from mucudnn.tuning.divide import Divided
+from mucudnn.tuning.headroom import Limits, find_headroom
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
 from mucudnn.tuning.tuner import tune_tasks
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.progress import Progress
-from mucudnn.words.task import Task
 
 
 @dataclass(frozen=True, slots=True)

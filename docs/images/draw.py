@@ -1,4 +1,4 @@
-"""Draw gain.png, the picture of README.md, from bench/results. Run: python docs/images/draw.py"""
+"""Draw gain.png, the picture of README.md, from docs/results. Run: python docs/images/draw.py"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parents[1] / "bench" / "results"
+RESULTS = HERE.parent / "results"
 NETWORKS = {
     "convnext-t": "ConvNeXt-T, batch 4",
     "vgg16": "VGG-16, batch 8",

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.compiled.library import loaded_build, why_not, why_too_large
 from mucudnn.kernels.compiled.stages import Entries
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm
-from mucudnn.words.problem import ConvProblem, Operation
 
 _LEAST_CHANNELS = 4  # Pointwise: with fewer channels per group, most of a register tile would be empty.
 _MOST_CHANNELS = 8  # Depthwise: with more channels per group, matrix products are faster.

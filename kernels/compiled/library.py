@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from mucudnn.words.errors import InvalidInputError, UnavailableError
-from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.core.errors import InvalidInputError, UnavailableError
+from mucudnn.core.problem import ConvProblem, Operation
 
 BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # build by torch.backends.cpu.get_cpu_capability()

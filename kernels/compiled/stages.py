@@ -13,6 +13,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from mucudnn.core.errors import InvalidInputError, UnavailableError
+from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.compiled.library import (
     ACTIVATIONS,
     ELEMENTS,
@@ -27,8 +29,6 @@ from mucudnn.kernels.compiled.library import (
 )
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.epilogue import Epilogue
-from mucudnn.words.errors import InvalidInputError, UnavailableError
-from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 
 _MOST = 2**63 - 1
 _CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # a local name, because every call uses it

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.contract.epilogue import Epilogue
-from mucudnn.words.problem import ConvProblem, Operation
 
 ALIGNMENT_BYTES = 64  # alignment of prepared and scratch buffers: one cache line, one AVX-512 register
 

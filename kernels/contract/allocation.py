@@ -8,10 +8,10 @@ import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Algorithm
 from mucudnn.kernels.contract.buffers import empty_activation
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.torch_settings import TorchSettings
 
 # CUDA's caching allocator returns blocks of multiples of 512 bytes. Blocks of at most 1 MiB are split to size; larger
 # blocks keep a remainder of up to 1 MiB, which depends on what is cached. This follows ``should_split`` of torch's

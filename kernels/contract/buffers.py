@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES
-from mucudnn.words.problem import ConvProblem, MemoryFormat
 
 TORCH_FORMATS = {
     MemoryFormat.CONTIGUOUS: torch.contiguous_format,

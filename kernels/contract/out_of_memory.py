@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from mucudnn.words.errors import LibraryError
+from mucudnn.core.errors import LibraryError
 
 _WORDS = (  # Substrings of the messages of torch's CPU allocator, C++, MKL, the CUDA runtime and its libraries.
     "DefaultCPUAllocator",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.core.problem import ConvProblem, Operation
 
 
 def reference(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:

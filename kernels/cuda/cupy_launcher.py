@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mucudnn.words.errors import MucudnnError
+from mucudnn.core.errors import MucudnnError
 
 OPTIONS = ("--std=c++17",)
 _PROBE = 'extern "C" __global__ void probe() {}'

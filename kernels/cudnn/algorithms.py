@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
 from mucudnn.kernels.cudnn.descriptor import MOST_ALIGNED_BYTES
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, why_barred
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.torch_settings import TorchSettings
 
 if TYPE_CHECKING:
     from mucudnn.kernels.cudnn.backend import CudnnBackend

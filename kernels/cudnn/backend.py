@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import torch
 
+from mucudnn.core.errors import CapturingError, UnavailableError
+from mucudnn.core.problem import ConvProblem
 from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
 from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
 from mucudnn.kernels.cudnn.descriptor import W_ID, X_ID, Y_ID, Descriptor, operation_graph
 from mucudnn.kernels.cudnn.engines import Engine, configured, described, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
-from mucudnn.words.errors import CapturingError, UnavailableError
-from mucudnn.words.problem import ConvProblem
 
 _PACKS_KEPT = 4096  # per device; more than a training step of a large network uses
 

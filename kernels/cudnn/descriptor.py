@@ -6,9 +6,9 @@ import ctypes
 from math import gcd, prod
 from typing import Any, NoReturn, Self
 
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.cudnn.constants import CROSS_CORRELATION, DATA_TYPES, Attribute, AttributeType, DescriptorKind
 from mucudnn.kernels.cudnn.library import Library
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 _C_TYPES: dict[AttributeType, Any] = {
     AttributeType.HANDLE: ctypes.c_void_p,

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.cudnn import PREFIX
 from mucudnn.kernels.cudnn.constants import (
     Attribute,
@@ -17,8 +19,6 @@ from mucudnn.kernels.cudnn.constants import (
 )
 from mucudnn.kernels.cudnn.descriptor import Descriptor
 from mucudnn.kernels.cudnn.library import CudnnError, Library
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.torch_settings import TorchSettings
 
 _MOST_KNOBS = 64  # per engine; cuDNN 9.19 has 44 types of knobs
 _MOST_NOTES = 32  # per engine; cuDNN 9.19 has 10

@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from mucudnn.words.errors import LibraryError, UnavailableError
+from mucudnn.core.errors import LibraryError, UnavailableError
 
 OLDEST_VERSION = 90000
 _NAME = "libcudnn.so.9"

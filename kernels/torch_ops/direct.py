@@ -19,10 +19,10 @@ from itertools import product
 
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, Operation, Pair
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype, inside, torch_dtype
-from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 
 @dataclass(frozen=True, slots=True)

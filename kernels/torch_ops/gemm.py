@@ -21,10 +21,10 @@ from math import nan
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.allocation import counted_internal_bytes
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, inside, torch_dtype
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 
 def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulate: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mucudnn.words.problem import Operation
+from mucudnn.core.problem import Operation
 
 Geometry = Sequence[Any]  # stride, padding, dilation, groups
 

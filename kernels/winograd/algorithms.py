@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mucudnn.core.problem import ConvProblem, Operation, Pair
 from mucudnn.kernels.compiled.library import why_not
 from mucudnn.kernels.compiled.stages import CompiledStage, Entries
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
-from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 
 @dataclass(frozen=True, slots=True)

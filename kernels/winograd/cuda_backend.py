@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype
 from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, LaunchError
 from mucudnn.kernels.winograd.algorithms import UNIT_STRIDE, Tiling, WinogradAlgorithm, tiling
 from mucudnn.kernels.winograd.cook_toom import CookToom, Matrix, cook_toom
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 
 # nvcc 13.0 uses 32 to 108 registers per thread (float64: up to 179): at least four (two) blocks per multiprocessor.
 BLOCK_THREADS = 128

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.terminal.files import FileCommand
+from mucudnn.cli.shared.files import FileCommand
 
 
 @click.command(cls=FileCommand)
@@ -25,12 +25,11 @@ def check(context: click.Context, /, source: str, **sizes: Any) -> None:
 
     Exit status: 1 if something is wrong in the memory format that the model itself uses (--memory-format), else 0.
     """
-    from mucudnn.bench.analyses import check as analysis
-    from mucudnn.bench.report.tables import new_table
+    from mucudnn.bench.results.text_tables import new_table, output
     from mucudnn.bench.sources.layers import load_source
+    from mucudnn.bench.suites import check as analysis
+    from mucudnn.core.progress import progress_bar
     from mucudnn.measuring.proving.prover import prover
-    from mucudnn.terminal.console import output
-    from mucudnn.words.progress import progress_bar
 
     table = load_source(source, **sizes)
     with progress_bar() as progress:

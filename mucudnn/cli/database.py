@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.terminal.files import FileCommand, InputFile, OutputFile, whole_text
-from mucudnn.words.units import format_bytes
+from mucudnn.cli.shared.files import FileCommand, InputFile, OutputFile
+from mucudnn.core.files import whole_text
+from mucudnn.core.units import format_bytes
 
 
 @click.group()
@@ -26,9 +27,9 @@ def info(database: Path | None) -> None:
     """
     from rich.table import Table
 
-    from mucudnn.database import schema
-    from mucudnn.database.database import Database
-    from mucudnn.terminal.console import output
+    from mucudnn.bench.results.text_tables import output
+    from mucudnn.store import schema
+    from mucudnn.store.database import Database
 
     with Database(database, read_only=True) as opened:
         found, path = opened.info(), opened.path
@@ -48,8 +49,8 @@ def info(database: Path | None) -> None:
 @options.database
 def export(target: Path, database: Path | None) -> None:
     """Write all rows to FILE as JSON lines, one object a row."""
-    from mucudnn.database.database import Database
-    from mucudnn.database.exports import export_json_lines
+    from mucudnn.store.database import Database
+    from mucudnn.store.exports import export_json_lines
 
     with Database(database, read_only=True) as opened, whole_text(target) as stream:
         export_json_lines(opened, stream)
@@ -64,8 +65,8 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
     All of them are opened before the first row is added; of each, all rows are added or none. A missing database is
     created. An export with invalid values is refused.
     """
-    from mucudnn.database.database import Database
-    from mucudnn.database.exports import open_stored
+    from mucudnn.store.database import Database
+    from mucudnn.store.exports import open_stored
 
     with ExitStack() as stack:
         sources = [stack.enter_context(open_stored(other)) for other in others]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mucudnn.terminal.files import FileCommand
-from mucudnn.words.errors import MucudnnError, UnavailableError, first_line
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.units import format_bytes
+from mucudnn.cli.shared.files import FileCommand
+from mucudnn.core.errors import MucudnnError, UnavailableError, first_line
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.units import format_bytes
 
 if TYPE_CHECKING:
     from mucudnn.measuring.timing.load import Watch
@@ -35,11 +35,11 @@ def doctor() -> None:
 
 def machine() -> Iterator[Finding]:
     """Yield findings on the CPU and its load, PyTorch and its libraries, our compiled code, and the database."""
-    from mucudnn.database.database import default_path
     from mucudnn.kernels.registry import algorithms
     from mucudnn.measuring.timing.load import watch_of
     from mucudnn.measuring.timing.processor_use import Processors
     from mucudnn.running.environment import current_environment
+    from mucudnn.store.database import default_path
 
     here = current_environment()
     yield "CPU", f"{here.device}, {os.cpu_count()} logical cores, PyTorch uses {here.capability}"

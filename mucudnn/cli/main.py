@@ -13,25 +13,14 @@ import click
 
 import mucudnn
 from mucudnn.cli.run import Program
+from mucudnn.cli.shared.files import CommandError
 from mucudnn.cli.shared.ranks import ranks_of_torchrun
+from mucudnn.cli.shared.streams import guarded_streams, show_warning
+from mucudnn.core.config import unknown_variables
+from mucudnn.core.errors import first_line
 from mucudnn.enabling.on_import import not_with_torch
-from mucudnn.terminal.files import CommandError
-from mucudnn.terminal.streams import guarded_streams, show_warning
-from mucudnn.words.config import unknown_variables
-from mucudnn.words.errors import first_line
 
-COMMANDS = (
-    "bench",
-    "check",
-    "database",
-    "doctor",
-    "layers",
-    "report",
-    "run",
-    "scaling.scale",
-    "tune",
-)
-_MODULES = {path.rpartition(".")[2]: f"mucudnn.cli.{path}" for path in COMMANDS}  # by name
+COMMANDS = ("bench", "check", "database", "doctor", "layers", "report", "run", "scale", "tune")
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
@@ -68,12 +57,12 @@ class CommandGroup(click.Group):
                 raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_MODULES)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
+        if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(_MODULES[cmd_name]), cmd_name)
+        command: click.Command = getattr(import_module(f"mucudnn.cli.{cmd_name}"), cmd_name)
         _set_by_environment(command)
         return command
 
@@ -101,7 +90,7 @@ class CommandGroup(click.Group):
 
     def _warn_of_unknown_variables(self, ctx: click.Context) -> None:
         if unknown_variables(os.environ):  # imports all commands only if need be
-            options = (option for name in _MODULES for option in _options(self.get_command(ctx, name)))
+            options = (option for name in COMMANDS for option in _options(self.get_command(ctx, name)))
             for sentence in unknown_variables(os.environ, options):
                 warnings.warn(sentence, stacklevel=1)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.terminal.files import FileCommand, OutputFile, OutputFolder, ResultFolder
+from mucudnn.cli.shared.files import FileCommand, OutputFile, OutputFolder, ResultFolder
 
 _SECOND = "operations"  # suffix of the second CSV file, which has a row per operation
 
@@ -33,10 +33,10 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, pictures
 
     Nothing is measured: every number is computed from the stored samples.
     """
-    from mucudnn.bench.pages import reports
-    from mucudnn.bench.report.export import write_each
-    from mucudnn.terminal.console import output
-    from mucudnn.terminal.files import beside, whole_text
+    from mucudnn.bench.results.export import write_each
+    from mucudnn.bench.results.pages import reports
+    from mucudnn.bench.results.text_tables import output
+    from mucudnn.core.files import beside, whole_text
 
     def write_html(path: Path) -> None:
         page = reports.html_of(found)

@@ -22,12 +22,13 @@ from zipimport import zipimporter
 import click
 
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.files import FileCommand, OutputFile
 from mucudnn.cli.shared.ranks import rank_of_torchrun
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError, OutputError
+from mucudnn.core.files import whole_text
+from mucudnn.core.text_tables import preformatted
 from mucudnn.enabling.on_import import enable_with_torch
-from mucudnn.terminal.files import FileCommand, OutputFile, whole_text
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError, OutputError
-from mucudnn.words.text_tables import preformatted
 
 _SIGNAL = "SIGUSR2"
 

@@ -10,11 +10,12 @@ import click
 from mucudnn.bench.sources.networks import NETWORKS
 from mucudnn.bench.sources.published import TABLES
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.files import FileCommand, OutputFile
 from mucudnn.cli.shared.layer_tables import load_limited, require_complete, solve_stored
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.ranks import TuneTable, tune_on_ranks
-from mucudnn.terminal.files import FileCommand, OutputFile, whole_text
-from mucudnn.words.config import Config
+from mucudnn.core.config import Config
+from mucudnn.core.files import whole_text
 
 _HELP = f"""Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
 
@@ -61,8 +62,8 @@ def tune(
     config: Config,
     **sizes: Any,
 ) -> None:
-    from mucudnn.bench.analyses.tuning_report import account_in_words, curve_table, time_by_size, tuning_record
-    from mucudnn.bench.analyses.tuning_report import tuning_table as table_of
+    from mucudnn.bench.results.tuning_report import account_in_words, curve_table, time_by_size, tuning_record
+    from mucudnn.bench.results.tuning_report import tuning_table as table_of
 
     if program_file is not None and config.workspace_budget is None:
         raise click.UsageError("--write-lp writes the program of a budget: give --workspace-budget, too")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.values import shown
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.values import shown
 
 if TYPE_CHECKING:
     from mucudnn.distributed.team import Team

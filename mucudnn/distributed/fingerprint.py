@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from mucudnn.words.errors import SharingError
-from mucudnn.words.values import shown
+from mucudnn.core.errors import SharingError
+from mucudnn.core.values import shown
 
 _MOST_SHOWN = 3  # different values of one setting, or convolutions
 _LONGEST = 120  # characters of a value in an error

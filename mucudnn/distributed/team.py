@@ -12,9 +12,9 @@ from typing import Any, Self, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from mucudnn.core.errors import InvalidInputError, SharingError, first_line
+from mucudnn.core.values import shown
 from mucudnn.distributed.fingerprint import Fingerprint, by_rank, kinds, require_alike
-from mucudnn.words.errors import InvalidInputError, SharingError, first_line
-from mucudnn.words.values import shown
 
 T = TypeVar("T")
 

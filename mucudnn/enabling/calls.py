@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, Operation, Pair
 from mucudnn.enabling.status import ShapeStats
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.modules.conv_transpose2d import y_shape
 from mucudnn.running import operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import largest_batch_size
 from mucudnn.running.dispatcher import Kernel, untouched
+from mucudnn.running.modules.conv_transpose2d import y_shape
 from mucudnn.running.problems import DTYPE_NAMES, torchs_memory_format
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, Operation, Pair
 
 if TYPE_CHECKING:
     from mucudnn.enabling.session import Session

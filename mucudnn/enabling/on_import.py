@@ -13,9 +13,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from mucudnn.words.config import Config
-from mucudnn.words.errors import MucudnnError
-from mucudnn.words.warning import warn
+from mucudnn.core.config import Config
+from mucudnn.core.errors import MucudnnError
+from mucudnn.core.warning import warn
 
 
 def enable_with_torch(make_config: Callable[[], Config]) -> None:

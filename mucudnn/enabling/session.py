@@ -19,16 +19,16 @@ from time import monotonic
 import torch
 from torch import Tensor
 
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InfeasibleError, first_line
+from mucudnn.core.problem import Operation
+from mucudnn.core.task import Task
+from mucudnn.core.warning import say_once, warnings_deferred
 from mucudnn.enabling.calls import DispatchedCall, call_of
 from mucudnn.enabling.status import Origin, ShapeStats, Status
 from mucudnn.enabling.workshop import Workshop, nearest
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.workspace import make_room
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InfeasibleError, first_line
-from mucudnn.words.problem import Operation
-from mucudnn.words.task import Task
-from mucudnn.words.warning import say_once, warnings_deferred
 
 
 @contextmanager

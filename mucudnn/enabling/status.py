@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, source_of
+from mucudnn.core.text_tables import aligned, filled
+from mucudnn.core.units import format_seconds
 from mucudnn.running.choices import Choices
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, source_of
-from mucudnn.words.text_tables import aligned, filled
-from mucudnn.words.units import format_seconds
 
 if TYPE_CHECKING:
     import pandas

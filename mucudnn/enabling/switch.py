@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from mucudnn.core.config import Config, config_or_default
+from mucudnn.core.errors import InvalidInputError
 from mucudnn.enabling import calls
 from mucudnn.enabling.session import Session
 from mucudnn.enabling.status import Status
 from mucudnn.running.dispatcher import Wrapper, pop, push
-from mucudnn.words.config import Config, config_or_default
-from mucudnn.words.errors import InvalidInputError
 
 
 def enable(config: Config | None = None) -> None:

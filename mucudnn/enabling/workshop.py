@@ -11,8 +11,13 @@ from math import inf, log
 
 import torch
 
-from mucudnn.database.database import Database
-from mucudnn.database.selection import SelectedMeasurements
+from mucudnn.core.config import BatchSizePolicy, Config
+from mucudnn.core.errors import InfeasibleError, InvalidInputError, LibraryError, UnavailableError
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.task import Task
+from mucudnn.core.torch_settings import TORCHS_OWN, TorchSettings, deterministic_torch
+from mucudnn.core.warning import say_once
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.measuring.candidates import is_foreign
 from mucudnn.measuring.whole_runs import Machine
@@ -21,18 +26,13 @@ from mucudnn.running.environment import Environment
 from mucudnn.running.executable import Executable
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.store.database import Database
+from mucudnn.store.selection import SelectedMeasurements
 from mucudnn.tuning.benchmarker import permitted_algorithms
 from mucudnn.tuning.choose import refuted
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.tuner import Priors, tune_tasks
-from mucudnn.words.config import BatchSizePolicy, Config
-from mucudnn.words.errors import InfeasibleError, InvalidInputError, LibraryError, UnavailableError
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN, TorchSettings, deterministic_torch
-from mucudnn.words.warning import say_once
 
 MachineOf = Callable[[str], Machine]
 

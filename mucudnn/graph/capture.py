@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from mucudnn.core.errors import MucudnnError, first_line, no_images
 from mucudnn.graph.builder import Builder, Captured, Node
 from mucudnn.graph.fusions import ACTIVATIONS, CONVOLUTIONS, NORM, Fused, convolution_of, fused_at
 from mucudnn.graph.guards import Guards
@@ -18,7 +19,6 @@ from mucudnn.graph.linear import linear_as_convolutions
 from mucudnn.graph.makers import MAKERS, SPLITS, batch_norm, local_operator, may_alias, split
 from mucudnn.graph.operators import VIEWS, Barrier, Copy, Input, Moments, Normalization, Operator, Ref, Scale, aten
 from mucudnn.graph.sharing import result_views
-from mucudnn.words.errors import MucudnnError, first_line, no_images
 
 _IDENTITIES = {
     aten.dropout.default,

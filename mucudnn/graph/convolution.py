@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.graph.operators import Band, Operator
 from mucudnn.graph.windows import windows
 from mucudnn.kernels.contract.algorithm import Algorithm, BoundStage, Workspace, fuses
@@ -18,7 +19,6 @@ from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.running.workspace import lasting_buffer
 from mucudnn.solver.bands import Cut, Reach
 from mucudnn.solver.placement import aligned
-from mucudnn.words.problem import ConvProblem, Operation
 
 
 @dataclass(frozen=True, slots=True)

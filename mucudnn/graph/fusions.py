@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.graph.builder import Builder, Node
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.operators import aten
 from mucudnn.running.problems import DTYPE_NAMES
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 NORM = aten._native_batch_norm_legit_no_training.default
 ACTIVATIONS = {aten.relu.default: "ReLU", aten.silu.default: "SiLU"}

@@ -16,10 +16,10 @@ from math import prod
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.torch_settings import computed_without_libraries
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.measuring.operands import Operands, written_shape
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.torch_settings import computed_without_libraries
 
 _FLOPS = 4e9  # operations in float64: about 0.1 s on two cores
 _BYTES = 64 * 2**20  # limit for one result, and for one piece of the work

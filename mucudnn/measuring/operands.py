@@ -10,9 +10,9 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Operation
+from mucudnn.core.values import whole
 from mucudnn.kernels.contract.buffers import torch_dtype
-from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Operation
-from mucudnn.words.values import whole
 
 Shape = tuple[int, int, int, int]
 _WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACKWARD_FILTER: "w"}
@@ -57,7 +57,7 @@ def random_operands(
     state. Besides the three tensors, only ``_PERIOD`` cached numbers are allocated. written: memory (1-D uint8) for the
     tensor that the operation writes; its content is unchanged.
 
-    >>> from mucudnn.words.problem import ConvProblem, Operation
+    >>> from mucudnn.core.problem import ConvProblem, Operation
     >>> operands = random_operands(ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3), batch_size=2)
     >>> tuple(operands.x.shape), tuple(operands.w.shape), tuple(operands.y.shape)
     ((2, 3, 8, 8), (4, 3, 3, 3), (2, 4, 6, 6))
@@ -124,7 +124,7 @@ def written_shape(problem: ConvProblem, n: int) -> Shape:
 def operand_bytes(problem: ConvProblem, n: int) -> int:
     """Return the bytes of x, w and y together, for ``n`` samples.
 
-    >>> from mucudnn.words.problem import ConvProblem, Operation
+    >>> from mucudnn.core.problem import ConvProblem, Operation
     >>> operand_bytes(ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3), 1)  # 4 x (192 + 108 + 144)
     1776
     """

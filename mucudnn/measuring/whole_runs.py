@@ -9,6 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, Operation, Pair
+from mucudnn.core.results import Configuration, WholeRun
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
@@ -25,8 +27,6 @@ from mucudnn.running.choices import Measured
 from mucudnn.running.devices import made_current
 from mucudnn.running.eager.calls import convolve
 from mucudnn.running.environment import Environment, current_environment
-from mucudnn.words.problem import ConvProblem, Operation, Pair
-from mucudnn.words.results import Configuration, WholeRun
 
 
 def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.core.units import format_seconds
+from mucudnn.optimizing.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.optimizing.steps import ModelSteps, Rounds, StepTimes, TunedModules
 from mucudnn.tuning.choose import baseline_of
-from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem, relative_error_of
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.words.torch_settings import TORCHS_OWN
-from mucudnn.words.units import format_seconds
 
 _Layer = tuple[ConvProblem, int, bool]  # forward problem, batch size, whether in the backward pass
 

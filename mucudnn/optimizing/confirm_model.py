@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from mucudnn.core.config import Config
+from mucudnn.core.errors import SharingError, first_line
+from mucudnn.core.progress import Progress
+from mucudnn.core.warning import warn
 from mucudnn.distributed.team import Team
-from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.candidate_errors import give_back_cache
 from mucudnn.measuring.timing.load import watch_of
-from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm import confirm
+from mucudnn.optimizing.confirmation import Confirmation
 from mucudnn.optimizing.steps import ModelSteps, PutIn, Step, restored_on_failure
-from mucudnn.tracing.own_step import OwnStep
-from mucudnn.tuning.confirmation import Confirmation
+from mucudnn.running.modules.tuned_module import TunedModule
+from mucudnn.tuning.own_step import OwnStep
+from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import tuned_of
-from mucudnn.words.config import Config
-from mucudnn.words.errors import SharingError, first_line
-from mucudnn.words.progress import Progress
-from mucudnn.words.warning import warn
 
 
 def confirm_model(

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.running import definition, operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
 from mucudnn.running.eager import calls
 from mucudnn.running.problems import DTYPE_NAMES, problem_of
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, Operation
 
 _Result = TypeVar("_Result")
 _ALONE = {operation: (operation,) for operation in Operation}

@@ -14,31 +14,31 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
+from mucudnn.core.config import Config, config_or_default
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.progress import Progress, progress_of
+from mucudnn.core.results import Configuration
+from mucudnn.core.task import Task
+from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
+from mucudnn.core.values import instance, shown
+from mucudnn.core.warning import warn, warnings_deferred
 from mucudnn.distributed import propagate_errors, team_of
-from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
-from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.confirm_model import confirm_model
 from mucudnn.optimizing.steps import Step
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
-from mucudnn.tracing.convolutions import Call, trace
-from mucudnn.tracing.own_step import undisturbed
+from mucudnn.running.modules.tuned_classes import make_tunable, why_left_alone
+from mucudnn.running.modules.tuned_module import TunedModule
+from mucudnn.tuning.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem, configurations_of
+from mucudnn.tuning.trace import Call, trace
 from mucudnn.tuning.tuner import machine_and_database, tune_tasks
-from mucudnn.words.config import Config, config_or_default
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.progress import Progress, progress_of
-from mucudnn.words.results import Configuration
-from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
-from mucudnn.words.values import instance, shown
-from mucudnn.words.warning import warn, warnings_deferred
 
 if TYPE_CHECKING:
     from mucudnn.distributed.team import Team
-    from mucudnn.tracing.headroom import Limits
+    from mucudnn.tuning.headroom import Limits
 
 _Wanted = dict[str, list[Task]]  # module name -> its tasks, largest batch first
 
@@ -93,14 +93,14 @@ def optimize(
     _require_step(step)
     _require_own_tensors(instance(torch.nn.Module, model, "model"))
     if config.memory_budget_bytes is not None:
-        from mucudnn.optimizing.memory_budget import fit_in_memory  # lazy, as below
+        from mucudnn.graph.memory_budget import fit_in_memory  # lazy, as below
 
         samples = sample_input if isinstance(sample_input, list) else [sample_input]
         with progress_of(progress) as report_progress:
             return fit_in_memory(model, samples, config, report_progress)
     team = team_of(config, process_group)
     if config.fuse:
-        from mucudnn.optimizing.memory_budget import run_as_graph  # lazy, since most calls do not need it
+        from mucudnn.graph.memory_budget import run_as_graph  # lazy, since most calls do not need it
 
         with progress_of(progress) as report_progress:
             why = "ranks tune together" if team else "its step is given" if step else None
@@ -160,7 +160,7 @@ def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Limits
     """Return workspace limits that preserve the peak memory of a training step; None if there is no such limit."""
     if not config.has_headroom_limit:
         return None
-    from mucudnn.tracing.headroom import find_headroom
+    from mucudnn.tuning.headroom import find_headroom
 
     return find_headroom(model, sample_input)
 

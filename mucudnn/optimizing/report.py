@@ -13,22 +13,22 @@ import torch
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from mucudnn.modules.conv_transpose2d import ConvTranspose2d
-from mucudnn.modules.tuned_classes import OURS, torchs_class, why_left_alone
-from mucudnn.modules.tuned_module import TunedModule
-from mucudnn.tracing.convolutions import problem_operation
-from mucudnn.tuning.confirmation import Confirmation, PutBack
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig, source_of
+from mucudnn.core.text_tables import aligned, filled, listed, preformatted
+from mucudnn.core.units import format_bytes, format_seconds
+from mucudnn.core.values import instance
+from mucudnn.optimizing.confirmation import Confirmation, PutBack
+from mucudnn.running.modules.conv_transpose2d import ConvTranspose2d
+from mucudnn.running.modules.tuned_classes import OURS, torchs_class, why_left_alone
+from mucudnn.running.modules.tuned_module import TunedModule
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig, source_of
-from mucudnn.words.text_tables import aligned, filled, listed, preformatted
-from mucudnn.words.units import format_bytes, format_seconds
-from mucudnn.words.values import instance
+from mucudnn.tuning.trace import problem_operation
 
 if TYPE_CHECKING:
     import pandas
 
-    from mucudnn.optimizing.memory_budget import Fitted
+    from mucudnn.graph.memory_budget import Fitted
 
 _TORCHS = "PyTorch"
 _FASTEST = "nothing is faster"

@@ -9,18 +9,18 @@ from functools import cached_property
 
 from torch import nn
 
+from mucudnn.core.config import Config
+from mucudnn.core.results import is_busy
 from mucudnn.distributed.team import Team
-from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
-from mucudnn.modules.tuned_module import TunedModule, running_torchs_own
+from mucudnn.optimizing.confirmation import InTurns
 from mucudnn.optimizing.in_place import InPlaceTimes, Place, Spent
 from mucudnn.running.dispatcher import untouched
+from mucudnn.running.modules.tuned_module import TunedModule, running_torchs_own
 from mucudnn.tuning.choose import baseline_of
-from mucudnn.tuning.confirmation import InTurns
+from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import TunedProblem, tuned_of
-from mucudnn.words.config import Config
-from mucudnn.words.results import is_busy
 
 RECORD_S = 6e-5  # upper bound on the time to record a call, reached by torch's own
 NEGLIGIBLE = 0.01  # share of recording in a step up to which recorded steps represent the user's

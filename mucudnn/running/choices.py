@@ -12,16 +12,16 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from mucudnn.core.errors import CapturingError, InvalidInputError, LibraryError, UnavailableError
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.warning import say_once
 from mucudnn.kernels.libraries import settings_that_bar
 from mucudnn.kernels.torch_ops.torch_convolution import Geometry
 from mucudnn.running.devices import made_current
 from mucudnn.running.eager.hot_path import known_key
 from mucudnn.running.executable import Executable, StepError
 from mucudnn.running.problems import DTYPE_NAMES, problem_of, torchs_filter_strides
-from mucudnn.words.errors import CapturingError, InvalidInputError, LibraryError, UnavailableError
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.words.warning import say_once
 
 UNTUNED = 0  # handle without choices
 ExecutableKey = bytes | tuple[Any, ...]

@@ -9,10 +9,10 @@ from itertools import chain, islice
 import torch
 from torch import Tensor, nn
 
+from mucudnn.core.errors import InvalidInputError, UnavailableError
+from mucudnn.core.problem import MOST_SAMPLES, ConvProblem
+from mucudnn.core.values import shown, text
 from mucudnn.running.environment import require_cuda
-from mucudnn.words.errors import InvalidInputError, UnavailableError
-from mucudnn.words.problem import MOST_SAMPLES, ConvProblem
-from mucudnn.words.values import shown, text
 
 _NAMES_SHOWN = 3
 _TUNABLE = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)

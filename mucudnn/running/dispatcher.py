@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from mucudnn.words.errors import UnavailableError
+from mucudnn.core.errors import UnavailableError
 
 Kernel = Callable[..., Any]  # called like the operator, with positional arguments
 Wrap = Callable[..., Any]  # takes the next kernel, then the operator's arguments

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mucudnn.words.errors import UnavailableError, first_line
+from mucudnn.core.errors import UnavailableError, first_line
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
@@ -84,8 +84,8 @@ def _on_cpu() -> Environment:
 def _on_cuda() -> Environment:
     import torch
 
+    from mucudnn.core.torch_settings import TorchSettings
     from mucudnn.kernels.libraries import compiler_of, library_of
-    from mucudnn.words.torch_settings import TorchSettings
 
     require_cuda()
     library = library_of("cuda")

@@ -13,14 +13,14 @@ from math import inf
 import torch
 from torch import Tensor
 
+from mucudnn.core.errors import InvalidInputError, LibraryError, MisalignedError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import Algorithm, BoundStage, Workspace
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.eager.hot_path import Bound, bound_in_cpp
 from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
-from mucudnn.words.errors import InvalidInputError, LibraryError, MisalignedError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 BUFFER_BYTES = 256  # alignment of each buffer, as in CUDA's allocations, which libraries may rely on
 

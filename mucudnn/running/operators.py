@@ -11,6 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from mucudnn.core.errors import InvalidInputError, MisalignedError, UnavailableError
+from mucudnn.core.problem import Operation
+from mucudnn.core.warning import say_once
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_ops.torch_convolution import Geometry, torch_convolution
 from mucudnn.running.choices import Choices, Measured, choices_of, executable_of, forget, note_failure
@@ -20,9 +23,6 @@ from mucudnn.running.dispatcher import untouched
 from mucudnn.running.eager.hot_path import run_known
 from mucudnn.running.executable import Executable, StepError
 from mucudnn.running.workspace import make_room, note_lack_of_memory
-from mucudnn.words.errors import InvalidInputError, MisalignedError, UnavailableError
-from mucudnn.words.problem import Operation
-from mucudnn.words.warning import say_once
 
 _INSTEAD = "torch's own convolution runs instead"
 

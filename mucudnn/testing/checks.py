@@ -16,6 +16,7 @@ from math import inf, nan
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.buffers import torch_dtype
@@ -23,7 +24,6 @@ from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.problem import ConvProblem, Operation
 
 SAMPLES = 5  # one for each of the ``places``
 READ = {Operation.FORWARD: "xw", Operation.BACKWARD_DATA: "wy", Operation.BACKWARD_FILTER: "xy"}

@@ -10,6 +10,9 @@ from random import Random
 
 import torch
 
+from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.contract.algorithm import Algorithm, fuses
 from mucudnn.kernels.contract.epilogue import ACTIVATIONS
 from mucudnn.kernels.plug_ins import require_algorithm
@@ -30,9 +33,6 @@ from mucudnn.testing.checks import (
     threads,
 )
 from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry, random_micro_batches, random_problem
-from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 _OWN_SIZES = (3, 2)  # mini-batch and micro-batch of the caller's problems
 _MOST_DRAWS = 300  # attempts to draw a random problem that the algorithm supports

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
 
 # name: (arguments of ConvProblem, mini-batch, micro-batch); 3 into 7 and 2 into 3 leave a smaller last micro-batch
 _GEOMETRIES: dict[str, tuple[dict[str, object], int, int]] = {

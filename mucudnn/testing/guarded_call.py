@@ -15,13 +15,13 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Algorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.measuring.guard_zones import GuardedBuffer
 from mucudnn.measuring.operands import Operands
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 _GUARD_BYTES = 2 * ALIGNMENT_BYTES  # small, since thousands of buffers are checked
 

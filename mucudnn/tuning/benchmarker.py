@@ -7,27 +7,27 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.core.config import BatchSizePolicy, Config
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.progress import Progress, silent
+from mucudnn.core.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, source_of
+from mucudnn.core.task import Task
+from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.measuring.candidates import find_candidates
-from mucudnn.measuring.prior import Prior
-from mucudnn.measuring.quiet import MOST_WAITED_S, Quiet
-from mucudnn.measuring.race import Race
 from mucudnn.measuring.timing.comparison import QUICK, THOROUGH
 from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.store.environment_store import EnvironmentStore
 from mucudnn.tuning.choose import Outcome, Verify, is_solvable
 from mucudnn.tuning.job import Alone, Job, expected_s
+from mucudnn.tuning.prior import Prior
+from mucudnn.tuning.quiet import MOST_WAITED_S, Quiet
+from mucudnn.tuning.race import Race
 from mucudnn.tuning.result import TunedProblem, Tuning
-from mucudnn.words.config import BatchSizePolicy, Config
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.progress import Progress, silent
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, source_of
-from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN
 
 Priors = dict[Environment, Prior]
 

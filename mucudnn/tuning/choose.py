@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
+from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.results import Configuration, Measurement, MicroConfig, WholeRun
+from mucudnn.core.task import Task
+from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.core.units import format_bytes
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import Account, account_wr
 from mucudnn.tuning.result import TunedProblem, relative_error_of
-from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
-from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN
-from mucudnn.words.units import format_bytes
 
 MOST_CONTENDERS = 3
 NEARLY_AS_FAST = 1.15  # predictions this close may differ by noise and by the error of summing up parts

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from mucudnn.core.results import Configuration, Measurement, WholeRun
+from mucudnn.core.task import Task
+from mucudnn.core.units import format_bytes
 from mucudnn.solver.division import Division, DivisionProblem, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import Outcome, Verify, baseline_or_declared, is_gain, is_timed, timed, with_noise
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.words.results import Configuration, Measurement, WholeRun
-from mucudnn.words.task import Task
-from mucudnn.words.units import format_bytes
 
 _NO_GAIN = 1.001  # cost of configurations without a gain, as a multiple of the baseline: ties go to the baseline
 _MOST_ROUNDS = 8  # rounds of solving and whole runs

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
+from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.results import Failure, Measurement, source_of
+from mucudnn.core.task import Task
+from mucudnn.core.units import exact_bytes, format_bytes
 from mucudnn.solver.front import desirable_sets
-from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Failure, Measurement, source_of
-from mucudnn.words.task import Task
-from mucudnn.words.units import exact_bytes, format_bytes
 
 _Failed = Mapping[Task, Sequence[Failure]]
 _NEEDS_NOTHING = "allow the algorithm loop-nest, which needs no workspace (compiled, on the CPU)"

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import Any, cast
 
+from mucudnn.core.errors import MucudnnError
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import Failure, Measurement, MicroConfig, WholeRun
+from mucudnn.core.task import Task
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.tuning.choose import Outcome, refuted
 from mucudnn.tuning.infeasible import smallest_bytes
 from mucudnn.tuning.result import TunedProblem, allowed
-from mucudnn.words.errors import MucudnnError
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
-from mucudnn.words.task import Task
 
 _FOUND = ("results", "left_out", "declared_bytes", "outcomes", "is_chosen")  # fields that other ranks need
 

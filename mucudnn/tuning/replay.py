@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Protocol
 
+from mucudnn.core.config import BatchSizePolicy, Config
+from mucudnn.core.results import Configuration, Measurement, WholeRun
+from mucudnn.core.task import Task
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
@@ -13,9 +16,6 @@ from mucudnn.tuning.choose import Outcome, choose
 from mucudnn.tuning.divide import Divided, divide
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes
 from mucudnn.tuning.result import TunedProblem, Tuning, allowed
-from mucudnn.words.config import BatchSizePolicy, Config
-from mucudnn.words.results import Configuration, Measurement, WholeRun
-from mucudnn.words.task import Task
 
 
 class Stored(Protocol):

@@ -7,20 +7,20 @@ from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, cast
 
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import Configuration, Failure, Measurement, MicroConfig, is_busy, source_of
+from mucudnn.core.task import Task
+from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.core.units import format_bytes, format_seconds
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import Account
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Failure, Measurement, MicroConfig, is_busy, source_of
-from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN
-from mucudnn.words.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import pandas
 
-    from mucudnn.modules.tuned_module import TunedModule
+    from mucudnn.running.modules.tuned_module import TunedModule
     from mucudnn.tuning.divide import Divided
 
 

@@ -9,19 +9,19 @@ from contextlib import closing, contextmanager
 from dataclasses import fields
 from itertools import chain
 
-from mucudnn.database.copying import CopyingDatabase
-from mucudnn.database.database import Database
-from mucudnn.database.schema import Row
-from mucudnn.database.sqlite_file import MEMORY
+from mucudnn.core.config import Config
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.task import Task
+from mucudnn.core.version import VERSION
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.store.copying import CopyingDatabase
+from mucudnn.store.database import Database
+from mucudnn.store.schema import Row
+from mucudnn.store.sqlite_file import MEMORY
 from mucudnn.tuning.job import Alone, Job
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.words.config import Config
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.task import Task
-from mucudnn.words.version import VERSION
 
 _NO_REASON_TO_DIFFER = ("database",)  # config fields that may differ: ranks may have their own files
 

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import ProcessGroup
 
-from mucudnn.database.database import Database
-from mucudnn.database.environment_store import EnvironmentStore
+from mucudnn.core.config import Config, config_or_default
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem
+from mucudnn.core.progress import Progress
+from mucudnn.core.task import Task
+from mucudnn.core.torch_settings import deterministic_torch
+from mucudnn.core.values import instance, several, shown, whole
 from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.measuring.timing.kept_heap import kept_heap
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
 from mucudnn.running.dispatcher import untouched
+from mucudnn.store.database import Database
+from mucudnn.store.environment_store import EnvironmentStore
 from mucudnn.tuning.benchmarker import Benchmarker, Priors
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
 from mucudnn.tuning.workspaces import tune_each, tune_together
-from mucudnn.words.config import Config, config_or_default
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import MOST_ELEMENTS, ConvProblem
-from mucudnn.words.progress import Progress
-from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import deterministic_torch
-from mucudnn.words.values import instance, several, shown, whole
 
 if TYPE_CHECKING:
     from mucudnn.distributed.team import Team

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from mucudnn.core.results import Configuration
+from mucudnn.core.task import Task
 from mucudnn.tuning.benchmarker import Benchmarker
 from mucudnn.tuning.choose import JUST_AS_FAST, NEARLY_AS_FAST, choose
 from mucudnn.tuning.divide import divide
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes, unaffordable
 from mucudnn.tuning.job import Job
 from mucudnn.tuning.result import Tuning
-from mucudnn.words.results import Configuration
-from mucudnn.words.task import Task
 
 
 def tune_each(benchmarker: Benchmarker, jobs: Sequence[Job]) -> Tuning:

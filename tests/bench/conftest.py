@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.clock.known_machine import MadeUpMachine
 
-from mucudnn.bench.contests.bounds import MachineLimits
+from mucudnn.bench.results.bounds import MachineLimits
 
 
 @pytest.fixture

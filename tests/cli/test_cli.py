@@ -24,8 +24,8 @@ from mucudnn.bench.sources.layers import LayerTable, load_source
 from mucudnn.bench.suites.training import benchmark as training
 from mucudnn.cli import doctor
 from mucudnn.cli.shared import options
-from mucudnn.words.config import Config
-from mucudnn.words.problem import MemoryFormat
+from mucudnn.core.config import Config
+from mucudnn.core.problem import MemoryFormat
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from support.command_line import HEADING, invoke
 
-from mucudnn.bench.folders.reading import read_folder
+from mucudnn.bench.results.reading import read_folder
 from mucudnn.bench.suites.convolutions import benchmark as module
 from mucudnn.bench.suites.convolutions.contest import Contests
-from mucudnn.words.config import BatchSizePolicy
-from mucudnn.words.problem import Operation
+from mucudnn.core.config import BatchSizePolicy
+from mucudnn.core.problem import Operation
 
 SMALL = ("--batch", "2", "--algorithms", "gemm", "--time-limit", "50ms", "--threads", "1", "--rounds", "1")
 

@@ -12,15 +12,15 @@ from support.command_line import fail, invoke
 from support.ranks.launching import torchrun
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.results.reading import read_folder
+from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.writing import open_folder
 from mucudnn.bench.suites.data_parallel.benchmark import Setting, data_parallel_tables
 from mucudnn.cli.bench import data_parallel as command
+from mucudnn.core.communication import Communication
+from mucudnn.core.config import Config
+from mucudnn.core.problem import MemoryFormat
 from mucudnn.running.environment import Environment, current_environment
-from mucudnn.words.communication import Communication
-from mucudnn.words.config import Config
-from mucudnn.words.problem import MemoryFormat
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.command_line import HEADING, TUNE, fail, invoke, one_layer, rows, start
 
-from mucudnn.words.problem import Operation
+from mucudnn.core.problem import Operation
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_file_that_is_no_database_is_named_and_kept(layers: Path, database: Pa
 def test_a_read_only_database_is_read_and_named(layers: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     invoke("tune", layers, *TUNE, "--operations", "forward")
     before = rows(database)
-    monkeypatch.setattr("mucudnn.database.sqlite_file._can_be_written", lambda path: False)  # tests may run as root
+    monkeypatch.setattr("mucudnn.store.sqlite_file._can_be_written", lambda path: False)  # tests may run as root
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         result = invoke("tune", layers, *TUNE)

@@ -22,7 +22,7 @@ from support.ranks.launching import torchrun
 
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.ranks import on_every_rank
-from mucudnn.words.errors import SharingError
+from mucudnn.core.errors import SharingError
 
 pytestmark = pytest.mark.slow
 

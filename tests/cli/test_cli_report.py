@@ -12,11 +12,11 @@ from support.command_line import fail, invoke
 from support.result_folders import MIB, training_layers, write_random_folder
 from support.tables_of_page import PageParser
 
-from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.pages import reports
-from mucudnn.bench.pages.kinds import KINDS
-from mucudnn.bench.pages.report import report_of
-from mucudnn.bench.pages.reports import html_of, reports_in
+from mucudnn.bench.results.pages import reports
+from mucudnn.bench.results.pages.kinds import KINDS
+from mucudnn.bench.results.pages.report import report_of
+from mucudnn.bench.results.pages.reports import html_of, reports_in
+from mucudnn.bench.results.reading import read_folder
 
 NAMES = ("nets/<i>a", "nets/b", "training")
 SVG = "{http://www.w3.org/2000/svg}"

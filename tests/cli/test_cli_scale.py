@@ -9,7 +9,7 @@ import pytest
 from support.command_line import fail, invoke
 
 from mucudnn.cli.shared.parameters import parse_ranks
-from mucudnn.words.errors import InvalidInputError
+from mucudnn.core.errors import InvalidInputError
 
 TRAINED = ("support.models_by_name:trained", "--input", "3x9x9")
 QUICK = ("--up-to", "4", "--rounds", "1", "--time-limit", "20ms", "--threads", "1")

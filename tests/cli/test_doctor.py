@@ -14,17 +14,17 @@ from support.command_line import invoke
 from support.cudnn.backend import FakeBackend
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.analyses.check import Finding, check
 from mucudnn.bench.sources.layers import Layer, LayerTable
+from mucudnn.bench.suites.check import Finding, check
 from mucudnn.cli import doctor
+from mucudnn.core.errors import UnavailableError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn import library as cudnn_library
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
 from mucudnn.measuring.proving import prover as proving
-from mucudnn.words.errors import UnavailableError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from support.database_rows import FAST, HERE, PROBLEM
 from support.effort import how_many
 from support.processes import forking, run_command
 
-from mucudnn.database.database import Database
-from mucudnn.database.exports import export_json_lines
+from mucudnn.core.results import Failure, MicroConfig
 from mucudnn.running.environment import Environment
-from mucudnn.words.results import Failure, MicroConfig
+from mucudnn.store.database import Database
+from mucudnn.store.exports import export_json_lines
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.slow]
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from mucudnn.core.errors import SharingError
 from mucudnn.distributed.fingerprint import Fingerprint, differences, kinds, require_alike
-from mucudnn.words.errors import SharingError
 
 ONE = Fingerprint("cpu, a device", "host:file", {"torch": "2.13"}, {"threads": "2"}, ("conv1", "conv2"))
 OTHER_KIND = replace(ONE, kind="cuda, another", in_kind={"threads": "1", "library": "cuDNN"}, convolutions=("conv1",))

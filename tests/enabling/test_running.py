@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
+from mucudnn.core.config import Config
+from mucudnn.core.problem import Operation
 from mucudnn.enabling.session import Session
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.workspace import kept_by_each_thread, release_workspaces, workspace_of
-from mucudnn.words.config import Config
-from mucudnn.words.problem import Operation
 
 
 @pytest.fixture

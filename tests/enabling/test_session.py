@@ -13,11 +13,11 @@ from support.made_up_workshop import MadeUpWorkshop, enabled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mucudnn.core import warning
+from mucudnn.core.problem import Operation
+from mucudnn.core.task import Task
 from mucudnn.enabling.session import Session
 from mucudnn.enabling.status import Origin
-from mucudnn.words import warning
-from mucudnn.words.problem import Operation
-from mucudnn.words.task import Task
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import torch
 from support.made_up_workshop import MadeUpWorkshop, enabled
 from torch.nn import functional as F
 
+from mucudnn.core.text_tables import WIDTH
 from mucudnn.enabling.status import Status
-from mucudnn.words.text_tables import WIDTH
 
 W = torch.randn(6, 4, 3, 3)
 

@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import mucudnn
-from mucudnn.database import sqlite_file
+from mucudnn.core import warning
+from mucudnn.core.config import Config
 from mucudnn.enabling import switch
 from mucudnn.enabling.status import Origin
-from mucudnn.words import warning
-from mucudnn.words.config import Config
+from mucudnn.store import sqlite_file
 
 QUICK: dict[str, Any] = {"first_call_time": "5ms", "algorithms": "gemm"}
 

@@ -23,6 +23,9 @@ from support.cuda.either_device import (
     wait_for_all,
 )
 
+from mucudnn.core.errors import first_line
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine
@@ -32,9 +35,6 @@ from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.timing.candidate_errors import UnsoundError
 from mucudnn.measuring.workbench import Workbench
-from mucudnn.words.errors import first_line
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library warns of is no failure of a convolution
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.sources.networks.large_images import EDSR, DnCNN, SegmentingUNet
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InfeasibleError
 from mucudnn.graph.model import BandedModel
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InfeasibleError
 
 pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library warns of is no failure of a model
 ALGORITHMS = ("implicit-gemm", "pointwise", "winograd-4x4")  # on the CPU; on a GPU all convolutions are torch's
@@ -45,7 +45,7 @@ def banded(model: nn.Module, x: Tensor, budget: int | str) -> nn.Module:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_smallest_budget_is_kept(name: str) -> None:
     """In the bytes that torch's allocator is asked for, and with the model's values; also in a CUDA graph."""
-    device = "cuda"  # on the CPU: tests/optimizing/test_memory_budget.py
+    device = "cuda"  # on the CPU: tests/graph/test_memory_budget.py
     model, shape = copy.deepcopy(MODELS[name][0]).to(device).eval(), MODELS[name][1]
     x = torch.randn(shape, device=device)
     expected = copy.deepcopy(model).double()(x.double()).detach()

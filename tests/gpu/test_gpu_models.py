@@ -22,11 +22,11 @@ from support.problems.nets import conv_net
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
 from mucudnn.bench.sources.trainee import labelled_batches
-from mucudnn.bench.suites.accuracy.demo import train_in_turns
-from mucudnn.words.config import Config
-from mucudnn.words.problem import Operation
+from mucudnn.bench.suites.metrics.demo import train_in_turns
+from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes
+from mucudnn.core.config import Config
+from mucudnn.core.problem import Operation
 
 pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library warns of is no failure of a convolution
 

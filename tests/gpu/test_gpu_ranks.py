@@ -18,8 +18,8 @@ from support.ranks import training
 from support.ranks.group import Ranks
 from support.ranks.ways_of_training import ONLY_ON_A_GPU, WAYS
 
-from mucudnn.bench.folders.reading import read_folder
-from mucudnn.words.communication import Communication
+from mucudnn.bench.results.reading import read_folder
+from mucudnn.core.communication import Communication
 
 # A warning of a driver or a library is no failure of a convolution.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]

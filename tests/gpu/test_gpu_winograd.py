@@ -10,9 +10,9 @@ from support.cuda.either_device import Guarded, captured, run_in_slices, wait_fo
 from support.cuda.emulator import COMPILER, EmulatedLauncher
 from support.problems.winograd_backend import WithoutCublas
 
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 BOUNDS = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 

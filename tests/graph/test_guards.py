@@ -24,11 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mucudnn
 from mucudnn.graph import guards
 from mucudnn.graph.capture import NotCapturedError, capture
+from mucudnn.graph.convolution_choices import each_by_itself
 from mucudnn.graph.guards import Guards
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.optimizing.convolution_choices import each_by_itself
 from mucudnn.running.workspace import borrowed_workspace, release_workspaces, workspace_of
 from mucudnn.solver.bands import Costs
 

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mucudnn
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import Operation
 from mucudnn.graph import steps
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution import Convolution
+from mucudnn.graph.convolution_choices import each_by_itself
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Barrier
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.compiled.library import ProgramStep, loaded_build
-from mucudnn.optimizing.convolution_choices import each_by_itself
 from mucudnn.solver.bands import Costs
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import Operation
 
 pytestmark = pytest.mark.skipif(bool(loaded_build().why_not_compiled), reason="there is no C++ build")
 

@@ -20,11 +20,11 @@ from mucudnn.graph.builder import Captured
 from mucudnn.graph.capture import capture
 from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.model import BandedModel, signature_of
+from mucudnn.graph.operator_costs import every_cost
 from mucudnn.graph.operators import Local
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithms
-from mucudnn.measuring.operator_costs import every_cost
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.solver.bands import Costs, Graph

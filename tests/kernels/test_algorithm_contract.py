@@ -14,6 +14,10 @@ from support.effort import IS_FULL
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
+from mucudnn.core.errors import InvalidInputError, UnavailableError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.kernels.registry import algorithm, algorithms
@@ -29,10 +33,6 @@ from mucudnn.testing.checks import (
 from mucudnn.testing.contract import check_contract
 from mucudnn.testing.geometries import GEOMETRIES, geometry
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
-from mucudnn.words.errors import InvalidInputError, UnavailableError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 NAMES = [a.name for a in algorithms()]
 LOOSER = {"winograd-6x6": 10.0}  # interpolation points up to 2 cost a digit; the default error bound bars it

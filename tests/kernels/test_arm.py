@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from support.places import SUPPORT, TESTS
 
-from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
-from mucudnn.words.problem import MemoryFormat, Operation
+from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
+from mucudnn.core.problem import MemoryFormat, Operation
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 MISSING = [program for program in (COMPILER, EMULATOR) if shutil.which(program) is None]

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.allocation import aligned_buffer
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.kernels.registry import algorithms
 from mucudnn.testing.geometries import GEOMETRIES, geometry
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 
 def read_rows(problem: ConvProblem, low: int, high: int) -> tuple[int, int, int]:

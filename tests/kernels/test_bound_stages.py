@@ -12,6 +12,9 @@ import torch
 from support.compiled import algorithm
 from torch import Tensor
 
+from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.compiled.stages import CompiledStage
 from mucudnn.kernels.contract.algorithm import Workspace
@@ -23,9 +26,6 @@ from mucudnn.measuring.candidates import find_candidates
 from mucudnn.testing.checks import threads
 from mucudnn.testing.geometries import random_problem
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 NAMES = ("winograd-2x2", "winograd-6x6", "winograd-2x2-5x5", "winograd-4x4-stride2")

@@ -16,12 +16,12 @@ import torch
 from support.build_results import CHANNELS, DTYPES, HALF, Results, unlike_products
 from support.places import SUPPORT, compile_builds
 
+from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.compiled import library
 from mucudnn.kernels.compiled.library import BUILDS, build_name, loaded_build
 from mucudnn.kernels.winograd import algorithms as winograd
-from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +128,7 @@ def test_torch_s_operators_are_all_there_is_where_that_is_asked_for(results: dic
 @pytest.mark.usefixtures("results")
 def test_what_a_build_leaves_out_is_refused_by_name() -> None:
     program = (
-        "from mucudnn.kernels.registry import algorithm; from mucudnn.words.problem import ConvProblem, Operation;"
+        "from mucudnn.kernels.registry import algorithm; from mucudnn.core.problem import ConvProblem, Operation;"
         "algorithm('winograd-4x4').workspace(ConvProblem(Operation.FORWARD, 5, 9, 8, 7, 3, 3), 1)"
     )
     environment = os.environ | {"MUCUDNN_BUILD": "plain", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

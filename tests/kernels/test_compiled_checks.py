@@ -17,13 +17,13 @@ import torch
 from support.compiled import algorithm
 from torch import Tensor
 
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.compiled.library import Stage, library, loaded_build
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.kernels.winograd.algorithms import Winograd
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, Operation
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 NAMES = ("winograd-2x2", "winograd-4x4", "winograd-6x6", "winograd-2x2-5x5", "winograd-4x4-5x5")

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.contract import allocation
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.buffers import empty_activation
@@ -20,8 +22,6 @@ from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.testing.checks import split
 from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 NAMES = [a.name for a in algorithms("cuda")]
 STRIDED = ("winograd-2x2-stride2", "winograd-4x4-stride2", "winograd-4x4-5x5-stride2")

@@ -14,6 +14,8 @@ import pytest
 from support.effort import how_many
 from support.places import DATA
 
+from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.compiled.library import why_not
 from mucudnn.kernels.compiled.stages import Entries
 from mucudnn.kernels.contract.algorithm import Algorithm, fuses
@@ -22,8 +24,6 @@ from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.native import sees_only_padding
 from mucudnn.testing.checks import check_epilogue, check_result, threads
 from mucudnn.testing.geometries import random_micro_batches, random_problem
-from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 
 @dataclass(frozen=True)

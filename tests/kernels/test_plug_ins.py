@@ -12,9 +12,9 @@ import torch
 from support.plug_in import Doubling, Pointwise
 
 import mucudnn
+from mucudnn.core.errors import InvalidInputError
 from mucudnn.kernels import plug_ins, registry
 from mucudnn.kernels.registry import algorithm, algorithms, installed_plug_ins, register
-from mucudnn.words.errors import InvalidInputError
 
 
 @pytest.fixture(autouse=True)

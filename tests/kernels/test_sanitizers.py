@@ -20,7 +20,7 @@ import torch
 from mucudnn.testing.guarded_call import GuardedMemory
 from mucudnn.kernels.compiled.algorithms import LOOP_NEST
 from mucudnn.kernels.compiled.library import library
-from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.core.problem import ConvProblem, Operation
 
 torch.set_num_threads(1)  # the first byte behind a buffer is the first wrong one that is read
 problem = ConvProblem(Operation.FORWARD, 1, 16, 16, 1, 3, 3)

@@ -9,13 +9,13 @@ from itertools import product
 import pytest
 import torch
 
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.measuring import float64_results
 from mucudnn.measuring.float64_results import ExactResults, SampledResults
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.testing.geometries import GEOMETRIES, geometry, random_problem
-from mucudnn.words.problem import ConvProblem, Operation
 
 BATCH = 13
 N = 3

@@ -12,12 +12,12 @@ from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from support.cudnn.backend import RANDOM, FakeBackend
 from support.races import CLOCK, fake, race_on, results_of
 
+from mucudnn.core.errors import BrokenDeviceError
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Failure, Measurement, MicroConfig
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines, Plan
 from mucudnn.measuring.candidates import find_candidates
-from mucudnn.words.errors import BrokenDeviceError
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Failure, Measurement, MicroConfig
 
 
 def test_what_a_source_offers_is_checked_at_every_size_and_ours_once() -> None:

@@ -15,6 +15,8 @@ import torch
 from support.unsound import Product
 
 import mucudnn
+from mucudnn.core.config import Config
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels import registry
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
 from mucudnn.measuring.candidates import Candidate
@@ -22,8 +24,6 @@ from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
 from mucudnn.measuring.proving.prover import Prover
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.tuner import tune
-from mucudnn.words.config import Config
-from mucudnn.words.problem import ConvProblem, Operation
 
 pytestmark = pytest.mark.slow
 

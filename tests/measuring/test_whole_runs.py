@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.torch_ops import gemm
 from mucudnn.measuring.whole_runs import Machine, run_torch, training_operands, whole_run
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import release_workspaces
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 PROBLEM = ConvProblem(Operation.FORWARD, 4, 6, 7, 6, 3, 3, padding=(1, 1))
 DIVIDED = Configuration((MicroConfig("gemm", 2), MicroConfig("gemm", 1)), 1.0, 0)

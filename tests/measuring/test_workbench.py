@@ -10,6 +10,8 @@ import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from torch import Tensor
 
+from mucudnn.core.errors import UnavailableError
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.reference import reference
@@ -21,8 +23,6 @@ from mucudnn.measuring.guard_zones import GUARD_BYTES, GuardedBuffer
 from mucudnn.measuring.operands import operand_bytes
 from mucudnn.measuring.timing.candidate_errors import UnsoundError
 from mucudnn.measuring.workbench import Workbench
-from mucudnn.words.errors import UnavailableError
-from mucudnn.words.problem import ConvProblem, Operation
 
 BATCH = 8
 

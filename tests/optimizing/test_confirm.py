@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.distributed.team import Team
 from mucudnn.optimizing import steps as bounds
 from mucudnn.optimizing.confirm import confirm
+from mucudnn.optimizing.confirmation import Confirmation, InTurns
 from mucudnn.optimizing.in_place import Place, Spent
 from mucudnn.optimizing.steps import ModelSteps, StepTimes, TunedModules
-from mucudnn.tuning.confirmation import Confirmation, InTurns
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 FORWARD, DATA, FILTER = Operation
 N = 8

@@ -21,12 +21,12 @@ from support.ranks.alone import group_of_one
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.core.config import Config
+from mucudnn.core.problem import Operation
+from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.optimizing import confirm_model as module
 from mucudnn.optimizing.in_place import InPlaceTimes
 from mucudnn.running import operators
-from mucudnn.words.config import Config
-from mucudnn.words.problem import Operation
-from mucudnn.words.torch_settings import TORCHS_OWN
 
 
 @pytest.fixture

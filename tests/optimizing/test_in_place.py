@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import mucudnn
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.optimizing.in_place import InPlaceTimes, Place
 from mucudnn.running import definition, dispatcher, operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.eager import calls
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 FORWARD, DATA, FILTER = Operation
 N = 2

@@ -12,19 +12,19 @@ import torch
 from support.peaks import repeatable_step
 from torch import Tensor, nn
 
-from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
+from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes
+from mucudnn.core.config import Config
+from mucudnn.core.problem import Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
-from mucudnn.modules.tuned_classes import make_tunable
-from mucudnn.modules.tuned_module import TunedModule
 from mucudnn.optimizing.optimize import _most_kept, _put_in
 from mucudnn.running.executable import BUFFER_BYTES
-from mucudnn.tracing.convolutions import trace
-from mucudnn.tracing.training_step import trace_step
+from mucudnn.running.modules.tuned_classes import make_tunable
+from mucudnn.running.modules.tuned_module import TunedModule
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.words.config import Config
-from mucudnn.words.problem import Operation
-from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.tuning.trace import trace
+from mucudnn.tuning.training_step import trace_step
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

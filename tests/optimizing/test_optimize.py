@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import mucudnn
-from mucudnn.measuring.quiet import Quiet
+from mucudnn.core import warning
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import MicroConfig
+from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import tuned_of
-from mucudnn.words import warning
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import MicroConfig
 
 KIB = 1024
 

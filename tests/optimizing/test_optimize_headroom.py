@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.sources.networks.blocks import Residual
+from mucudnn.core.config import Config
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.tuning import choose as choosing
-from mucudnn.words.config import Config
-from mucudnn.words.problem import ConvProblem, Operation
 
 ALGORITHMS = ("winograd-4x4", "implicit-gemm", "gemm")
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}

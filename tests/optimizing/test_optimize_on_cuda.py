@@ -16,11 +16,11 @@ from support.problems.nets import two_convolutions
 from torch import nn
 
 import mucudnn
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.optimizing import optimize as optimizing
-from mucudnn.tracing.convolutions import trace
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.tuning.trace import trace
 
 PROBLEM = ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=8, r=3, s=3, padding=(1, 1))
 GPU = torch.device("cuda", 1)

@@ -13,13 +13,13 @@ from support.snapshots import assert_as_stored
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.text_tables import WIDTH
+from mucudnn.optimizing.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.optimizing.report import Report
 from mucudnn.running.choices import Choices
-from mucudnn.tuning.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.words.text_tables import WIDTH
 
 CHANNELS_LAST = MemoryFormat.CHANNELS_LAST
 PROBLEM = ConvProblem(Operation.FORWARD, 3, 8, 8, 4, 3, 3)

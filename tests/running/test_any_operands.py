@@ -13,7 +13,7 @@ from support.problems.tuned_by_hand import ran, tune_by_hand
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from mucudnn.words.problem import Operation
+from mucudnn.core.problem import Operation
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{words}")

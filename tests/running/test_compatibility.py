@@ -20,7 +20,7 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from torch.nn.utils import fusion, parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
-from mucudnn.words.problem import Operation
+from mucudnn.core.problem import Operation
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{words}")

@@ -9,8 +9,8 @@ import torch
 from support.cuda.placeholders import module_on_cuda
 from torch import nn
 
+from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.running.devices import device_named, device_of, device_of_convolutions, made_current
-from mucudnn.words.errors import InvalidInputError, UnavailableError
 
 
 def four_convolutions() -> nn.Sequential:

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mucudnn.core.errors import UnavailableError
 from mucudnn.kernels.cudnn import library as cudnn_library
 from mucudnn.running.environment import Environment, current_environment
-from mucudnn.words.errors import UnavailableError
 
 
 def test_it_is_a_key_of_plain_values_with_the_threads_of_the_moment() -> None:
@@ -79,5 +79,5 @@ def test_without_cuda_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_database_and_environment_load_no_torch() -> None:
-    code = "import sys, mucudnn.database, mucudnn.running.environment; sys.exit('torch' in sys.modules)"
+    code = "import sys, mucudnn.store, mucudnn.running.environment; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

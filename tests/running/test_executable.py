@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from support.configured import run
 from torch import Tensor
 
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
@@ -18,9 +21,6 @@ from mucudnn.running import executable as executables
 from mucudnn.running import workspace
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import release_workspaces
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 Calls = list[tuple[Any, ...]]
 

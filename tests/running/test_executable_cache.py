@@ -12,13 +12,13 @@ import torch
 from support.cudnn.backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
 from torch._subclasses import FakeTensorMode
 
+from mucudnn.core.errors import CapturingError
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.cudnn.engines import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.running.choices import Choices, executable_of, note_failure
 from mucudnn.running.executable import StepError
-from mucudnn.words.errors import CapturingError
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 FORWARD = ConvProblem(Operation.FORWARD, 4, 5, 4, 2, 3, 3)
 GEOMETRY = (FORWARD.stride, FORWARD.padding, FORWARD.dilation, FORWARD.groups)

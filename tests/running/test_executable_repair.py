@@ -13,6 +13,10 @@ import torch
 from support.cudnn.backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
 from torch import Tensor
 
+from mucudnn.core import warning
+from mucudnn.core.errors import CapturingError
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.cudnn import algorithms
 from mucudnn.kernels.cudnn.algorithms import Plan
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
@@ -21,10 +25,6 @@ from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
 from mucudnn.running import choices, operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.executable import StepError
-from mucudnn.words import warning
-from mucudnn.words.errors import CapturingError
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 FORWARD = ConvProblem(Operation.FORWARD, 4, 5, 4, 2, 3, 3)
 GEOMETRY = (FORWARD.stride, FORWARD.padding, FORWARD.dilation, FORWARD.groups)

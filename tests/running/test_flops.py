@@ -14,7 +14,7 @@ from support.problems.tuned_by_hand import ran, tune_by_hand
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mucudnn.words.problem import Operation
+from mucudnn.core.problem import Operation
 
 
 def counted(model: nn.Module, x_shape: tuple[int, ...]) -> dict[str, int]:

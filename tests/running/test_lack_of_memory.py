@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mucudnn.core import warning
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
@@ -17,9 +20,6 @@ from mucudnn.running import operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.executable import Executable
 from mucudnn.running.workspace import release_workspaces
-from mucudnn.words import warning
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 FORWARD = ConvProblem(Operation.FORWARD, 4, 9, 8, 6, 3, 3, padding=(1, 1))
 N = 3  # What is left of the address space is enough for torch's own convolution, not for gemm's 77 MiB.

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.running import operators
 from mucudnn.running.choices import UNTUNED, Choices
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 STRIDE, PADDING, DILATION, GROUPS = (2, 1), (1, 0), (1, 2), 2
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mucudnn.core.communication import AllReduce, Link
 from mucudnn.solver.all_reduce import all_reduce_s, rounds, volume
 from mucudnn.solver.buckets import (
     Gradient,
@@ -23,7 +24,6 @@ from mucudnn.solver.buckets import (
     ddp_ends,
     sent_s,
 )
-from mucudnn.words.communication import AllReduce, Link
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=9)
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from support.problems.solver_cases import Options, configuration, least_bytes
 
+from mucudnn.core.errors import InfeasibleError
 from mucudnn.solver.curve import budget_curve, limit_curve
 from mucudnn.solver.division import solve_wd
-from mucudnn.words.errors import InfeasibleError
 
 MIB = 2**20
 

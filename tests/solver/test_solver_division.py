@@ -18,10 +18,10 @@ import pytest
 from support.problems.solver_cases import Options, configuration, correlated, hard_division, least_bytes
 
 import mucudnn.solver.knapsack as knapsack
+from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.results import Configuration
 from mucudnn.solver.account import Status
 from mucudnn.solver.division import DivisionProblem, solve_wd
-from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Configuration
 
 
 def random_options(source: random.Random, problems: int, most: int, largest: int = 9) -> Options:
@@ -100,7 +100,7 @@ def test_without_a_budget_each_problem_gets_its_fastest() -> None:
 def test_another_seed_of_hashes_gives_the_same_answer() -> None:
     """Answers of new processes: sets and dictionaries of text have another order in each."""
     code = """
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
+from mucudnn.core.results import Configuration, Measurement, MicroConfig
 from mucudnn.solver.curve import budget_curve
 from mucudnn.solver.division import DivisionProblem, solve_wd
 from mucudnn.solver.reuse import solve_wr

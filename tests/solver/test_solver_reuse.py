@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from support.problems.measurements import measured
 from support.problems.solver_cases import Key, Problem, all_keys, key_of, key_of_cover, measured_us, random_problem
 
+from mucudnn.core.config import BatchSizePolicy
+from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.results import Configuration, Measurement, MicroConfig
 from mucudnn.solver.account import Status
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.solver.reuse import account_wr, solve_wr
-from mucudnn.words.config import BatchSizePolicy
-from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
 
 # A fast algorithm that needs memory, and a slow one that needs little.
 ROWS = [

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from mucudnn.core.results import Measurement, MicroConfig
+from mucudnn.core.task import Task
+from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.tuning import choose as choosing
-from mucudnn.words.results import Measurement, MicroConfig
-from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN
 
 
 def choose_always_ours(patch: pytest.MonkeyPatch) -> None:

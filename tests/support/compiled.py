@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels import registry
 from mucudnn.kernels.compiled.library import why_not
-from mucudnn.words.problem import ConvProblem, Operation
 
 _ANY_PROBLEM = ConvProblem(Operation.FORWARD, 8, 9, 9, 8, 3, 3)
 

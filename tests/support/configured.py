@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import Configuration
 from mucudnn.running.devices import made_current
 from mucudnn.running.executable import Executable
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration
 
 
 def run(

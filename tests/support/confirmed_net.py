@@ -14,18 +14,18 @@ from support.clock.machine import FakeClock
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.core.config import Config
+from mucudnn.core.problem import Operation
+from mucudnn.core.results import Configuration, Measurement, MicroConfig
+from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.optimizing.confirm_model import confirm_model
+from mucudnn.optimizing.confirmation import Confirmation
 from mucudnn.optimizing.optimize import _put_in
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import torchs_kernel
-from mucudnn.tracing.convolutions import trace
-from mucudnn.tracing.own_step import undisturbed
-from mucudnn.tuning.confirmation import Confirmation
+from mucudnn.tuning.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.words.config import Config
-from mucudnn.words.problem import Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
-from mucudnn.words.torch_settings import TORCHS_OWN
+from mucudnn.tuning.trace import trace
 
 N = 2
 X = torch.linspace(-1, 1, N * 3 * 8 * 8).reshape(N, 3, 8, 8)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from mucudnn.database.database import Database
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Failure, Measurement, MicroConfig, WholeRun
+from mucudnn.core.samples import MeasuredSamples, PairedSamples
 from mucudnn.running.environment import Environment
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Failure, Measurement, MicroConfig, WholeRun
-from mucudnn.words.samples import MeasuredSamples, PairedSamples
+from mucudnn.store.database import Database
 
 HERE = Environment("AMD EPYC", "AVX512", 2, "2.13.0", "oneDNN 3.12.0", "avx512")
 PROBLEM = ConvProblem(Operation.FORWARD, 64, 27, 28, 192, 5, 4, (1, 2), (2, 1), (1, 3), 2)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running.choices import Choices
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 N, C, K = 3, 4, 6
 GEOMETRY: tuple[Any, ...] = ((1, 1), (1, 1), (1, 1), 1)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.compiled.library import bfloat16_products
 from mucudnn.kernels.contract.algorithm import Algorithm, fuses
 from mucudnn.kernels.contract.epilogue import Epilogue
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.problem import ConvProblem, Operation
 
 
 def assert_half_is_float32_rounded_once(

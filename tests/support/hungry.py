@@ -13,12 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 import mucudnn
 from mucudnn.bench.sources.networks.blocks import Branches, Residual
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration
 from mucudnn.running import choices as choices_module
 from mucudnn.running import operators
 from mucudnn.running.executable import Executable, Result
 from mucudnn.running.problems import problem_of
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration
 
 Limits = Mapping[tuple[str, Operation], int]
 

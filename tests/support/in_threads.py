@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mucudnn.bench.contests.apart import Apart, OwnProcess, Ready
-from mucudnn.bench.contests.processes import OwnProcessError
-from mucudnn.bench.contests.timing import OwnThread
+from mucudnn.bench.suites.shared.apart import Apart, OwnProcess, Ready
+from mucudnn.bench.suites.shared.processes import OwnProcessError
+from mucudnn.bench.suites.shared.timing import OwnThread
 from mucudnn.bench.suites.training import benchmark as training_benchmark
-from mucudnn.words.errors import first_line
+from mucudnn.core.errors import first_line
 
 T = TypeVar("T")
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from support.clock.machine import FakeClock
 
+from mucudnn.core.config import Config
+from mucudnn.core.results import Configuration, Measurement, MicroConfig
+from mucudnn.core.task import Task
 from mucudnn.enabling import switch
 from mucudnn.enabling.session import Session
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.words.config import Config
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
-from mucudnn.words.task import Task
 
 Hook = Callable[[Task], None]
 

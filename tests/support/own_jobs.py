@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mucudnn.bench.contests.apart import Ready
-from mucudnn.words.errors import UnavailableError
+from mucudnn.bench.suites.shared.apart import Ready
+from mucudnn.core.errors import UnavailableError
 
 
 def answering() -> Ready[str]:

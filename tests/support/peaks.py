@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
-from mucudnn.tracing.own_step import undisturbed
-from mucudnn.tracing.training_step import training_step
+from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes
+from mucudnn.tuning.own_step import undisturbed
+from mucudnn.tuning.training_step import training_step
 
 
 def repeatable_step(model: nn.Module, sample_input: Tensor) -> Callable[[], None]:

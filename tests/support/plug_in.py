@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mucudnn import BaseAlgorithm, ConvProblem
+from mucudnn.core.problem import Operation
 from mucudnn.kernels.contract.reference import reference
-from mucudnn.words.problem import Operation
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
 
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import Failure, Measurement
+from mucudnn.core.task import Task
 from mucudnn.measuring.candidates import Candidate, find_candidates
-from mucudnn.measuring.race import Race
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, Measurement
-from mucudnn.words.task import Task
+from mucudnn.tuning.race import Race
 
 SIZES = (1, 2, 4, 8)
 CLOCK = FakeClock()

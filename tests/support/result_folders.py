@@ -9,17 +9,17 @@ from typing import Any
 
 from support.clock.machine import ENVIRONMENT
 
-from mucudnn.bench.contests.bounds import MachineLimits
-from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.reading import LeftOut
-from mucudnn.bench.folders.rows import PROBLEM_COLUMNS, Row, problem_columns
-from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.results.bounds import MachineLimits
+from mucudnn.bench.results.header import Header
+from mucudnn.bench.results.reading import LeftOut
+from mucudnn.bench.results.rows import PROBLEM_COLUMNS, Row, problem_columns
+from mucudnn.bench.results.writing import open_folder
 from mucudnn.bench.sources.layers import Layer, load_source
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, Measurement, MicroConfig
+from mucudnn.core.samples import MeasuredSamples
 from mucudnn.measuring.timing.load import Load
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
-from mucudnn.words.samples import MeasuredSamples
 
 MIB = 2**20
 LIMITS = (8 * MIB, 64 * MIB, 512 * MIB)

@@ -12,13 +12,13 @@ from support.in_threads import InThreads
 from torch import nn
 from torch.nn import functional as F
 
-from mucudnn.bench.contests.variants import Precision, Variant
-from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.variants import Precision, Variant
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, measured_rows
 from mucudnn.bench.suites.training.step_job import Setting, Subject
-from mucudnn.words.config import Config
-from mucudnn.words.problem import MemoryFormat
+from mucudnn.core.config import Config
+from mucudnn.core.problem import MemoryFormat
 
 CONFIG = Config(algorithms=("gemm",), time_limit="10ms", operations=("forward",))
 FLOAT32: dict[str, Any] = {"precisions": [Precision.FLOAT32], "memory_formats": [MemoryFormat.CONTIGUOUS]}

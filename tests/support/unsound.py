@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mucudnn import BaseAlgorithm
-from mucudnn.words.problem import ConvProblem
+from mucudnn.core.problem import ConvProblem
 
 
 @dataclass(frozen=True, slots=True)

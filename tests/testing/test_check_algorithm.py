@@ -13,10 +13,10 @@ from support.plug_in import Doubling, Pointwise
 from torch import Tensor
 
 from mucudnn import BaseAlgorithm, ConvProblem, Workspace
+from mucudnn.core.problem import Operation
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.testing import check_algorithm
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.problem import Operation
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,11 @@ from support.clock.machine import ENVIRONMENT
 from support.clock.ticking import TickingClock
 from support.configured import run
 
+from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR, Config
+from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.results import Configuration
+from mucudnn.core.task import Task
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithms
@@ -18,11 +23,6 @@ from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.executable import Executable
 from mucudnn.tuning.tuner import tune, tune_tasks
-from mucudnn.words.config import DEFAULT_MAX_RELATIVE_ERROR, Config
-from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Configuration
-from mucudnn.words.task import Task
 
 BATCH = 4
 LAYERS = (

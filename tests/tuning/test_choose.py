@@ -9,10 +9,10 @@ import pytest
 from support.clock.machine import FORWARD
 from support.problems.measurements import measured
 
+from mucudnn.core.results import Configuration, Measurement, WholeRun
+from mucudnn.core.task import Task
 from mucudnn.tuning.choose import Outcome, choose
 from mucudnn.tuning.divide import divide
-from mucudnn.words.results import Configuration, Measurement, WholeRun
-from mucudnn.words.task import Task
 
 BATCH = 4
 

@@ -11,14 +11,14 @@ from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machin
 from support.cudnn.backend import RANDOM, FakeBackend
 
 from mucudnn.cli.shared import layer_tables
+from mucudnn.core.config import Config
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.tuner import tune
-from mucudnn.words.config import Config
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.torch_settings import TorchSettings
 
 
 @pytest.fixture(autouse=True)

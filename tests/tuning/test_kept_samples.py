@@ -13,18 +13,18 @@ from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_mach
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.snapshots import assert_as_stored, printed
 
-from mucudnn.bench.analyses.tuning_report import tuning_record, tuning_table
+from mucudnn.bench.results.tuning_report import tuning_record, tuning_table
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
-from mucudnn.database.database import Database
-from mucudnn.database.samples import unpacked
-from mucudnn.database.schema import Row
+from mucudnn.core.config import Config
+from mucudnn.core.results import MicroConfig
+from mucudnn.core.samples import uncertainty
 from mucudnn.measuring.timing.timer import relative_spread
 from mucudnn.optimizing.report import Report
+from mucudnn.store.database import Database
+from mucudnn.store.samples import unpacked
+from mucudnn.store.schema import Row
 from mucudnn.tuning.result import TunedProblem, Tuning
 from mucudnn.tuning.tuner import tune
-from mucudnn.words.config import Config
-from mucudnn.words.results import MicroConfig
-from mucudnn.words.samples import uncertainty
 
 THOROUGH = Config(workspace_limit=None, thorough=True)
 

@@ -14,23 +14,23 @@ from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.effort import how_many
 from torch import Tensor
 
-from mucudnn.tuning.choose import LEAST_GAIN, Outcome, choose
-from mucudnn.tuning.divide import divide
-from mucudnn.tuning.replay import replay
-from mucudnn.tuning.result import TunedProblem
-from mucudnn.tuning.tuner import tune
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import (
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import (
     Configuration,
     Failure,
     Measurement,
     MicroConfig,
     WholeRun,
 )
-from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN
+from mucudnn.core.task import Task
+from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.tuning.choose import LEAST_GAIN, Outcome, choose
+from mucudnn.tuning.divide import divide
+from mucudnn.tuning.replay import replay
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.tuner import tune
 
 SEEDS = range(how_many(60, 2000))
 

@@ -13,18 +13,18 @@ from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.plug_in import Pointwise
 
 import mucudnn
-from mucudnn.database.database import Database
-from mucudnn.database.selection import select_measurements
+from mucudnn.core.config import BatchSizePolicy, Config
+from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import Configuration, Measurement, WholeRun
+from mucudnn.core.task import Task
 from mucudnn.kernels import registry
 from mucudnn.running.environment import Environment
+from mucudnn.store.database import Database
+from mucudnn.store.selection import select_measurements
 from mucudnn.tuning.replay import replay, shortcomings
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune, tune_tasks
-from mucudnn.words.config import BatchSizePolicy, Config
-from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration, Measurement, WholeRun
-from mucudnn.words.task import Task
 
 VERSIONS = {"native": 1, "quick": 1}
 PROBLEMS = [replace(FORWARD, k=k) for k in (2, 3, 4)]

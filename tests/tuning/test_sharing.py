@@ -15,7 +15,7 @@ from support.ranks.group import Ranks, run_once
 from support.ranks.launching import torchrun
 from support.ranks.scenarios import PROBLEMS, RANKS
 
-from mucudnn.database.database import Database
+from mucudnn.store.database import Database
 
 ROWS = 2 * len(PROBLEMS)  # at least: each algorithm is measured, and run whole
 

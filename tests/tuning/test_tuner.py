@@ -10,10 +10,10 @@ import pytest
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InfeasibleError, InvalidInputError
+from mucudnn.core.results import Configuration, MicroConfig, passed_over
 from mucudnn.tuning.tuner import TuningInterrupted, tune
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InfeasibleError, InvalidInputError
-from mucudnn.words.results import Configuration, MicroConfig, passed_over
 
 OTHER = replace(FORWARD, k=3)
 

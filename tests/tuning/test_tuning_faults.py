@@ -10,14 +10,14 @@ import torch
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear, made_ready
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
-from mucudnn.database.database import Database
+from mucudnn.core.config import Config
+from mucudnn.core.errors import BrokenDeviceError
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import Failure, MicroConfig
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.store.database import Database
 from mucudnn.tuning.tuner import TuningInterrupted, tune
-from mucudnn.words.config import Config
-from mucudnn.words.errors import BrokenDeviceError
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Failure, MicroConfig
 
 
 @pytest.fixture

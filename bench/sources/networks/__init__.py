@@ -11,8 +11,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.values import did_you_mean
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.values import did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from mucudnn.bench.sources.networks import NETWORKS
-from mucudnn.words.errors import InvalidInputError
+from mucudnn.core.errors import InvalidInputError
 
 Loss = Callable[[Any, Tensor], Tensor]  # of the output of a model, and labels (N,)
 

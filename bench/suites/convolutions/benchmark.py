@@ -14,26 +14,26 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
-from mucudnn.bench.contests.bounds import MachineLimits, kind_of_layer
-from mucudnn.bench.contests.timing import torch_variants
-from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.reading import LeftOut
-from mucudnn.bench.folders.rows import PROBLEM_COLUMNS
-from mucudnn.bench.folders.writing import FolderWriter, open_folder
-from mucudnn.bench.report.records import config_record
+from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer
+from mucudnn.bench.results.header import Header
+from mucudnn.bench.results.reading import LeftOut
+from mucudnn.bench.results.records import config_record
+from mucudnn.bench.results.rows import PROBLEM_COLUMNS
+from mucudnn.bench.results.writing import FolderWriter, open_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import problems_to_tune, table_tasks
 from mucudnn.bench.suites.convolutions.contest import Choices, Contests, Divided, subject_of
-from mucudnn.database.database import Database
+from mucudnn.bench.suites.shared.timing import torch_variants
+from mucudnn.core.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
+from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.progress import Progress, share_of, silent
+from mucudnn.core.units import format_seconds
 from mucudnn.measuring.timing.kept_heap import kept_heap
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.store.database import Database
 from mucudnn.tuning.job import expected_s
 from mucudnn.tuning.tuner import machine_and_database
-from mucudnn.words.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
-from mucudnn.words.errors import InfeasibleError
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.progress import Progress, share_of, silent
-from mucudnn.words.units import format_seconds
 
 
 def benchmark_convolutions(

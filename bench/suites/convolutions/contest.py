@@ -10,24 +10,24 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
-from mucudnn.bench.contests.timing import Contestant, Samples, TurnRounds, try_in_turns
-from mucudnn.bench.contests.variants import TORCH
-from mucudnn.bench.folders.rows import Row, Subject, problem_columns
-from mucudnn.bench.report.records import configuration_record
+from mucudnn.bench.results.records import configuration_record
+from mucudnn.bench.results.rows import Row, Subject, problem_columns
+from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.layers import Layer
-from mucudnn.database.database import Database
+from mucudnn.bench.suites.shared.timing import Contestant, Samples, TurnRounds, try_in_turns
+from mucudnn.core.config import BatchSizePolicy, Config
+from mucudnn.core.errors import InfeasibleError, first_line
+from mucudnn.core.problem import ConvProblem, MemoryFormat
+from mucudnn.core.progress import Progress, share_of
+from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.task import Task
+from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, UnsoundError
 from mucudnn.measuring.timing.timer import Runner
 from mucudnn.measuring.whole_runs import Machine, training_operands
+from mucudnn.store.database import Database
 from mucudnn.tuning.result import TunedProblem, Tuning
 from mucudnn.tuning.tuner import Priors, tune_tasks
-from mucudnn.words.config import BatchSizePolicy, Config
-from mucudnn.words.errors import InfeasibleError, first_line
-from mucudnn.words.problem import ConvProblem, MemoryFormat
-from mucudnn.words.progress import Progress, share_of
-from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.words.task import Task
-from mucudnn.words.torch_settings import TORCHS_OWN
 
 UNDIVIDED, OURS, DIVIDED = "undivided", "mucudnn", "mucudnn-wd"  # contestants; the last one has a budget
 

@@ -9,14 +9,14 @@ import numpy as np
 import pandas
 from rich.table import Table
 
-from mucudnn.bench.contests.variants import TORCH, shown_name
-from mucudnn.bench.folders.reading import ResultFolder
-from mucudnn.bench.pages.measured import measured, summary_rows
-from mucudnn.bench.pages.reports import printed_table
-from mucudnn.bench.pages.tables import summary_table
-from mucudnn.bench.report.tables import milliseconds, new_table, ratio, some
+from mucudnn.bench.results.pages.measured import measured, summary_rows
+from mucudnn.bench.results.pages.reports import printed_table
+from mucudnn.bench.results.pages.tables import summary_table
+from mucudnn.bench.results.reading import ResultFolder
+from mucudnn.bench.results.text_tables import milliseconds, new_table, ratio, some
+from mucudnn.bench.results.variants import TORCH, shown_name
 from mucudnn.bench.suites.convolutions.contest import UNDIVIDED
-from mucudnn.words.results import BUSY
+from mucudnn.core.results import BUSY
 
 _KIND = ["dtype", "memory_format"]
 _CONTESTANT = ["contestant", "policy", "limit_bytes"]

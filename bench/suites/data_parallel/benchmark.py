@@ -22,27 +22,27 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
-from mucudnn.bench.contests.step_parts import StepSplit, StepSplitter
-from mucudnn.bench.contests.variants import TORCH
-from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.reading import ResultFolder
-from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.report.records import config_record
-from mucudnn.bench.report.tables import bound_in_words, milliseconds, new_table, ratio, spread
-from mucudnn.bench.scaling.steps import Convolutions
+from mucudnn.bench.results.header import Header
+from mucudnn.bench.results.reading import ResultFolder
+from mucudnn.bench.results.records import config_record
+from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.text_tables import bound_in_words, milliseconds, new_table, ratio, spread
+from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.models import blamed_in_training
 from mucudnn.bench.sources.networks.objectives import Loss
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites.data_parallel.wire import Wire
+from mucudnn.bench.suites.scaling.steps import Convolutions
+from mucudnn.bench.suites.shared.step_parts import StepSplit, StepSplitter
+from mucudnn.core.communication import Communication
+from mucudnn.core.config import Config
+from mucudnn.core.problem import MemoryFormat
+from mucudnn.core.progress import Progress, share_of, silent
 from mucudnn.distributed.link import gathered
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.running.environment import Environment
-from mucudnn.words.communication import Communication
-from mucudnn.words.config import Config
-from mucudnn.words.problem import MemoryFormat
-from mucudnn.words.progress import Progress, share_of, silent
 
 _TUNING = 0.5  # fraction of the displayed progress that tuning takes
 

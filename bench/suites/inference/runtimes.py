@@ -25,22 +25,22 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import mucudnn
-from mucudnn.bench.contests.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled
-from mucudnn.bench.contests.peak_memory import allocator_peak_bytes, resident_growth
-from mucudnn.bench.contests.processes import OwnProcessError
-from mucudnn.bench.contests.step_parts import KindTimes, median_by_kind
-from mucudnn.bench.contests.variants import Runtime
-from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.rows import Row, Subject
-from mucudnn.bench.folders.writing import open_folder
-from mucudnn.bench.report.records import config_record
+from mucudnn.bench.results.header import Header
+from mucudnn.bench.results.records import config_record
+from mucudnn.bench.results.rows import Row, Subject
+from mucudnn.bench.results.variants import Runtime
+from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.suites.shared.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled
+from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes, resident_growth
+from mucudnn.bench.suites.shared.processes import OwnProcessError
+from mucudnn.bench.suites.shared.step_parts import KindTimes, median_by_kind
+from mucudnn.core.config import Config
+from mucudnn.core.errors import UnavailableError
+from mucudnn.core.problem import MemoryFormat, Operation
+from mucudnn.core.progress import Progress, silent
 from mucudnn.graph.model import BandedModel
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.running.environment import current_environment
-from mucudnn.words.config import Config
-from mucudnn.words.errors import UnavailableError
-from mucudnn.words.problem import MemoryFormat, Operation
-from mucudnn.words.progress import Progress, silent
 
 _Arrays = list[np.ndarray[Any, Any]]
 _MEMORY, _KINDS = 0, 1  # what a process is asked: columns of the memory of a call, and kinds of layers

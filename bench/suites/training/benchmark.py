@@ -18,28 +18,28 @@ from typing import Any
 
 import torch
 
-from mucudnn.bench.contests.apart import SAMPLED, Apart, Entrant, sampled
-from mucudnn.bench.contests.processes import OwnProcessError
-from mucudnn.bench.contests.step_parts import StepSplit, median_by_kind
-from mucudnn.bench.contests.variants import PRECISIONS, How, Precision, Variant, chosen_variants
-from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.reading import LeftOut
-from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.folders.writing import FolderWriter, open_folder
-from mucudnn.bench.report.records import config_record
+from mucudnn.bench.results.header import Header
+from mucudnn.bench.results.reading import LeftOut
+from mucudnn.bench.results.records import config_record
+from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.variants import PRECISIONS, How, Precision, Variant, chosen_variants
+from mucudnn.bench.results.writing import FolderWriter, open_folder
 from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
 from mucudnn.bench.sources.networks import NETWORKS, input_shape_of
 from mucudnn.bench.sources.networks.objectives import loss_for
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
+from mucudnn.bench.suites.shared.apart import SAMPLED, Apart, Entrant, sampled
+from mucudnn.bench.suites.shared.processes import OwnProcessError
+from mucudnn.bench.suites.shared.step_parts import StepSplit, median_by_kind
 from mucudnn.bench.suites.training.step_job import COLUMNS, SPLIT_ON, Setting, StepJob, StepParts, Subject
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import MemoryFormat
+from mucudnn.core.progress import Progress, share_of, silent
 from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.running.environment import current_environment
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import MemoryFormat
-from mucudnn.words.progress import Progress, share_of, silent
 
 ROUNDS = 9
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from mucudnn.bench.contests.variants import How, Variant
-from mucudnn.bench.folders.reading import ResultFolder
-from mucudnn.bench.report.tables import (
+from mucudnn.bench.results.reading import ResultFolder
+from mucudnn.bench.results.text_tables import (
     bound_in_words,
     images_per_s,
     kinds_table,
@@ -19,8 +18,9 @@ from mucudnn.bench.report.tables import (
     ratio,
     spread,
 )
+from mucudnn.bench.results.variants import How, Variant
 from mucudnn.bench.suites.training.step_job import COLUMNS
-from mucudnn.words.units import format_bytes
+from mucudnn.core.units import format_bytes
 
 Cell = Mapping[str, Any]  # a row of the folder, with ``time_s``, ``noise`` and ``torch``, torch's row of the setting
 

@@ -12,18 +12,18 @@ import torch
 from torch import nn
 
 import mucudnn
-from mucudnn.bench.contests.apart import Ready
-from mucudnn.bench.contests.peak_memory import allocator_peak_bytes
-from mucudnn.bench.contests.step_parts import KindTimes, StepSplit, StepSplitter
-from mucudnn.bench.contests.variants import How, Precision, Variant
+from mucudnn.bench.results.variants import How, Precision, Variant
 from mucudnn.bench.sources.networks.objectives import Loss
 from mucudnn.bench.sources.trainee import Batch, Trainee
+from mucudnn.bench.suites.shared.apart import Ready
+from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes
+from mucudnn.bench.suites.shared.step_parts import KindTimes, StepSplit, StepSplitter
+from mucudnn.core.config import Config
+from mucudnn.core.errors import MucudnnError, first_line
+from mucudnn.core.problem import MemoryFormat
+from mucudnn.core.torch_settings import rounding_to_tf32, searching
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.measuring.timing.timer import Clock, Runner, T, here
-from mucudnn.words.config import Config
-from mucudnn.words.errors import MucudnnError, first_line
-from mucudnn.words.problem import MemoryFormat
-from mucudnn.words.torch_settings import rounding_to_tf32, searching
 
 SPLIT_ON = ("cpu",)  # Splitting a step on a GPU would need CUDA events, which is untested.
 COLUMNS = ("network", "batch_size", "precision", "memory_format", "how")

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.shared import options, parameters
-from mucudnn.terminal.files import FileCommand, ResultFolder
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.values import shown
+from mucudnn.cli.shared.files import FileCommand, ResultFolder
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.values import shown
 
 _SLOWER = 1  # exit status
 
@@ -40,9 +40,9 @@ def compare(context: click.Context, before: Path, after: Path, tolerance: float,
     are compared relative to PyTorch's in the same round. Exit status 1: a row became slower by more than the tolerance;
     2: no row is in both.
     """
-    from mucudnn.bench.analyses.comparison import Verdict, compare_folders, comparison_table, in_words
-    from mucudnn.bench.folders.reading import read_folder
-    from mucudnn.terminal.console import output
+    from mucudnn.bench.results.comparison import Verdict, compare_folders, comparison_table, in_words
+    from mucudnn.bench.results.reading import read_folder
+    from mucudnn.bench.results.text_tables import output
 
     comparison = compare_folders(read_folder(before), read_folder(after), tolerance)
     console, table = output(), comparison_table(comparison, all_rows=all_rows)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import click
 
 from mucudnn.cli.shared import options, parameters
+from mucudnn.cli.shared.files import FileCommand
 from mucudnn.cli.shared.outputs import Outputs, outputs
-from mucudnn.terminal.files import FileCommand
-from mucudnn.words.config import BatchSizePolicy, Config
-from mucudnn.words.problem import ITEM_BYTES, MemoryFormat, Operation, Pair, dtype_name
+from mucudnn.core.config import BatchSizePolicy, Config
+from mucudnn.core.problem import ITEM_BYTES, MemoryFormat, Operation, Pair, dtype_name
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def convolutions(
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
     from mucudnn.bench.suites.convolutions.contest import Choices
     from mucudnn.bench.suites.convolutions.report import convolutions_tables
-    from mucudnn.words.progress import progress_bar
+    from mucudnn.core.progress import progress_bar
 
     table = load_source(source, batch=batch, batch_scale=batch_scale or 1.0, input_shape=input_shape)
     if filters:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import click
 
 from mucudnn.cli.shared import options, parameters
+from mucudnn.cli.shared.files import FileCommand
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
-from mucudnn.terminal.files import FileCommand
-from mucudnn.words.communication import Communication
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError, SharingError, UnavailableError
-from mucudnn.words.problem import MemoryFormat
+from mucudnn.core.communication import Communication
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError, SharingError, UnavailableError
+from mucudnn.core.problem import MemoryFormat
 
 if TYPE_CHECKING:
-    from mucudnn.bench.folders.header import Header
-    from mucudnn.bench.folders.rows import Row
+    from mucudnn.bench.results.header import Header
+    from mucudnn.bench.results.rows import Row
     from mucudnn.bench.suites.data_parallel.benchmark import Setting
 
 _MOST_RANKS = 64  # processes on one machine
@@ -66,7 +66,7 @@ class _Measuring:
         from mucudnn.bench.sources.models import importable, load_model
         from mucudnn.bench.sources.networks.objectives import loss_for
         from mucudnn.bench.suites.data_parallel.benchmark import measure_data_parallel
-        from mucudnn.words.progress import progress_bar, silent
+        from mucudnn.core.progress import progress_bar, silent
 
         options.use_threads(self.threads)
         torch.manual_seed(0)
@@ -150,7 +150,7 @@ def data_parallel(
     convolutions, other compute, and communication that is not hidden; after the steps the ranks' parameters are
     compared bit by bit. Also under torchrun: torchrun --nproc-per-node 4 -m mucudnn bench data-parallel SOURCE.
     """
-    from mucudnn.bench.folders.writing import open_folder
+    from mucudnn.bench.results.writing import open_folder
     from mucudnn.bench.suites.data_parallel.benchmark import Setting, data_parallel_tables
 
     _require_suitable(communication, device, memory_format)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from mucudnn.bench.contests.variants import Runtime
+from mucudnn.bench.results.variants import Runtime
 from mucudnn.cli.shared import options, parameters
+from mucudnn.cli.shared.files import SOURCE, FileCommand
 from mucudnn.cli.shared.outputs import Outputs, outputs
-from mucudnn.terminal.files import SOURCE, FileCommand
-from mucudnn.words.config import Config
-from mucudnn.words.problem import MemoryFormat
+from mucudnn.core.config import Config
+from mucudnn.core.problem import MemoryFormat
 
 
 @click.command(cls=FileCommand)
@@ -58,7 +58,7 @@ def inference(
     from mucudnn.bench.sources.networks import NETWORKS
     from mucudnn.bench.suites.inference.report import inference_tables
     from mucudnn.bench.suites.inference.runtimes import compare_runtimes
-    from mucudnn.words.progress import progress_bar
+    from mucudnn.core.progress import progress_bar
 
     model, x = seeded_model(source, batch, input_shape=input_shape, memory_format=memory_format)
     if source in NETWORKS:

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from mucudnn.cli.shared import options, parameters
+from mucudnn.cli.shared.files import FileCommand
 from mucudnn.cli.shared.layer_tables import named_layer
 from mucudnn.cli.shared.outputs import Outputs, outputs
-from mucudnn.terminal.files import FileCommand
-from mucudnn.words.config import Config, from_text
-from mucudnn.words.results import Configuration, counts_in
+from mucudnn.core.config import Config, from_text
+from mucudnn.core.results import Configuration, counts_in
 
 
 def parse_configuration(text: str) -> Configuration:
@@ -80,10 +80,10 @@ def metrics(
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.sources.models import blamed_in_training, importable, model_of
     from mucudnn.bench.sources.networks.objectives import loss_for
-    from mucudnn.bench.suites.accuracy.layers import benchmark_layer, layer_tables
-    from mucudnn.bench.suites.accuracy.steps import benchmark_step, step_tables
+    from mucudnn.bench.suites.metrics.layers import benchmark_layer, layer_tables
+    from mucudnn.bench.suites.metrics.steps import benchmark_step, step_tables
+    from mucudnn.core.progress import progress_bar
     from mucudnn.measuring.whole_runs import Machine
-    from mucudnn.words.progress import progress_bar
 
     found = None
     if layer_name is None and not configurations:

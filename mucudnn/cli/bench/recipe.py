@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.files import FileCommand, NamedOrFile
 from mucudnn.cli.shared.outputs import Outputs, outputs
-from mucudnn.terminal.files import FileCommand, NamedOrFile
-from mucudnn.words.errors import InvalidInputError
+from mucudnn.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.bench.recipes.recipe import Recipe
+    from mucudnn.bench.suites.recipes.recipe import Recipe
 
 _FAILED = 1
 
@@ -34,10 +34,10 @@ def recipe(context: click.Context, /, name: str | None, outputs: Outputs, **give
     Without a name, list the included recipes, the experiments of the paper. A recipe runs one command with fixed
     options, once for each combination of the others (docs/benchmarks.md). Exit status 1 if a criterion is not met.
     """
-    from mucudnn.bench.folders.reading import read_folder
-    from mucudnn.bench.recipes.criteria import judge
-    from mucudnn.bench.recipes.recipe import find_recipe, read_recipe
-    from mucudnn.bench.report.tables import new_table
+    from mucudnn.bench.results.reading import read_folder
+    from mucudnn.bench.results.text_tables import new_table
+    from mucudnn.bench.suites.recipes.criteria import judge
+    from mucudnn.bench.suites.recipes.recipe import find_recipe, read_recipe
 
     if name is None:
         outputs.tell(_listed())
@@ -94,8 +94,8 @@ def _words(own: Mapping[str, Any], known: Mapping[str, click.Parameter]) -> Iter
 
 
 def _listed() -> Table:
-    from mucudnn.bench.recipes.recipe import read_recipe, shipped_recipes
-    from mucudnn.bench.report.tables import new_table
+    from mucudnn.bench.results.text_tables import new_table
+    from mucudnn.bench.suites.recipes.recipe import read_recipe, shipped_recipes
 
     every = shipped_recipes()
     printed = new_table("", ("recipe", "what it shows"), ("about",))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from mucudnn.bench.contests.variants import How, Precision, Variant
+from mucudnn.bench.results.variants import How, Precision, Variant
 from mucudnn.cli.shared import options, parameters
+from mucudnn.cli.shared.files import SOURCE, FileCommand
 from mucudnn.cli.shared.outputs import Outputs, outputs
-from mucudnn.terminal.files import SOURCE, FileCommand
-from mucudnn.words.config import Config
-from mucudnn.words.problem import MemoryFormat
+from mucudnn.core.config import Config
+from mucudnn.core.problem import MemoryFormat
 
 _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
@@ -71,7 +71,7 @@ def training(
     """
     from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
     from mucudnn.bench.suites.training.report import training_tables
-    from mucudnn.words.progress import progress_bar
+    from mucudnn.core.progress import progress_bar
 
     asked = TrainingOptions(
         config, precisions, memory_formats, variants, rounds=rounds, seconds=run_time_limit, how=how

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.words.config import BatchSizePolicy
-from mucudnn.words.errors import InvalidInputError
+from mucudnn.core.config import BatchSizePolicy
+from mucudnn.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from mucudnn.bench.sources.layers import Layer, LayerTable
     from mucudnn.bench.sources.table_tuning import TableTuning
+    from mucudnn.core.config import Config
     from mucudnn.running.environment import Environment
-    from mucudnn.tracing.headroom import Limits
-    from mucudnn.words.config import Config
+    from mucudnn.tuning.headroom import Limits
 
 
 def load_limited(
@@ -40,8 +40,8 @@ def tuning_environment(device: str, config: Config) -> Environment:
 
     Raises ``UnavailableError`` for a device that this machine does not have.
     """
+    from mucudnn.core.torch_settings import deterministic_torch
     from mucudnn.running.environment import current_environment
-    from mucudnn.words.torch_settings import deterministic_torch
 
     with deterministic_torch(config.deterministic):
         return current_environment(device)
@@ -53,7 +53,7 @@ def tune_with_progress(table: LayerTable, config: Config, device: str, limits: L
     The arguments are those of ``tune_table``.
     """
     from mucudnn.bench.sources.table_tuning import tune_table
-    from mucudnn.words.progress import progress_bar
+    from mucudnn.core.progress import progress_bar
 
     with progress_bar() as progress:
         return tune_table(table, config, limits=limits, device=device, progress=progress)
@@ -74,9 +74,9 @@ def solve_stored(
     measurements lack.
     """
     from mucudnn.bench.sources.table_tuning import of_table, table_tasks
-    from mucudnn.database.database import default_path
-    from mucudnn.database.exports import open_stored
-    from mucudnn.database.selection import select_measurements
+    from mucudnn.store.database import default_path
+    from mucudnn.store.exports import open_stored
+    from mucudnn.store.selection import select_measurements
     from mucudnn.tuning.replay import replay, shortcomings
 
     with open_stored(config.database or default_path()) as database:

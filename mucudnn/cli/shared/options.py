@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from mucudnn.cli.shared.files import SOURCE, InputFile
 from mucudnn.cli.shared.parameters import (
     MOST_THREADS,
     Count,
@@ -20,11 +21,10 @@ from mucudnn.cli.shared.parameters import (
     parse_shape,
     several,
 )
-from mucudnn.terminal.files import SOURCE, InputFile
-from mucudnn.words.config import HEADROOM, SETTINGS, Check, Config, from_text, variables
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ITEM_BYTES, MemoryFormat
-from mucudnn.words.units import parse_seconds
+from mucudnn.core.config import HEADROOM, SETTINGS, Check, Config, from_text, variables
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ITEM_BYTES, MemoryFormat
+from mucudnn.core.units import parse_seconds
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mucudnn.bench.report.export import write_csv, write_each, write_json
+from mucudnn.bench.results.export import write_csv, write_each, write_json
 from mucudnn.cli.shared import options
+from mucudnn.cli.shared.files import OutputFile, OutputFolder
 from mucudnn.cli.shared.options import Decorator, bundled
-from mucudnn.terminal.files import OutputFile, OutputFolder
-from mucudnn.words.errors import InvalidInputError, OutputError
+from mucudnn.core.errors import InvalidInputError, OutputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.bench.folders.reading import ResultFolder
+    from mucudnn.bench.results.reading import ResultFolder
 
 _OUT_HELP = "Keep all samples in this result folder. Run the same command again to resume."
 
@@ -41,7 +41,7 @@ class Outputs:
 
         printed: tables and texts. rows: the rows of the CSV file. record: the object of the JSON file.
         """
-        from mucudnn.terminal.console import output
+        from mucudnn.bench.results.text_tables import output
 
         try:
             write_each(
@@ -62,8 +62,8 @@ class Outputs:
         """
 
         def show() -> None:
-            from mucudnn.bench.folders.header import HEADER_FILE
-            from mucudnn.bench.folders.reading import read_folder
+            from mucudnn.bench.results.header import HEADER_FILE
+            from mucudnn.bench.results.reading import read_folder
 
             if (path / HEADER_FILE).exists():
                 folder = read_folder(path)

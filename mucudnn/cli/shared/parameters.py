@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
+from mucudnn.core.errors import InvalidInputError, MucudnnError
+from mucudnn.core.problem import Pair
+from mucudnn.core.units import parse_bytes
+from mucudnn.core.values import member
 from mucudnn.running.environment import require_known
-from mucudnn.words.errors import InvalidInputError, MucudnnError
-from mucudnn.words.problem import Pair
-from mucudnn.words.units import parse_bytes
-from mucudnn.words.values import member
 
 LARGEST = 2**31 - 1  # largest int of C libraries
 MOST_SOLVED = 65536  # largest batch size: all sizes up to it are solved

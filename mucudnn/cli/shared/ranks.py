@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from mucudnn.bench.contests.processes import Failed, OwnProcessError, Worker, attempt
+from mucudnn.bench.suites.shared.processes import Failed, OwnProcessError, Worker, attempt
 from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.options import use_threads
-from mucudnn.terminal.streams import show_warning
-from mucudnn.words.errors import MucudnnError, SharingError
+from mucudnn.cli.shared.streams import show_warning
+from mucudnn.core.errors import MucudnnError, SharingError
 
 if TYPE_CHECKING:
     from mucudnn.bench.sources.table_tuning import TableTuning
-    from mucudnn.words.config import Config
+    from mucudnn.core.config import Config
 
 T = TypeVar("T")
 

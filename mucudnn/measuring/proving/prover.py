@@ -18,14 +18,14 @@ from pathlib import Path
 
 import torch
 
+from mucudnn.core.errors import first_line
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import package_of
+from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.proofs import Proof, UnprovenError
 from mucudnn.measuring.proving.trial import Bench, Trial
-from mucudnn.words.errors import first_line
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import package_of
-from mucudnn.words.torch_settings import TorchSettings
 
 _SLOWEST_FLOPS_PER_S = 1e8  # half the rate of oneDNN's reference loops on one core
 _SLOW_FLOPS_PER_S = 5e9  # of one thread: a twentieth of the rate of our own algorithms

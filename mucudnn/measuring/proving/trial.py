@@ -12,14 +12,14 @@ from math import inf
 
 import torch
 
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.torch_settings import TORCHS_OWN, deterministic_torch
+from mucudnn.core.units import format_seconds
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.operands import operand_bytes
 from mucudnn.measuring.proofs import BarredError, Fault, Proof
 from mucudnn.measuring.workbench import Workbench
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.torch_settings import TORCHS_OWN, deterministic_torch
-from mucudnn.words.units import format_seconds
 
 _KEPT_BYTES = 256 * 2**20  # limit on operands cached for the next candidate of the problem
 _REPEATED_S = 0.003  # shorter runs are repeated: some faults are intermittent, and some never show in the first run

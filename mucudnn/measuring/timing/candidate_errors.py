@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mucudnn.words.errors import LibraryError
+from mucudnn.core.errors import LibraryError
 
 # Torch reports out-of-memory as a RuntimeError, on the CPU and on a GPU.
 CANDIDATE_ERRORS = (RuntimeError, MemoryError, LibraryError)

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mucudnn.core.units import parse_bytes
 from mucudnn.measuring.timing.timer import StoppingRule, WallClock
-from mucudnn.words.units import parse_bytes
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _LEAST_BYTES, _MOST_BYTES = 16 * 2**20, 64 * 2**20  # a process may never get all of a large shared cache

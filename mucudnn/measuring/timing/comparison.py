@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from mucudnn.core.results import WholeRun
 from mucudnn.measuring.timing.timer import Clock, Stop, Timer, sample_in_rounds
-from mucudnn.words.results import WholeRun
 
 
 @dataclass(frozen=True, slots=True)

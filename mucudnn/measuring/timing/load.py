@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from mucudnn.core.results import BUSY
 from mucudnn.measuring.timing.processor_use import Processors, ProcessorUse
-from mucudnn.words.results import BUSY
 
 # The kernel counts in ticks of 10 ms: over a shorter span, rounding is as large as the load to be detected.
 _LEAST_SPAN_S = 0.5

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import Operation
 from mucudnn.running import operators
 from mucudnn.running.definition import gradients
 from mucudnn.running.eager.hot_path import compiled_functions, is_eager
-from mucudnn.words.problem import Operation
 
 
 def convolve(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:

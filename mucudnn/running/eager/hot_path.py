@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from mucudnn.core.problem import Operation
 from mucudnn.kernels.contract.algorithm import BoundStage
 from mucudnn.running.workspace import kept_by_each_thread
-from mucudnn.words.problem import Operation
 
 Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 

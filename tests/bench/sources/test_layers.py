@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.bench.sources.layers import Layer, load_source
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.running import problems
-from mucudnn.tracing.convolutions import trace
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import ConvProblem, Operation
+from mucudnn.tuning.trace import trace
 
 HEADING = "c,h,w,k,r,s,pad_h,pad_w,stride_h,stride_w"
 

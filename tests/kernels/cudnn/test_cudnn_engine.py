@@ -11,6 +11,11 @@ import pytest
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
 from support.cudnn.backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
 
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError, UnavailableError
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
 from mucudnn.kernels.cudnn import backend as cudnn_backend
@@ -24,11 +29,6 @@ from mucudnn.measuring.whole_runs import Machine, whole_run
 from mucudnn.testing import check_algorithm
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
-from mucudnn.words.config import Config
-from mucudnn.words.errors import InvalidInputError, UnavailableError
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
-from mucudnn.words.torch_settings import TorchSettings
 
 BACKEND = FakeBackend()
 ENGINE = CudnnEngine(STEADY, BACKEND)

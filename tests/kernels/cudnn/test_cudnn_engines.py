@@ -13,6 +13,9 @@ from support.configured import run
 from support.cudnn.backend import PICKY, STEADY, FakeBackend, in_the_place_of_cudnn
 from support.cudnn.library import FakeCudnn, FakeEngine, workspace_of
 
+from mucudnn.core.errors import InvalidInputError, MisalignedError
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan
 from mucudnn.kernels.cudnn.constants import HeuristicMode, NumericalNote
 from mucudnn.kernels.cudnn.descriptor import operation_graph
@@ -21,9 +24,6 @@ from mucudnn.kernels.cudnn.library import CudnnError, Library
 from mucudnn.measuring.operands import random_operands
 from mucudnn.running.executable import Executable, StepError
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.errors import InvalidInputError, MisalignedError
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
 
 PROBLEM = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3)
 ENGINES = (

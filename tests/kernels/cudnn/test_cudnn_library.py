@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cudnn.library import BAD_PARAM, FakeCudnn, Function
 
+from mucudnn.core.errors import MucudnnError, UnavailableError
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.cudnn import library as module
 from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind
 from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
-from mucudnn.words.errors import MucudnnError, UnavailableError
-from mucudnn.words.problem import ConvProblem, Operation
 
 Loader = Callable[[dict[str, object]], list[str]]
 

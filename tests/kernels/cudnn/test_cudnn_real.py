@@ -15,13 +15,13 @@ import pytest
 from support.cudnn.described import OLDEST_VERSION, DescribedDevice, described_h200
 from support.cudnn.recording import recorded, recorded_offers
 
+from mucudnn.core.errors import UnavailableError
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.cudnn import constants
 from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind, HeuristicMode, NumericalNote
 from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
 from mucudnn.kernels.cudnn.engines import EngineConfig, configured, offered_engines
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
-from mucudnn.words.errors import UnavailableError
-from mucudnn.words.problem import ConvProblem, Operation
 
 pytestmark = pytest.mark.cudnn
 

@@ -10,13 +10,13 @@ from support.half_precision import assert_half_is_float32_rounded_once
 from support.problems.winograd_backend import WithoutCublas, awkward_geometries
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cuda.cupy_launcher import LaunchError
 from mucudnn.kernels.winograd.cook_toom import cook_toom
 from mucudnn.kernels.winograd.cuda_backend import CudaWinograd, winograd_source
 from mucudnn.measuring import guard_zones
 from mucudnn.testing.guarded_call import Call
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation, Pair
 
 ALGORITHMS = [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5)]
 ROUNDING = {"float64": 1e-13, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}

@@ -10,6 +10,7 @@ from statistics import median
 import pytest
 from support.clock.machine import FakeClock
 
+from mucudnn.core.results import WholeRun
 from mucudnn.measuring.timing.comparison import QUICK, Rounds, compare_in_turns
 from mucudnn.measuring.timing.timer import (
     EVERY_ROUND,
@@ -19,7 +20,6 @@ from mucudnn.measuring.timing.timer import (
     measure_in_turns,
     sample_in_rounds,
 )
-from mucudnn.words.results import WholeRun
 
 
 def timer_of(durations: Iterable[float], rule: StoppingRule | None = None, clock: FakeClock | None = None) -> Timer:

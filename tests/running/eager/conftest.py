@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mucudnn.modules import conv2d as module
+from mucudnn.core.problem import Operation
 from mucudnn.running import operators
 from mucudnn.running.eager import calls, hot_path
 from mucudnn.running.eager.hot_path import is_eager_in_python
+from mucudnn.running.modules import conv2d as module
 from mucudnn.running.workspace import release_workspaces
-from mucudnn.words.problem import Operation
 
 
 @pytest.fixture(autouse=True, params=["native", "python"])

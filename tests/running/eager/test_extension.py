@@ -11,8 +11,8 @@ from support.eager_layers import COMPILED, TOLERANCE, C, choices_of, images, lay
 from torch import Tensor
 from torch.nn import functional as F
 
+from mucudnn.core.problem import Operation
 from mucudnn.running.eager import hot_path
-from mucudnn.words.problem import Operation
 
 CALL: dict[str, Any] = {
     "operation": Operation.FORWARD,

@@ -10,8 +10,8 @@ from support.eager_layers import COMPILED, GEOMETRY, TOLERANCE, K, N, choices_of
 from torch import Tensor
 from torch.nn import functional as F
 
+from mucudnn.core.problem import MemoryFormat, Operation
 from mucudnn.running.eager import calls
-from mucudnn.words.problem import MemoryFormat, Operation
 
 
 def derivatives(

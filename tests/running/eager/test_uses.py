@@ -11,9 +11,9 @@ from support.eager_layers import GEOMETRY, images, layer, ran
 from torch import Tensor
 from torch.nn import functional as F
 
+from mucudnn.core.problem import Operation
 from mucudnn.running import operators
 from mucudnn.running.eager import calls
-from mucudnn.words.problem import Operation
 
 
 def test_threads_compute_beside_each_other() -> None:

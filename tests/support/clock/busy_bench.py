@@ -8,11 +8,11 @@ from dataclasses import replace
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine
 from support.clock.shared_machine import SharedProcessors
 
-from mucudnn.database.database import Database
+from mucudnn.core.config import Config
+from mucudnn.core.problem import ConvProblem
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.store.database import Database
 from mucudnn.tuning.tuner import Tuning, tune
-from mucudnn.words.config import Config
-from mucudnn.words.problem import ConvProblem
 
 BATCH = 8
 NO_LIMIT = Config(workspace_limit=None)

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear
 
-from mucudnn.bench.folders.reading import ResultFolder, read_folder
+from mucudnn.bench.results.reading import ResultFolder, read_folder
 from mucudnn.bench.sources.layers import LayerTable
 from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
 from mucudnn.bench.suites.convolutions.contest import Choices
-from mucudnn.database.database import Database
+from mucudnn.core.config import Config
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.words.config import Config
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration
+from mucudnn.store.database import Database
 
 
 class MadeUpMachine:

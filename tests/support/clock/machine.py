@@ -8,15 +8,15 @@ from functools import partial
 
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration
+from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration
-from mucudnn.words.torch_settings import TORCHS_OWN
 
 FORWARD = ConvProblem(Operation.FORWARD, c=2, h=3, w=3, k=2, r=1, s=1)
 ENVIRONMENT = Environment("a device", "none", 1, "a torch", "a library", "nothing")

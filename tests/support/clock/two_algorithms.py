@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear
 
-from mucudnn.database.database import Database
+from mucudnn.core.config import Config
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import Configuration
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.store.database import Database
 from mucudnn.tuning.tuner import Tuning, tune
-from mucudnn.words.config import Config
-from mucudnn.words.problem import ConvProblem
-from mucudnn.words.results import Configuration
 
 BATCH = 8
 NO_LIMIT = Config(workspace_limit=None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
@@ -16,7 +17,6 @@ from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.testing.guarded_call import GuardedMemory
-from mucudnn.words.problem import ConvProblem, Operation
 
 
 def offered_engines(problem: ConvProblem, sizes: Sequence[int]) -> list[CudnnEngine]:

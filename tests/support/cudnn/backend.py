@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mucudnn.core import warning
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
@@ -20,8 +22,6 @@ from mucudnn.kernels.cudnn.constants import NumericalNote
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.running import choices
-from mucudnn.words import warning
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 STEADY, PICKY, RANDOM = EngineConfig(7), EngineConfig(38, ((2, 5), (13, 0))), EngineConfig(9, ((2, -1),))
 _GARBAGE = 0x5A

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from support.places import DATA
 
+from mucudnn.core.problem import ConvProblem
 from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
 from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
 from mucudnn.kernels.cudnn.engines import Engine, offered_engines
 from mucudnn.kernels.cudnn.library import Library
-from mucudnn.words.problem import ConvProblem
 
 OLDEST_VERSION = 90800
 H200 = DATA / "h200.json"

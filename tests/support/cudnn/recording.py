@@ -18,9 +18,9 @@ from typing import Any
 from support.cudnn.described import H200, DescribedDevice, described_h200
 from support.places import DATA
 
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import library
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
 
 RECORDING = DATA / "cudnn_919_h200.json.gz"
 Offers = dict[ConvProblem, dict[int, list[Engine]]]

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mucudnn.core.results import Configuration, Measurement, MicroConfig
 from mucudnn.solver.division import Division, solve_wd
-from mucudnn.words.results import Configuration, Measurement, MicroConfig
 
 US = 1e-6
 Key = tuple[int, int, int, tuple[tuple[str, int], ...]]  # time in us, workspace, micro-batches, (name, -size) in order

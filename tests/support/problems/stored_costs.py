@@ -8,9 +8,9 @@ from dataclasses import replace
 from support.clock.machine import ENVIRONMENT, FORWARD
 
 from mucudnn.bench.sources.layers import Layer, LayerTable
+from mucudnn.core.results import Configuration, Measurement, MicroConfig, WholeRun
+from mucudnn.core.task import Task
 from mucudnn.running.environment import Environment
-from mucudnn.words.results import Configuration, Measurement, MicroConfig, WholeRun
-from mucudnn.words.task import Task
 
 MIB = 2**20
 TABLE = LayerTable("mynet", (Layer("one", FORWARD, 8, 2), Layer("two", replace(FORWARD, k=3), 8, 1)))

@@ -8,12 +8,12 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from mucudnn.modules.tuned_classes import make_tunable, why_left_alone
-from mucudnn.modules.tuned_module import TunedModule
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.running.choices import Choices
-from mucudnn.tracing.convolutions import trace
-from mucudnn.words.problem import ConvProblem, Operation
-from mucudnn.words.results import Configuration, MicroConfig
+from mucudnn.running.modules.tuned_classes import make_tunable, why_left_alone
+from mucudnn.running.modules.tuned_module import TunedModule
+from mucudnn.tuning.trace import trace
 
 Model = TypeVar("Model", bound=nn.Module)
 

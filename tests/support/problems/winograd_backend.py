@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mucudnn.core.problem import ConvProblem
 from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
-from mucudnn.words.problem import ConvProblem
 
 
 def awkward_geometries(m: int, r: int, stride: int = 1) -> Iterator[dict[str, Any]]:

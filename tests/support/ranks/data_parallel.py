@@ -12,15 +12,15 @@ from support.clock.ticking import TickingClock
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mucudnn.bench.folders.rows import Row
+from mucudnn.bench.results.rows import Row
 from mucudnn.bench.sources.networks.objectives import mean_square
 from mucudnn.bench.suites.data_parallel import benchmark, wire
 from mucudnn.bench.suites.data_parallel.benchmark import Setting, are_equal, digest
 from mucudnn.bench.suites.data_parallel.wire import Wire
+from mucudnn.core.communication import Communication
+from mucudnn.core.config import Config
+from mucudnn.core.problem import MemoryFormat
 from mucudnn.distributed.link import gathered
-from mucudnn.words.communication import Communication
-from mucudnn.words.config import Config
-from mucudnn.words.problem import MemoryFormat
 
 SETTING = Setting("tiny", 2, 2, "cpu", "float32", MemoryFormat.CONTIGUOUS, Communication.ALLREDUCE, 2)
 SMALL_CAP = 1e-6  # a byte

@@ -23,9 +23,9 @@ from support.ranks.launching import end
 from support.ranks.scenarios import PROBLEMS, Found, choices
 from torch import nn
 
-from mucudnn.database.database import Database
+from mucudnn.core.errors import SharingError
+from mucudnn.store.database import Database
 from mucudnn.tuning.tuner import tune
-from mucudnn.words.errors import SharingError
 
 LAST_STEP = 7  # of the victim that confirms: in the middle of the rounds
 PATIENCE = timedelta(seconds=3)  # with a rank that does not come

@@ -17,12 +17,12 @@ from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.ranks.group import error_of
 
 import mucudnn
-from mucudnn.database.database import Database
+from mucudnn.core.config import Config
+from mucudnn.core.errors import MucudnnError
+from mucudnn.store.database import Database
 from mucudnn.tuning import workspaces
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
-from mucudnn.words.config import Config
-from mucudnn.words.errors import MucudnnError
 
 RANKS = 3
 PROBLEMS = [replace(FORWARD, k=k) for k in (1, 2, 3, 4, 5)]

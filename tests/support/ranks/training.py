@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
+from mucudnn.core.config import Config
+from mucudnn.core.problem import Operation
 from mucudnn.enabling import switch
-from mucudnn.modules.tuned_module import TunedModule
-from mucudnn.words.config import Config
-from mucudnn.words.problem import Operation
+from mucudnn.running.modules.tuned_module import TunedModule
 
 Found = Mapping[str, Any]
 

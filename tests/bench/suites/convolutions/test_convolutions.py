@@ -12,19 +12,19 @@ from support.clock.known_machine import MadeUpMachine
 from support.clock.machine import FORWARD, linear
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.contests.bounds import kind_of_layer
-from mucudnn.bench.folders.reading import ResultFolder, read_folder
-from mucudnn.bench.folders.rows import problem_of
+from mucudnn.bench.results.bounds import kind_of_layer
+from mucudnn.bench.results.reading import ResultFolder, read_folder
+from mucudnn.bench.results.rows import problem_of
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.suites.convolutions import contest
 from mucudnn.bench.suites.convolutions.benchmark import Balance, Wanted
 from mucudnn.bench.suites.convolutions.contest import Choices
 from mucudnn.bench.suites.convolutions.report import convolutions_tables, left_out_in_words
-from mucudnn.database.database import Database
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.results import Failure, MicroConfig
+from mucudnn.store.database import Database
 from mucudnn.tuning import workspaces
 from mucudnn.tuning.result import TunedProblem
-from mucudnn.words.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.words.results import Failure, MicroConfig
 
 BATCH = 8
 

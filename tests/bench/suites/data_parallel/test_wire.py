@@ -14,7 +14,7 @@ from support.ranks.data_parallel import PERIOD, digests
 from support.ranks.group import Ranks
 
 from mucudnn.bench.suites.data_parallel.wire import Wire, levels
-from mucudnn.words.communication import Communication
+from mucudnn.core.communication import Communication
 
 Digests = Mapping[str, Sequence[Sequence[str]]]  # communication -> step -> rank
 AVERAGING = [one for one in Communication if one.averages_parameters]

@@ -16,11 +16,11 @@ from support.own_jobs import MadeUpRuntime
 from support.snapshots import assert_as_stored
 from torch import nn
 
-from mucudnn.bench.contests.variants import Runtime
-from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.reading import ResultFolder, read_folder
-from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.results.header import Header
+from mucudnn.bench.results.reading import ResultFolder, read_folder
+from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.variants import Runtime
+from mucudnn.bench.results.writing import open_folder
 from mucudnn.bench.sources import models
 from mucudnn.bench.suites.inference import runtimes
 from mucudnn.bench.suites.inference.report import inference_tables
@@ -30,9 +30,9 @@ from mucudnn.bench.suites.inference.runtimes import (
     relative_difference,
     require_installed,
 )
+from mucudnn.core.config import Config
+from mucudnn.core.errors import UnavailableError
 from mucudnn.running.environment import current_environment
-from mucudnn.words.config import Config
-from mucudnn.words.errors import UnavailableError
 
 X = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 

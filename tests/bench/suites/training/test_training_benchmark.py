@@ -20,11 +20,11 @@ from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, 
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.contests.variants import How, Precision, Variant
-from mucudnn.bench.folders.header import Header
-from mucudnn.bench.folders.reading import read_folder
-from mucudnn.bench.folders.rows import Row
-from mucudnn.bench.folders.writing import open_folder
+from mucudnn.bench.results.header import Header
+from mucudnn.bench.results.reading import read_folder
+from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.variants import How, Precision, Variant
+from mucudnn.bench.results.writing import open_folder
 from mucudnn.bench.sources import models
 from mucudnn.bench.sources.trainee import Trainee
 from mucudnn.bench.suites.training import benchmark as training_benchmark
@@ -32,9 +32,9 @@ from mucudnn.bench.suites.training import step_job
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
 from mucudnn.bench.suites.training.report import training_tables
 from mucudnn.bench.suites.training.step_job import COLUMNS, Setting
-from mucudnn.words.errors import InvalidInputError
-from mucudnn.words.problem import MemoryFormat
-from mucudnn.words.torch_settings import searching
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import MemoryFormat
+from mucudnn.core.torch_settings import searching
 
 QUICK = ("--time-limit", "10ms", "--rounds", "2", "--batch", "2", "--threads", "1")
 SOME = ("--variants", "mucudnn")
@@ -92,7 +92,7 @@ def test_steps_are_in_the_precision_and_format_and_in_threads_of_which_one_searc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     every = (Variant.TORCH, Variant.TORCH_BENCHMARK, Variant.MUCUDNN)
-    monkeypatch.setattr("mucudnn.bench.contests.variants.VARIANTS", {"cpu": every})
+    monkeypatch.setattr("mucudnn.bench.results.variants.VARIANTS", {"cpu": every})
     seen: list[tuple[torch.dtype, bool, int, bool]] = []
     network = tiny()
     network.insert(1, Seen(seen))

@@ -1,1 +1,0 @@
-"""Tables, plots and records that the reports of benchmarks and commands share."""

@@ -1,0 +1,310 @@
+"""Compares two result folders of a benchmark row by row: each row is faster, slower, the same or undecided.
+
+Samples are logarithms of time over torch's time in the same round. Slow phases of shared cores last for seconds or
+minutes and differ between runs, but they affect whole rounds, so that they cancel in the ratio.
+
+- **Significance** is decided by the two-sided rank test of Mann and Whitney (1947, "On a test of whether one of two
+  random variables is stochastically larger than the other"), which assumes no distribution and is robust to outliers.
+  The p-values of all rows are compared with ``FAMILY_LEVEL`` by the step-down method of Holm (1979, "A simple
+  sequentially rejective multiple test procedure"), which corrects for multiple comparisons, also of dependent rows,
+  such as rows with the same torch samples.
+- **Size** is the ratio of the medians with its 95 % interval, by the percentile bootstrap (Efron, Tibshirani 1993, "An
+  introduction to the bootstrap", chapter 13). At the level that many comparisons need, a bootstrap is unreliable for
+  few samples; therefore it decides only about "same".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf, log
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from mucudnn.bench.results.reading import ResultFolder
+from mucudnn.bench.results.rows import Key, Line, row_key, subject_key
+from mucudnn.bench.results.speedups import LEAST_ROUNDS, Estimate, interval, resampled_medians
+from mucudnn.bench.results.text_tables import new_table, some
+from mucudnn.bench.results.variants import TORCH
+from mucudnn.core.errors import InvalidInputError, UnavailableError
+from mucudnn.core.units import format_bytes, format_seconds
+
+FAMILY_LEVEL = 0.001  # probability that any row of a comparison is called faster or slower by mistake
+# Slowdown in slow phases of shared cores. Without torch's samples, a whole run may have been in such a phase.
+PHASE = 4 / 3
+_RESAMPLES = 2000
+_MOST_EXACT = 40  # With more samples, the exact test takes seconds, and the normal approximation is close.
+
+Samples = NDArray[np.float64]
+
+
+class Verdict(StrEnum):
+    """Outcome of a comparison of two sets of samples.
+
+    ``SLOWER``, ``FASTER``: significantly different, and by more than the tolerance. ``SAME``: the interval of the ratio
+    is within the tolerance. ``UNDECIDED``: neither.
+    """
+
+    SLOWER = "slower"
+    FASTER = "faster"
+    SAME = "same"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Logarithms of a row's samples before and after a change.
+
+    is_controlled: whether the samples are divided by torch's samples of the same rounds.
+    """
+
+    before: Samples
+    after: Samples
+    is_controlled: bool
+
+    @property
+    def p_value(self) -> float:
+        """The p-value of the rank test; 1 if there are too few samples, or if all samples are equal."""
+        from scipy.stats import mannwhitneyu
+
+        both = np.concatenate((self.before, self.after))
+        if min(len(self.before), len(self.after)) < LEAST_ROUNDS or np.ptp(both) == 0:
+            return 1.0
+        has_ties = len(np.unique(both)) < len(both)
+        method = "exact" if len(both) <= _MOST_EXACT and not has_ties else "asymptotic"
+        return float(mannwhitneyu(self.before, self.after, method=method).pvalue)
+
+    @property
+    def allowance(self) -> float:
+        """Logarithm of the factor by which a slow machine may distort times; 0 if torch's samples cancel its effect."""
+        return 0.0 if self.is_controlled else log(PHASE)
+
+    @property
+    def shift(self) -> Estimate:
+        """Logarithm of the time after over the time before, with an interval that includes the allowance."""
+        shift = float(np.median(self.after) - np.median(self.before))
+        if min(len(self.before), len(self.after)) < LEAST_ROUNDS:
+            return Estimate(shift, -inf, inf)
+        drawn = [resampled_medians(tuple(s), seed, _RESAMPLES) for seed, s in enumerate((self.before, self.after))]
+        low, high = interval(drawn[1] - drawn[0])
+        return Estimate(shift, low - self.allowance, high + self.allowance)
+
+
+def require_scipy() -> None:
+    """Raise ``UnavailableError`` if scipy is not installed."""
+    try:
+        import scipy  # noqa: F401
+    except ImportError:
+        raise UnavailableError("this needs scipy, which is not installed: pip install 'mucudnn[report]'") from None
+
+
+def judged(pairs: Sequence[Pair], tolerance: float) -> list[tuple[Estimate, Verdict]]:
+    """Judge all pairs together; return for each pair the ratio of time after to time before, and the verdict.
+
+    tolerance: relative change up to which times count as equal. Raises ``UnavailableError`` if scipy is not installed.
+    """
+    require_scipy()
+    are_different = rejected([pair.p_value for pair in pairs], FAMILY_LEVEL)
+    return [_judged(pair, different, log(1 + tolerance)) for pair, different in zip(pairs, are_different, strict=True)]
+
+
+def rejected(p_values: Sequence[float], level: float) -> list[bool]:
+    """Return for each hypothesis whether Holm's method, which corrects for multiple comparisons, rejects it.
+
+    >>> rejected([0.02, 0.001, 0.04], 0.05)
+    [True, True, True]
+    >>> rejected([0.03, 0.001, 0.04], 0.05)
+    [False, True, False]
+    """
+    result = [False] * len(p_values)
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        if p_values[index] > level / (len(p_values) - rank):
+            break
+        result[index] = True
+    return result
+
+
+def _judged(pair: Pair, is_different: bool, tolerance: float) -> tuple[Estimate, Verdict]:
+    shift = pair.shift
+    if is_different and abs(shift.value) > tolerance + pair.allowance:
+        verdict = Verdict.SLOWER if shift.value > 0 else Verdict.FASTER
+    elif pair.is_controlled and -tolerance <= shift.low <= shift.high <= tolerance:
+        verdict = Verdict.SAME
+    else:
+        verdict = Verdict.UNDECIDED
+    return Estimate(*(float(np.exp(one)) for one in (shift.value, shift.low, shift.high))), verdict
+
+
+# Fields of the environment that torch's time depends on. If all are equal, times are compared relative to torch's.
+_OF_TORCH = ("device", "capability", "threads", "torch", "library", "numerics")
+_MOST_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """A row (the times of one contestant on one subject) that both compared folders have.
+
+    before, after: the row in each folder. is_controlled: whether both folders also timed torch in the same rounds as
+    this row. ratio: time in the second folder over time in the first.
+    """
+
+    before: Line
+    after: Line
+    is_controlled: bool
+    ratio: Estimate
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FolderComparison:
+    """The comparison of two result folders.
+
+    rows: in the order of the first folder. only_before, only_after: rows of one folder that the other one lacks or has
+    without samples. tolerance: relative change up to which times count as equal.
+    """
+
+    before: ResultFolder
+    after: ResultFolder
+    rows: tuple[ComparedRow, ...]
+    only_before: tuple[Line, ...]
+    only_after: tuple[Line, ...]
+    tolerance: float
+
+    def of(self, verdict: Verdict) -> list[ComparedRow]:
+        return [row for row in self.rows if row.verdict is verdict]
+
+
+def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float) -> FolderComparison:
+    """Compare two result folders row by row.
+
+    tolerance: relative change up to which times count as equal. Raises ``InvalidInputError`` for folders of different
+    benchmarks, and ``UnavailableError`` if scipy is missing.
+
+    Torch's own rows are compared only if the version of torch or the machine changed.
+    """
+    if before.header.subject_columns != after.header.subject_columns:
+        raise InvalidInputError(
+            f"{before.path} is of bench {before.header.benchmark}, {after.path} of bench {after.header.benchmark}: "
+            "they have no rows in common; name two folders of the same benchmark"
+        )
+    same_torch = is_torch_the_same(before, after)
+    mine, others = _timed(before, same_torch), _timed(after, same_torch)
+    common = [key for key in mine if key in others]
+    pairs = [_pair(mine[key], others[key]) for key in common]
+    rows = tuple(
+        ComparedRow(mine[key].line, others[key].line, pair.is_controlled, ratio, verdict)
+        for key, pair, (ratio, verdict) in zip(common, pairs, judged(pairs, tolerance), strict=True)
+    )
+    only_before, only_after = (
+        tuple(one.line for key, one in these.items() if key not in those)
+        for these, those in ((mine, others), (others, mine))
+    )
+    return FolderComparison(before, after, rows, only_before, only_after, tolerance)
+
+
+def is_torch_the_same(before: ResultFolder, after: ResultFolder) -> bool:
+    """Return whether both folders have the same torch and machine, so that times can be compared over torch's."""
+    mine, others = before.header.environment, after.header.environment
+    return all(getattr(mine, name) == getattr(others, name) for name in _OF_TORCH)
+
+
+class _Timed(NamedTuple):
+    """A row of a result folder, with the logarithms of its samples.
+
+    over_torch: logarithms of its samples over torch's samples of the same rounds, or None if torch was not timed then.
+    """
+
+    line: Line
+    samples: Samples
+    over_torch: Samples | None
+
+
+def _timed(folder: ResultFolder, torch_controls: bool) -> dict[Key, _Timed]:
+    """Return the rows of a folder that have samples, by key.
+
+    torch_controls: whether rows are compared relative to torch's rows, which are then left out of the result.
+    """
+    lines = [line for line in folder.lines if line["samples_s"]]
+    torchs = {subject_key(line, folder.header): line for line in lines if line["contestant"] == TORCH}
+    found = {}
+    for line in lines:
+        if torch_controls and line["contestant"] == TORCH:
+            continue
+        samples, over_torch = np.log(line["samples_s"]), None
+        torch = torchs.get(subject_key(line, folder.header)) if torch_controls else None
+        if torch and torch["turns"] == line["turns"] and len(torch["samples_s"]) == len(samples):
+            over_torch = samples - np.log(torch["samples_s"])
+        found[row_key(line, folder.header)] = _Timed(line, samples, over_torch)
+    return found
+
+
+def _pair(before: _Timed, after: _Timed) -> Pair:
+    if before.over_torch is None or after.over_torch is None:
+        return Pair(before.samples, after.samples, is_controlled=False)
+    return Pair(before.over_torch, after.over_torch, is_controlled=True)
+
+
+def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) -> Table:
+    """Return a table of rows that became slower or faster, slowest first.
+
+    all_rows: include the rows that stayed the same or are undecided.
+    """
+    shown = [Verdict.SLOWER, Verdict.FASTER, *((Verdict.UNDECIDED, Verdict.SAME) if all_rows else ())]
+    printed = new_table(
+        f"{comparison.after.path} against {comparison.before.path}",
+        ("subject", "contestant", "verdict"),
+        ("before", "after", "ratio", "95 % interval"),
+    )
+    for verdict in shown:
+        for row in sorted(comparison.of(verdict), key=lambda row: -row.ratio.value):
+            printed.add_row(
+                *(_subject(comparison.before, row.before), _contestant(row.before), str(verdict)),
+                *(_configuration(row.before), _configuration(row.after)),
+                *(f"{row.ratio.value:.3f}", f"{row.ratio.low:.3f} to {row.ratio.high:.3f}"),
+            )
+    return printed
+
+
+def in_words(comparison: FolderComparison) -> str:
+    """Describe a comparison: counts, method, differences of the settings, and rows that only one folder has."""
+    before, after, rows = comparison.before, comparison.after, comparison.rows
+    counts = ", ".join(f"{len(comparison.of(verdict))} {verdict}" for verdict in Verdict)
+    over_torch = ", each over PyTorch's time in the same round" if is_torch_the_same(before, after) else ""
+    lines = [
+        f"{len(rows)} rows are in both: {counts}; changes up to {comparison.tolerance:.0%} are ignored",
+        f"ratio: time after / time before{over_torch}; significance level {FAMILY_LEVEL:g} for all rows together",
+    ]
+    if uncontrolled := sum(not row.is_controlled for row in rows):
+        lines.append(
+            f"{uncontrolled} rows lack samples of the same PyTorch in both folders: slow phases of the machine do not "
+            f"cancel, so these rows count as slower or faster only beyond a ratio of {PHASE:.2f}"
+        )
+    if differences := before.header.differences(after.header):
+        lines.append(f"between the folders: {'; '.join(differences)}")
+    for folder, only in ((before, comparison.only_before), (after, comparison.only_after)):
+        if only:
+            names = [f"{_subject(folder, line)} {_contestant(line)}" for line in only]
+            lines.append(f"only in {folder.path}: {len(only)} rows: {some(names, _MOST_LISTED)}")
+        lines += folder.problems
+    return "\n".join(lines)
+
+
+def _subject(folder: ResultFolder, line: Line) -> str:
+    """Return the name of a row's subject, from its text columns only, because sizes would fill the table."""
+    return " ".join(line[name] for name in folder.header.subject_columns if isinstance(line[name], str))
+
+
+def _contestant(line: Line) -> str:
+    """Return the name of a row's contestant (the implementation that was timed): ``mucudnn power-of-two 64 MiB``."""
+    limit = None if line["limit_bytes"] is None else format_bytes(line["limit_bytes"])
+    return " ".join(part for part in (line["contestant"], line["policy"], limit) if part)
+
+
+def _configuration(line: Line) -> str:
+    samples = sorted(line["samples_s"])
+    middle = format_seconds(samples[len(samples) // 2])
+    return f"{middle} {line['configuration']}" if line["configuration"] else middle

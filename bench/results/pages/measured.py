@@ -1,0 +1,324 @@
+"""The numbers that reports show for each row of a result folder, for each layer and for each contestant.
+
+Functions from data frames to data frames. The rows of a layer's operations are joined as in DeepBench's tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from math import exp, log, nan
+from statistics import median
+from typing import Any
+
+import pandas
+
+from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer
+from mucudnn.bench.results.reading import ResultFolder
+from mucudnn.bench.results.rows import PROBLEM_COLUMNS, problem_of
+from mucudnn.bench.results.speedups import Estimate, mean_speedup, speedup_of
+from mucudnn.bench.results.text_tables import shares, spread
+from mucudnn.bench.results.variants import TORCH
+from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
+from mucudnn.core.problem import Operation
+from mucudnn.core.results import BUSY
+
+PUBLISHED = "published "  # prefix of the columns with DeepBench's published times
+UNDIVIDED = "undivided"  # name of both the contestant and its policy
+CONTESTANT = ("contestant", "policy", "limit_bytes")
+LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
+_NUMBERS = ("limit_bytes", "workspace_bytes", "relative_error", "load", "count")
+_TEXTS = ("policy", "configuration", "failure")
+# Numeric columns of ``bench metrics`` only.
+_METRICS = ("error_l1", "error_l2", "error_max", "runs", "distinct_results", "not_finite", "not_finite_by_definition")
+
+
+def measured(folder: ResultFolder) -> pandas.DataFrame:
+    """Return the rows of a result folder in their order, with the additional columns that reports show.
+
+    Additional columns: ``torch_samples_s``, torch's samples of the same subject and rounds; ``speedup``,
+    ``speedup_low``, ``speedup_high`` over these; ``spread``, the interquartile range over the median. For convolutions
+    also ``kind``; ``flops``, of the direct method; ``bound_s``, a lower bound by the machine's peak rates, and
+    ``over_bound``, the time over that bound; ``flops_per_s``; ``flops_per_byte``, with each tensor moved once;
+    ``over_undivided``, of mucudnn, the time of the undivided contestant under the same limit over the row's, and
+    ``same_as``, ``UNDIVIDED`` if both have the same configuration; and for each machine
+    of DeepBench's published times a column of seconds, named ``PUBLISHED`` and the machine. For whole models
+    ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, as text. Unknown values are NaN.
+    """
+    rows = _with_known_types(folder.rows)
+    rows = _with_speedups(rows, folder.header.subject_columns)
+    rows["spread"] = [spread(samples)["noise"] if len(samples) > 1 else nan for samples in rows["samples_s"]]
+    rows = rows.astype({name: float for name in _METRICS if name in rows})
+    if not has_problems(rows):
+        return _with_models(rows)
+    return _with_published(_with_bounds(_with_undivided(rows), folder.header.limits))
+
+
+def has_problems(rows: pandas.DataFrame) -> bool:
+    """Return whether the rows have all columns of a convolution problem."""
+    if not len(rows) or not set(PROBLEM_COLUMNS) <= set(rows.columns):
+        return False
+    return bool(rows[list(PROBLEM_COLUMNS)].notna().all(axis=None))
+
+
+def with_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Fill the column ``layer`` of convolution rows: the layer's name, or its kind if layers have no names."""
+    return rows.assign(layer=[str(name) for name in (rows["layer"] if "layer" in rows else rows["kind"])])
+
+
+def _with_known_types(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a copy of the rows with all numeric and text columns, converted to their types."""
+    rows = rows.reindex(columns=[*rows.columns, *(name for name in (*_NUMBERS, *_TEXTS) if name not in rows)])
+    texts: dict[str, Any] = {name: [None if value != value else value for value in rows[name]] for name in _TEXTS}
+    rows = rows.astype(dict.fromkeys(_NUMBERS, float)).assign(**texts)
+    return rows.assign(count=rows["count"].fillna(1))
+
+
+def _with_speedups(rows: pandas.DataFrame, subject: Sequence[str]) -> pandas.DataFrame:
+    """Add ``torch_samples_s``, torch's samples of the same subject and rounds, and the speedups over them.
+
+    subject: the columns that identify a subject. Subjects such as the memory formats of a layer are timed together.
+    """
+    keys = [*subject, "turns"]
+    torchs = rows[rows["contestant"] == TORCH].drop_duplicates(keys)[[*keys, "samples_s"]]
+    joined = rows.merge(torchs.rename(columns={"samples_s": "torch_samples_s"}), how="left", on=keys)
+    samples = [value if isinstance(value, list) else [] for value in joined["torch_samples_s"]]
+    rows = rows.assign(torch_samples_s=pandas.Series(samples, rows.index, dtype=object))
+    found = [
+        Estimate() if name == TORCH else speedup_of([torch], [ours])
+        for name, torch, ours in zip(rows["contestant"], samples, rows["samples_s"], strict=True)
+    ]
+    return _with_columns(rows, (one.columns("speedup{}") for one in found))
+
+
+def _with_columns(rows: pandas.DataFrame, records: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
+    return rows.assign(**pandas.DataFrame(list(records), index=rows.index))
+
+
+def _with_undivided(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Add ``over_undivided`` and ``same_as`` to the rows of mucudnn, by the undivided row under the same limit."""
+    keys, names = ["turns", "dtype", "memory_format", "limit_bytes"], {"time_s": "their_s", "configuration": "theirs"}
+    undivided = rows[rows["contestant"] == UNDIVIDED].rename(columns=names)[[*keys, *names.values()]]
+    undivided = rows[keys].merge(undivided.drop_duplicates(keys), how="left", on=keys).set_axis(rows.index)
+    is_ours = rows["contestant"] == "mucudnn"
+    is_same = is_ours & rows["configuration"].notna() & (rows["configuration"] == undivided["theirs"])
+    same = pandas.Series([UNDIVIDED if same else None for same in is_same], rows.index, dtype=object)
+    return rows.assign(over_undivided=(undivided["their_s"] / rows["time_s"]).where(is_ours), same_as=same)
+
+
+def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
+    if {"network", "batch_size"} <= set(rows.columns):
+        rows = rows.assign(images_per_s=rows["batch_size"] / rows["time_s"])
+    if "kinds_s" in rows:
+        rows = rows.assign(kinds=rows["kinds_s"].map(_kinds))
+    return rows
+
+
+def _kinds(kinds_s: object) -> str | None:
+    if not isinstance(kinds_s, dict):
+        return None
+    return ", ".join(f"{kind} {share:.0%}" for kind, share in shares(kinds_s).items()) or None
+
+
+def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) -> pandas.DataFrame:
+    rows = _with_columns(rows, (_bounds(row, limits) for row in rows[list(PROBLEM_COLUMNS)].to_dict("records")))
+    return rows.assign(over_bound=rows["time_s"] / rows["bound_s"], flops_per_s=rows["flops"] / rows["time_s"])
+
+
+def _bounds(row: Mapping[Any, Any], limits: Mapping[str, MachineLimits]) -> dict[str, Any]:
+    problem, n = problem_of(row), int(row["batch_size"])
+    flops, limit = problem.flops(n), limits.get(problem.dtype, MachineLimits())
+    return {
+        "kind": kind_of_layer(problem),
+        "flops": float(flops),
+        "flops_per_byte": flops / problem.least_bytes(n),
+        "bound_s": limit.bound_s(problem, n) if limit.are_known else nan,
+    }
+
+
+def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Add a column of published times for each machine, matched by geometry, mini-batch and operation.
+
+    Rows with dilation or groups get no value, because the published times are of ordinary convolutions.
+    """
+    times = published_times(rows["operation"])
+    times = times.pivot(index=[*GEOMETRY, "operation"], columns="machine", values="time_s").add_prefix(PUBLISHED)
+    plain = (rows[["dilation_h", "dilation_w", "groups"]] == 1).all(axis=1)
+    keys = rows[plain].rename(columns={"batch_size": "n"})[[*GEOMETRY, "operation"]]
+    found = times.reindex(pandas.MultiIndex.from_frame(keys)).set_axis(keys.index).dropna(axis=1, how="all")
+    return rows.join(found)
+
+
+def machines_of(rows: pandas.DataFrame) -> list[str]:
+    """Return the machines that have published times for at least one of the rows."""
+    return [str(name).removeprefix(PUBLISHED) for name in rows.columns if str(name).startswith(PUBLISHED)]
+
+
+def unmatched_published(rows: pandas.DataFrame) -> tuple[int, int]:
+    """Return the number of published geometries that the table lacks, and the number of all published geometries."""
+    times = published_times(rows["operation"] if has_problems(rows) else ())
+    named = times["machine"].isin(machines_of(rows) or times["machine"])
+    every = {tuple(map(int, key)) for key in times[named][list(GEOMETRY)].drop_duplicates().to_numpy()}
+    if not has_problems(rows):
+        return len(every), len(every)
+    have = rows.rename(columns={"batch_size": "n"})[list(GEOMETRY)].drop_duplicates().to_numpy()
+    return len(every - {tuple(map(int, key)) for key in have}), len(every)
+
+
+OPERATIONS = {
+    Operation.FORWARD: "forward",
+    Operation.BACKWARD_DATA: "backward_inputs",
+    Operation.BACKWARD_FILTER: "backward_parameters",
+}  # by the names that DeepBench uses
+
+_Key = tuple[Any, ...]
+_Operations = Mapping[str, Mapping[Hashable, Any]]  # rows by operation
+
+
+def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a row for each layer, contestant, policy and workspace limit, in the order of ``rows``.
+
+    rows: the result of ``measured``. Columns of the result: ``layer`` and those of ``LAYER`` and ``CONTESTANT``; for
+    each operation, by DeepBench's names, its seconds and configuration, such as ``forward_s`` and
+    ``forward_configuration``; ``total_s``; ``flops_per_s`` and ``speedup`` of the total, the latter with its interval;
+    ``over_bound``; ``same_as``, if all operations have the same value; the largest ``workspace_bytes`` and
+    ``relative_error``; ``load``; and the published totals. Values are NaN if one of the layer's operations is missing.
+    """
+    if not has_problems(rows):
+        return pandas.DataFrame()
+    subject, machines = ["layer", *LAYER] if "layer" in rows else [*LAYER], machines_of(rows)
+    return pandas.DataFrame(
+        [
+            dict(zip((*subject, *CONTESTANT), (*layer, *of), strict=True)) | _layer_record(ours, every, machines)
+            for layer, every in _by_layer(rows, subject).items()
+            for of, ours in every.items()
+        ]
+    )
+
+
+def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, Mapping[_Key, _Operations]]:
+    """Group rows in nested mappings: by layer, then by contestant, policy and limit, then by operation.
+
+    Missing values are None.
+    """
+    found: dict[_Key, dict[_Key, dict[str, Mapping[Hashable, Any]]]] = {}
+    for row in rows.astype(object).where(rows.notna(), None).to_dict("records"):
+        layer, contestant = (tuple(row[name] for name in names) for names in (subject, CONTESTANT))
+        found.setdefault(layer, {}).setdefault(contestant, {})[row["operation"]] = row
+    return found
+
+
+def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines: Sequence[str]) -> dict[str, Any]:
+    """Return the row of one contestant on one layer. every: the rows of all contestants on that layer."""
+    record: dict[str, Any] = {}
+    for operation, name in OPERATIONS.items():
+        row = ours.get(operation, {})
+        record[f"{name}_s"], record[f"{name}_configuration"] = row.get("time_s"), row.get("configuration")
+    is_whole = len(ours) == len({operation for rows in every.values() for operation in rows})
+    total_s = _sum(ours, "time_s") if is_whole else nan
+    torchs = every.get((TORCH, None, None), {})
+    speedup = _ratio(torchs, ours) if is_whole and ours is not torchs else Estimate()
+    same = {row.get("same_as") for row in ours.values()}
+    return record | {
+        "same_as": same.pop() if len(same) == 1 else None,
+        "total_s": total_s,
+        "flops_per_s": _sum(ours, "flops") / total_s,
+        "over_bound": total_s / _sum(ours, "bound_s"),
+        **speedup.columns("speedup{}"),
+        **{name: _most(ours, name) for name in ("workspace_bytes", "relative_error", "load")},
+        **{f"{PUBLISHED}{machine}": _sum(ours, f"{PUBLISHED}{machine}") for machine in machines},
+    }
+
+
+def _ratio(reference: _Operations, ours: _Operations) -> Estimate:
+    """Return the speedup of ``ours`` over the reference, summed over operations; NaN if one lacks an operation."""
+    names = [name for name in OPERATIONS if name in reference or name in ours]  # the position selects the random draws
+    samples = ([of[name]["samples_s"] if name in of else () for name in names] for of in (reference, ours))
+    return speedup_of(*samples)
+
+
+def _sum(rows: _Operations, name: str) -> float:
+    """Return the sum of a column over all operations; NaN if a value is missing."""
+    values = [row[name] for row in rows.values()]
+    return nan if None in values else float(sum(values))
+
+
+def _most(rows: _Operations, name: str) -> float:
+    return max((row[name] for row in rows.values() if row[name] is not None), default=nan)
+
+
+def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a row for each timed combination of contestant, policy and limit. rows: the result of ``measured``.
+
+    Convolutions have rows of their own in each dtype and memory format. Columns: those of ``CONTESTANT``; ``problems``,
+    the number of timed problems; ``speedup`` over torch, a geometric mean, with its interval; for convolutions also the
+    speedup of each operation, such as ``speedup_forward``, the geometric means ``over_bound`` and ``over_undivided``,
+    the latter with its extremes ``_least`` and ``_most``, and ``same``, the number of configurations that are the
+    undivided ones; ``total_s``, the sum of times multiplied by the number of occurrences, and ``torch_s``, torch's sum
+    for the same problems; and ``busy``, the number of problems timed on a busy machine.
+    """
+    if rows.empty:
+        return pandas.DataFrame()
+    timed = rows.dropna(subset=["time_s"])
+    timed = timed.assign(torch_s=[median(samples) if samples else nan for samples in timed["torch_samples_s"]])
+    keys = [*(("dtype", "memory_format") if has_problems(timed) else ()), *CONTESTANT]
+    groups = timed.groupby(keys, dropna=False, sort=False)
+    return pandas.DataFrame([dict(zip(keys, key, strict=True)) | _summary(group) for key, group in groups])
+
+
+def _summary(group: pandas.DataFrame) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "problems": len(group),
+        **_mean_speedup(group).columns("speedup{}"),
+        "total_s": float((group["count"] * group["time_s"]).sum()),
+        "torch_s": float((group["count"] * group["torch_s"]).sum(skipna=False)),
+        "busy": int((group["load"] > BUSY).sum()),
+    }
+    if has_problems(group):
+        by_operation = {name: group[group["operation"] == name]["speedup"] for name in OPERATIONS}
+        record |= {f"speedup_{OPERATIONS[name]}": _geometric_mean(values) for name, values in by_operation.items()}
+        record |= {name: _geometric_mean(group[name]) for name in ("over_bound", "over_undivided")}
+        gains, same = group["over_undivided"], int(group["same_as"].notna().sum())
+        record |= {"over_undivided_least": gains.min(), "over_undivided_most": gains.max(), "same": same or None}
+    return record
+
+
+def _mean_speedup(group: pandas.DataFrame) -> Estimate:
+    """Return the geometric mean of the rows' speedups over torch, ignoring torch's own rows."""
+    of = group.dropna(subset=["speedup"])
+    return mean_speedup([*zip(of["torch_samples_s"], of["samples_s"], strict=True)])
+
+
+def _geometric_mean(values: pandas.Series[float]) -> float:
+    logarithms = [log(value) for value in values.dropna()]
+    return exp(sum(logarithms) / len(logarithms)) if logarithms else nan
+
+
+def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the speedup of divided mini-batches over the best undivided algorithm under the same limit.
+
+    rows: the result of ``measured``. The result has a row for each layer, policy and limit, with the columns ``layer``,
+    those of ``LAYER``, ``policy``, ``limit_bytes``; ``gain``, the undivided algorithms' sum of medians over mucudnn's,
+    with its interval ``gain_low`` to ``gain_high`` (see ``speedup_of``), NaN if one of the two was timed on fewer
+    operations; and ``is_same``: whether all operations run the configuration of the undivided.
+    """
+    if not has_problems(rows):
+        return pandas.DataFrame()
+    found, names = [], ["layer", *LAYER, "policy", "limit_bytes"]
+    for layer, every in _by_layer(with_layers(rows.dropna(subset=["policy"])), names[:-2]).items():
+        undivided = {limit: of for (contestant, _, limit), of in every.items() if contestant == UNDIVIDED}
+        for (contestant, policy, limit), ours in every.items():
+            if contestant == "mucudnn" and limit in undivided:
+                gain = _ratio(undivided[limit], ours).columns("gain{}")
+                is_same = all(row["same_as"] == UNDIVIDED for row in ours.values())
+                found.append(dict(zip(names, (*layer, policy, limit), strict=True)) | gain | {"is_same": is_same})
+    return pandas.DataFrame(found)
+
+
+def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the speedups that the paper reports for these layers: ``layer``, and a column for each limit.
+
+    layers: the result of ``gains``. Layers match by geometry, with any mini-batch; a layer that the paper does not
+    report has no row.
+    """
+    ours = layers.drop_duplicates("layer")[["layer", *DIVIDED_GEOMETRY]]
+    return ours.merge(published_gains(), on=list(DIVIDED_GEOMETRY)).drop(columns=list(DIVIDED_GEOMETRY))

@@ -1,0 +1,180 @@
+"""Reports the configurations chosen for a network's layers: tables for people, JSON objects for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from rich.table import Table
+
+from mucudnn.bench.results.records import Record, configuration_record, record_header
+from mucudnn.bench.results.text_tables import long_name, memory_bound, milliseconds, new_table, ratio, short_name
+from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.core.units import format_bytes, format_seconds
+from mucudnn.solver.curve import CurvePoint, budget_curve, limit_curve
+from mucudnn.solver.front import desirable_sets
+from mucudnn.tuning.choose import baseline_or_declared, is_timed
+from mucudnn.tuning.result import TunedProblem, left_out_in_words
+
+
+def tuning_table(tuning: TableTuning) -> Table:
+    """Return a table of torch's own choice and ours for each operation: time, speedup, workspace, error, and totals.
+
+    If needed, more columns count candidates left out by a time limit, and explain choices slower than the baseline.
+    """
+    left_out = left_out_in_words([row.tuned for row in tuning.rows])
+    why_slower = any(_why_slower(row.tuned) for row in tuning.rows)
+    more = ("not measured",) * bool(left_out) + ("why slower",) * why_slower
+    columns = ("count", "PyTorch ms", "chosen ms", "speedup", "workspace", "rel. error", *more)
+    printed = new_table(
+        f"{tuning.source}, {memory_bound(tuning.config)}",
+        ("layer", "operation", "configuration"),
+        columns,
+        footer=("total", "", "", "", *_totals(tuning), "", *("" for _ in more)),
+    )
+    for row in tuning.rows:
+        further = [_unmeasured(row.tuned)] * bool(left_out) + [_why_slower(row.tuned)] * why_slower
+        printed.add_row(*_tuned_cells(row), *further)
+    printed.caption = left_out or None
+    return printed
+
+
+def account_in_words(tuning: TableTuning) -> str:
+    """Summarize in one line the time and workspace that the solver predicts.
+
+    The tuning has one workspace budget for all problems, or a limit for each. Predicted times are sums of separately
+    measured parts, so they differ from the total in the report's table, which is measured on complete calls.
+    """
+    if tuning.divided is not None:
+        return str(tuning.divided.division)
+    known = [(row.count, account) for row in tuning.rows if (account := row.tuned.account) is not None]
+    predicted_s = sum(count * account.objective_s for count, account in known)
+    desirable, measured = (sum(getattr(a, name) for _, a in known) for name in ("front_size", "measurements"))
+    return (
+        f"{len(known)} problems, each solved under its own limit: predicted total {format_seconds(predicted_s)}, the "
+        "least that the measured parts allow (the table's total is of whole runs, where there are any); "
+        f"{desirable} desirable configurations from {measured} measurements, "
+        f"{format_seconds(sum(account.solve_time_s for _, account in known))}"
+    )
+
+
+def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
+    tuned = row.tuned
+    return (
+        short_name(row.names),
+        str(tuned.problem.operation),
+        str(tuned.configuration),
+        str(row.count),
+        *_against_torch(tuned),
+        format_bytes(tuned.configuration.workspace_bytes),
+        "" if tuned.relative_error is None else f"{tuned.relative_error:.1e}",
+    )
+
+
+def _unmeasured(tuned: TunedProblem) -> str:
+    """Return how many candidates a time limit left unmeasured, such as ``11 of 15``; empty if there are none."""
+    left_out = len(tuned.left_out)
+    return f"{left_out} of {left_out + len(tuned.measurements)}" if left_out else ""
+
+
+def _why_slower(tuned: TunedProblem) -> str:
+    """Return why PyTorch's faster algorithm was not chosen, or an empty string if PyTorch's is not faster."""
+    if tuned.speedup is None or tuned.speedup >= 1:
+        return ""
+    if tuned.barred is not None:
+        return "PyTorch's own is barred"
+    needed = baseline_or_declared(tuned.measurements, tuned.batch_size, None).workspace_bytes
+    if tuned.limit_bytes is None or needed <= tuned.limit_bytes:
+        return ""
+    return f"PyTorch needs {format_bytes(needed)}, over the limit"
+
+
+def _totals(tuning: TableTuning) -> tuple[str, ...]:
+    if not tuning.rows:
+        return ("", "", "", "")
+    return (*_against_torch(tuning), format_bytes(tuning.workspace_bytes))
+
+
+def _against_torch(of: TunedProblem | TableTuning) -> tuple[str, str, str]:
+    """Return the cells for torch's time, our time and the speedup; torch's and the speedup are blank if unknown."""
+    if of.least_baseline_s is None:
+        return "", milliseconds(of.time_s), ""
+    more = ">" if of.baseline_s is None else ""  # too slow to be measured
+    times = more + milliseconds(of.least_baseline_s), milliseconds(of.time_s)
+    return *times, more + ratio(of.least_baseline_s / of.time_s)
+
+
+def time_by_size(tuning: TableTuning) -> tuple[CurvePoint, ...]:
+    """Return the least time of a complete tuning's rows by workspace budget, or by limit, the given one among them.
+
+    Under a limit the times are predicted, and PyTorch's own counts as using no workspace where the limit exempts it.
+    """
+    size = tuning.config.workspace_limit_bytes
+    if (divided := tuning.divided) is not None:
+        budget = divided.division.budget_bytes
+        return budget_curve(divided.options, divided.division.counts, budgets=() if budget is None else [budget])
+    options = {}
+    for place, tuned in enumerate(row.tuned for row in tuning.rows):
+        sets = desirable_sets(tuned.allowed_measurements, tuned.batch_size) if tuned.allowed_measurements else None
+        options[place] = [*sets.of(tuned.batch_size)] if sets is not None else [tuned.configuration]
+        own = baseline_or_declared(tuned.measurements, tuned.batch_size, None)
+        if tuning.config.baseline_exempt and is_timed(own) and tuned.barred is None:
+            options[place].append(replace(own, workspace_bytes=0))
+    counts = {place: row.count for place, row in enumerate(tuning.rows)}
+    return limit_curve(options, counts, limits=() if size is None else [size])
+
+
+def curve_table(tuning: TableTuning, points: Sequence[CurvePoint]) -> Table:
+    """Return a table of the least time by workspace budget or limit, with the change from the given one."""
+    bounds = tuning.config.workspace_limit_bytes, tuning.config.workspace_budget_bytes
+    here = next((point for point in points if point.size_bytes in bounds), points[-1])
+    what = "budget" if tuning.divided is not None else "limit"
+    printed = new_table(f"Least time by workspace {what}", (), (f"workspace {what}", "ms", "change"))
+    for point in points:
+        change = f"{100 * (point.time_s / here.time_s - 1):+.1f} %" if point is not here and here.time_s else ""
+        printed.add_row(format_bytes(point.size_bytes), milliseconds(point.time_s), change)
+    printed.caption = f"no smaller {what} is feasible, and no larger one faster, by what was measured"
+    return printed
+
+
+def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> Record:
+    """Return the JSON object that ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
+    return {
+        **record_header(tuning.config, tuning.environment),
+        "source": tuning.source,
+        "complete": not tuning.interrupted,
+        "problems": [_tuned(row) for row in tuning.rows],
+        "accounts": None if tuning.divided is not None else _accounts(tuning),
+        "total": {
+            "torch_s": tuning.baseline_s,
+            "mucudnn_s": tuning.time_s,
+            "speedup": tuning.speedup,
+            "workspace_bytes": tuning.workspace_bytes,
+        },
+        "division": None if tuning.divided is None else tuning.divided.division.to_json(),
+        "curve": [asdict(point) for point in curve],
+    }
+
+
+def _accounts(tuning: TableTuning) -> list[Record | None]:
+    return [None if row.tuned.account is None else row.tuned.account.to_json() for row in tuning.rows]
+
+
+def _tuned(row: TunedLayer) -> Record:
+    tuned = row.tuned
+    return {
+        "layer": long_name(row.names),
+        "operation": tuned.problem.operation,
+        "count": row.count,
+        "batch_size": tuned.batch_size,
+        "problem": asdict(tuned.problem),
+        "torch_s": tuned.baseline_s,
+        "mucudnn_s": tuned.time_s,
+        "predicted_s": tuned.configuration.time_s,
+        "speedup": tuned.speedup,
+        **configuration_record(tuned.configuration),
+        "relative_error": tuned.relative_error,
+        "reason": tuned.reason,
+        "failures": [{**asdict(failure.micro_config), "reason": failure.why} for failure in tuned.failures],
+        "unmeasured": [asdict(one) for one in tuned.left_out],
+    }

@@ -1,0 +1,112 @@
+"""Names used by benchmarks: variants and precisions of training steps, and inference runtimes. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from mucudnn.core.errors import InvalidInputError
+
+TORCH = "torch"  # name of the baseline contestant in result folders
+
+
+def shown_name(contestant: str) -> str:
+    """Return a contestant's name for headings, with PyTorch in place of ``torch``, which result files use.
+
+    >>> shown_name("torch-benchmark-10"), shown_name("mucudnn")
+    ('PyTorch-benchmark-10', 'mucudnn')
+    """
+    return f"PyTorch{contestant.removeprefix(TORCH)}" if contestant.startswith(TORCH) else contestant
+
+
+class Variant(StrEnum):
+    """A variant of a benchmarked model: its convolutions, torch's or mucudnn's, and whether it is compiled.
+
+    ``TORCH_BENCHMARK``: torch's benchmark mode, which times up to ten engines. ``TORCH_COMPILE``, ``MUCUDNN_COMPILE``:
+    the model under ``torch.compile``, with torch's convolutions or mucudnn's.
+    """
+
+    TORCH = "torch"
+    TORCH_BENCHMARK = "torch-benchmark"
+    TORCH_COMPILE = "torch-compile"
+    MUCUDNN = "mucudnn"
+    MUCUDNN_COMPILE = "mucudnn-compile"
+
+    @property
+    def is_ours(self) -> bool:
+        return self in (Variant.MUCUDNN, Variant.MUCUDNN_COMPILE)
+
+    @property
+    def is_compiled(self) -> bool:
+        return self in (Variant.TORCH_COMPILE, Variant.MUCUDNN_COMPILE)
+
+
+VARIANTS = {  # by type of device
+    "cuda": tuple(Variant),
+    "cpu": tuple(variant for variant in Variant if variant is not Variant.TORCH_BENCHMARK),
+}
+
+
+def chosen_variants(asked: Sequence[Variant] | None, device: str) -> tuple[Variant, ...]:
+    """Return the requested variants of a model, preceded by the baseline ``TORCH``.
+
+    asked: the requested variants; None for all that the device supports. Raises ``InvalidInputError`` for a variant
+    that the device does not support.
+    """
+    allowed = VARIANTS[device]
+    for variant in asked or ():
+        if variant not in allowed:
+            raise InvalidInputError(f"variant is {variant}; device {device!r} has {', '.join(allowed)}")
+    return tuple(one for one in allowed if asked is None or one in (Variant.TORCH, *asked))
+
+
+class Runtime(StrEnum):
+    """A way to run a model in inference, such as torch, mucudnn or ONNX Runtime."""
+
+    TORCH = "torch"
+    TORCH_COMPILE = "torch-compile"  # with frozen parameters
+    ONNX_RUNTIME = "onnxruntime"
+    OPENVINO = "openvino"
+    MUCUDNN = "mucudnn"
+    MUCUDNN_COMPILE = "mucudnn-compile"  # mucudnn's convolutions in a compiled model
+
+    @property
+    def is_ours(self) -> bool:
+        return self in (Runtime.MUCUDNN, Runtime.MUCUDNN_COMPILE)
+
+    @property
+    def tells_layers(self) -> bool:
+        """Return whether the layers of a call can be timed in place, which fails if a compiler fuses or traces them."""
+        return self in (Runtime.TORCH, Runtime.MUCUDNN)
+
+
+class Precision(StrEnum):
+    """The precision in which a training step computes.
+
+    ``TF32``: float32, but matrix products and convolutions round their inputs to a mantissa of 10 bits. ``BFLOAT16``,
+    ``FLOAT16``: autocast, with parameters in float32; in float16 the loss is scaled.
+    """
+
+    TF32 = "tf32"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def is_half(self) -> bool:
+        return self in (Precision.BFLOAT16, Precision.FLOAT16)
+
+
+_ON_CPU = (Precision.FLOAT32, Precision.BFLOAT16, Precision.FLOAT16)
+PRECISIONS = {"cuda": tuple(Precision), "cpu": _ON_CPU}  # by type of device
+
+
+class How(StrEnum):
+    """The way mucudnn is applied to a step.
+
+    ``OPTIMIZE``: the model is tuned beforehand by ``mucudnn.optimize``. ``ENABLE``: all convolutions are tuned during a
+    warm-up step under ``mucudnn.tuned``.
+    """
+
+    OPTIMIZE = "optimize"
+    ENABLE = "enable"

@@ -1,0 +1,192 @@
+"""Writes a result folder row by row, so that a killed process loses at most the row that it was writing.
+
+A benchmark that is started again with the same settings resumes where it stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from mucudnn.bench.results.bounds import MachineLimits
+from mucudnn.bench.results.candidates import CANDIDATES_FILE, line_of
+from mucudnn.bench.results.export import write_json
+from mucudnn.bench.results.header import (
+    FORMAT_VERSION,
+    HEADER_FILE,
+    ROWS_FILE,
+    SUMMARY_FILE,
+    Header,
+    read_header,
+    write_header,
+)
+from mucudnn.bench.results.reading import LeftOut
+from mucudnn.bench.results.rows import Key, Line, Row, Rows, Subject, lines_of, read_rows, subject_key
+from mucudnn.core.errors import InvalidInputError, OutputError
+from mucudnn.core.progress import Progress, share_of, silent
+from mucudnn.measuring.timing.load import Load, Watch
+
+if TYPE_CHECKING:
+    from mucudnn.tuning.result import TunedProblem
+
+
+class FolderWriter:
+    """A result folder that is open for writing by this process; created by ``open_folder``."""
+
+    def __init__(self, path: Path, header: Header, stream: IO[bytes], found: Rows) -> None:
+        self.path, self.header = path, header
+        self._stream = stream
+        self._known: dict[Key, list[Line]] = {}
+        for line in found.lines:
+            if line["turns"] in found.incomplete:
+                continue
+            self._known.setdefault(subject_key(line, header), []).append(line)
+        self._measured = set(self._known)
+        self._turns = found.last_turns
+
+    def known(self, subject: Subject) -> list[Line]:
+        """Return the rows that an earlier run measured for a subject; empty if it has not been measured yet."""
+        return self._known.get(subject_key(subject, self.header), [])
+
+    def add(self, rows: Sequence[Row], load: Load | None = None) -> None:
+        """Write to disk the rows of contestants that were timed interleaved.
+
+        load: how busy the machine was during the measurement. Raises ``OutputError`` if the rows cannot be written.
+        """
+        self._turns += 1
+        _append(self.path / ROWS_FILE, self._stream, lines_of(self.header, self._turns, rows, load or Load()))
+        self._measured |= {subject_key(row.subject, self.header) for row in rows}
+
+    def add_candidates(self, subject: Subject, tunings: Sequence[TunedProblem]) -> None:
+        """Write a subject's tuning results to ``candidates.jsonl``; must be called before its rows are added.
+
+        Raises ``OutputError`` if the file cannot be written.
+        """
+        if not tunings:
+            return
+        path = self.path / CANDIDATES_FILE
+        try:
+            stream = path.open("ab")
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        with stream:
+            _end_last_line(path, stream)
+            _append(path, stream, line_of(self.header, subject, tunings))
+
+    def improve_limits(self, limits: Mapping[str, MachineLimits]) -> None:
+        """Raise the stored peak rates of the machine to these if they are higher.
+
+        Raises ``OutputError`` if the rates cannot be written.
+        """
+        mine = self.header.limits
+        better = {dtype: one.or_better(mine[dtype]) if dtype in mine else one for dtype, one in limits.items()}
+        if {**mine, **better} != mine:
+            self.header = replace(self.header, limits={**mine, **better})
+            write_header(self.path, self.header)
+
+    def write_summary(self, left_out: Sequence[LeftOut] = ()) -> None:
+        """Write ``summary.json``: the number of measured subjects, and the unmeasured subjects with the reasons."""
+        write_json(
+            self.path / SUMMARY_FILE,
+            {
+                "format_version": FORMAT_VERSION,
+                "folder": self.header.identity,
+                "wanted": self.header.wanted,
+                "measured": len(self._measured),
+                "left_out": [asdict(one) for one in left_out],
+            },
+        )
+
+
+@contextmanager
+def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
+    """Open a result folder for writing; resume it if an earlier run with the same settings created it.
+
+    Raises ``InvalidInputError`` with a list of differences for a folder with other settings, and ``OutputError`` if the
+    folder cannot be written, is not a result folder, or is being written by another process.
+    """
+    header = _made_or_found(path, header)
+    try:
+        stream = (path / ROWS_FILE).open("ab")
+    except OSError as error:
+        raise OutputError(f"{path / ROWS_FILE} cannot be written: {error.strerror}; name another folder") from error
+    with stream:
+        _require_alone(path, stream)
+        _end_last_line(path / ROWS_FILE, stream)
+        yield FolderWriter(path, header, stream, read_rows(path / ROWS_FILE, header))
+
+
+def write_missing(
+    path: Path,
+    header: Header,
+    wanted: Mapping[Key, Callable[[Subject, Progress], Iterable[Row]]],
+    progress: Progress = silent,
+    watch: Watch | None = None,
+    left_out: Sequence[LeftOut] = (),
+) -> None:
+    """Measure the subjects that a folder still lacks, and write its summary.
+
+    wanted: a function for each subject, by the values of the subject's columns; it is called with the subject and its
+    share of the progress bar, and returns the subject's rows. watch: reads the load of the machine. Raises the errors
+    of ``open_folder`` and of the functions.
+    """
+    watch = watch or Watch()
+    with open_folder(path, header) as folder:
+        for index, (values, rows_of) in enumerate(wanted.items()):
+            subject = dict(zip(header.subject_columns, values, strict=True))
+            if not folder.known(subject):
+                mark, part = watch.mark(), share_of(progress, index / len(wanted), 1 / len(wanted))
+                rows = [*rows_of(subject, part)]
+                folder.add(rows, watch.since(mark))
+        folder.write_summary(left_out)
+
+
+def _made_or_found(path: Path, header: Header) -> Header:
+    """Write the header of a new folder, or check it against that of an existing one; return the header on disk."""
+    if (path / HEADER_FILE).exists():
+        found = read_header(path)
+        if differences := found.differences(header):
+            raise InvalidInputError(
+                f"{path} has results of other settings: {'; '.join(differences)}; name another folder, or use the same"
+            )
+        return found
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        strange = sorted(one.name for one in path.iterdir())
+    except OSError as error:
+        raise OutputError(f"{path} cannot be created: {error.strerror}; name another folder") from error
+    if strange:
+        raise OutputError(f"{path} is not a result folder: it contains {strange[0]}; name a new or empty folder")
+    write_header(path, header)
+    return header
+
+
+def _require_alone(path: Path, stream: IO[bytes]) -> None:
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise OutputError(f"{path} is being written by another process; wait for it, or name another folder") from error
+
+
+def _end_last_line(path: Path, stream: IO[bytes]) -> None:
+    """Terminate a line that a killed process left incomplete, so that the next row begins on a new line."""
+    with path.open("rb") as written:
+        size = written.seek(0, os.SEEK_END)
+        written.seek(max(size - 1, 0))
+        if written.read() not in (b"", b"\n"):
+            stream.write(b"\n")
+
+
+def _append(path: Path, stream: IO[bytes], lines: str) -> None:
+    """Append lines to a file and flush them to disk."""
+    try:
+        stream.write(lines.encode())
+        stream.flush()
+        os.fsync(stream.fileno())
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,107 @@
+"""The program of ``make demo``: tunes AlexNet, then trains it with torch and with mucudnn, interleaved.
+
+Any two implementations round differently, and training amplifies the differences. Losses are therefore compared step by
+step, but gradients only in the first step, where all models have the same weights. The yardstick is the difference
+between torch and torch in the other memory format.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.bench.results.text_tables import milliseconds, new_table, output, ratio
+from mucudnn.bench.results.tuning_report import tuning_table
+from mucudnn.bench.sources.layers import load_source
+from mucudnn.bench.sources.networks import build, input_shape_of
+from mucudnn.bench.sources.table_tuning import tune_table
+from mucudnn.bench.sources.trainee import Batch, TrainedStep, Trainee, labelled_batches
+from mucudnn.core.config import Config
+from mucudnn.core.progress import progress_bar
+from mucudnn.kernels.contract.reference import relative_l2_error
+from mucudnn.running.environment import current_environment
+
+NETWORK = "alexnet"
+BATCH_SIZE = 32
+STEPS = 8
+CONFIG = Config(workspace_limit="64MiB")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The steps of a training, the first of which is a warm-up, and the gradients of the first step."""
+
+    steps: Sequence[TrainedStep]
+    gradients: Sequence[Tensor]
+
+    def gradient_difference(self, reference: Training) -> float:
+        """Return the largest relative difference ‖a - b‖ / ‖b‖ of a parameter's gradient in the first step."""
+        return max(map(relative_l2_error, self.gradients, reference.gradients))
+
+    def loss_difference(self, reference: Training) -> float:
+        """Return the largest relative difference of the loss of a step."""
+        return max(abs(a.loss / b.loss - 1) for a, b in zip(self.steps, reference.steps, strict=True))
+
+
+def train_in_turns(models: Sequence[nn.Module], batches: Sequence[Batch]) -> list[Training]:
+    """Train the models, interleaved, for one step per batch."""
+    trainees, steps, gradients = [Trainee(model) for model in models], [[] for _ in models], []  # type: ignore[var-annotated]
+    for seed, (images, labels) in enumerate(batches):
+        for trainee, own in zip(trainees, steps, strict=True):
+            own.append(trainee.step(images.to(next(trainee.model.parameters()).dtype), labels, seed))
+        gradients = gradients or [
+            [p.grad.clone() for p in model.parameters() if p.grad is not None] for model in models
+        ]
+    return [Training(*one) for one in zip(steps, gradients, strict=True)]
+
+
+def training_table(torchs: Training, ours: Training, other: Training, exact: Training) -> Table:
+    """Return a table of step times, and of differences from torch and from float64. other: torch in channels_last."""
+    torch_s, our_s = (median(step.time_s for step in one.steps[1:]) for one in (torchs, ours))
+    printed = new_table(f"training, {len(ours.steps)} steps in turns from the same seed", ("",), ("",))
+    printed.show_header = False
+    printed.add_row("torch.nn.Conv2d, ms per step", milliseconds(torch_s))
+    printed.add_row("mucudnn, ms per step", milliseconds(our_s))
+    printed.add_row("speedup of the whole step", ratio(torch_s / our_s))
+    printed.add_row("loss, first and last step", f"{ours.steps[0].loss:.3f} → {ours.steps[-1].loss:.3f}")
+    for name, one in (("mucudnn", ours), ("PyTorch in channels_last", other)):
+        loss, gradient = one.loss_difference(torchs), one.gradient_difference(torchs)
+        printed.add_row(f"{name} against PyTorch: largest relative difference of the losses", f"{loss:.1e}")
+        printed.add_row(f"{name} against PyTorch: ... and of the first step's gradients", f"{gradient:.1e}")
+    for name, one in (("PyTorch", torchs), ("mucudnn", ours)):
+        error = one.gradient_difference(exact)
+        printed.add_row(f"{name} against float64: ... of the first step's gradients", f"{error:.1e}")
+    return printed
+
+
+def main() -> None:
+    console = output()
+    console.print(f"mucudnn {mucudnn.__version__} on {current_environment()}\n")
+    with progress_bar() as progress:
+        tuning = tune_table(load_source(NETWORK, batch=BATCH_SIZE), CONFIG, progress=progress)
+    console.print(tuning_table(tuning))
+
+    torch.manual_seed(0)
+    model = build(NETWORK)
+    batches = [*labelled_batches(STEPS, BATCH_SIZE, input_shape_of(NETWORK))]
+    with progress_bar() as progress:
+        ours = mucudnn.optimize(copy.deepcopy(model), batches[0][0], CONFIG, progress=progress)
+    other = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    exact = copy.deepcopy(model).double()
+    with console.status(f"training {NETWORK}: {STEPS} steps of torch.nn.Conv2d and of mucudnn, in turns"):
+        trained = train_in_turns((model, ours), batches)
+        trained += [*train_in_turns((other,), batches), *train_in_turns((exact,), batches[:1])]
+    console.print(training_table(*trained))
+    if (confirmation := mucudnn.report(ours).confirmation) is not None:
+        console.print(f"confirmed when it was tuned: {confirmation}")
+
+
+if __name__ == "__main__":
+    main()

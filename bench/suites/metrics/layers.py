@@ -1,0 +1,335 @@
+"""Accuracy of a convolution layer's operations against float64: by torch, every algorithm and given configurations.
+
+A configuration is called through a PyTorch module, as in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from mucudnn.bench.results.bounds import MachineLimits
+from mucudnn.bench.results.header import Header
+from mucudnn.bench.results.reading import LeftOut, ResultFolder
+from mucudnn.bench.results.rows import PROBLEM_COLUMNS, Row, Subject, problem_columns
+from mucudnn.bench.results.text_tables import milliseconds, new_table
+from mucudnn.bench.results.variants import TORCH
+from mucudnn.bench.results.writing import write_missing
+from mucudnn.bench.sources.layers import Layer
+from mucudnn.bench.suites.metrics.metrics import PASSED, cut_down, distinct_results, error_norms, gradcheck
+from mucudnn.bench.suites.shared.timing import Contestant, TurnRounds, try_in_turns
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError, LibraryError, first_line
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.progress import Progress, silent
+from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.core.units import format_bytes
+from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.measuring.candidates import Candidate, find_candidates
+from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.whole_runs import Machine
+from mucudnn.running.choices import Choices
+from mucudnn.running.modules.conv2d import Conv2d
+from mucudnn.testing.checks import IMAGE, dependent, spoil
+from mucudnn.tuning.benchmarker import permitted_algorithms
+
+ROUNDS = 15
+RUNS = 5  # results that are compared bit by bit
+# Short calls are sampled for SHORT_S seconds, which reduces the noise to a few percent.
+_MOST_ROUNDS, _SHORT_S = 41, 0.2
+_LIMIT_S = 3.0  # for each call: some algorithms are a hundred times slower
+_FEW = 2  # samples of a gradcheck
+
+
+def benchmark_layer(
+    source: str,
+    layer: Layer,
+    out: Path,
+    *,
+    operations: Sequence[Operation] = tuple(Operation),
+    algorithms: tuple[str, ...] | None = None,
+    configurations: Sequence[Configuration] = (),
+    rounds: int = ROUNDS,
+    machine: Machine,
+    progress: Progress = silent,
+) -> None:
+    """Measure accuracy and time of a layer's operations; write rows into ``out``, skipping operations it already has.
+
+    algorithms: names of algorithms, or of sources, which are libraries of algorithms. None means all, or none if
+    configurations are given. Torch's own algorithm is always measured. configurations: of the whole mini-batch,
+    measured like algorithms. rounds: time samples of each call; short calls get more.
+
+    Raises the errors of ``open_folder``, and ``InvalidInputError`` for unknown algorithms and configurations of other
+    batch sizes. On ``KeyboardInterrupt``, everything measured so far is in the folder.
+    """
+    problem, n = layer.problem, layer.batch_size
+    for one in configurations:
+        if one.batch_size != n:
+            raise InvalidInputError(
+                f"configuration '{one}' has {one.batch_size} samples, and the layer {n}: give one of {n} samples, or "
+                "another batch size"
+            )
+    permitted = Config(algorithms=(TORCHS_OWN,) if algorithms is None and configurations else algorithms)
+    wanted, left_out = {}, []
+    for operation in operations:
+        own = problem.with_operation(operation)
+        alone = permitted_algorithms(machine, permitted, own, [n])
+        asked = {
+            **{TORCH if one.name == TORCHS_OWN else one.name: _of(MicroConfig(one.name, n)) for one in alone},
+            **{str(one): one for one in configurations},
+        }
+        variants, reasons = _variants(asked, own, n, machine)
+        left_out += [LeftOut(f"{layer.name}, {own}: {name}", reason) for name, reason in reasons.items()]
+        key = (layer.name, *problem_columns(own, n).values())
+        wanted[key] = partial(_rows, variants, own, n, rounds=rounds, machine=machine)
+    settings = {
+        "layer": layer.name,
+        "batch_size": n,
+        "dtype": problem.dtype,
+        "memory_format": str(problem.memory_format),
+        "operations": [str(operation) for operation in operations],
+        "algorithms": None if algorithms is None else list(algorithms),
+        "configurations": list(map(str, configurations)),
+        "rounds": rounds,
+        "runs": RUNS,
+    }
+    header = Header(
+        *("metrics", source, settings, machine.environment),
+        subject_columns=("layer", *PROBLEM_COLUMNS),
+        wanted=len(operations),
+        limits={problem.dtype: MachineLimits.measured(machine.device, problem.dtype)},
+    )
+    write_missing(out, header, wanted, progress, machine.watch, left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """An algorithm or a configuration to be measured.
+
+    name: as shown in tables. candidates: its pairs of algorithm and micro-batch size.
+    """
+
+    name: str
+    configuration: Configuration
+    candidates: Sequence[Candidate]
+
+    @property
+    def workspace_bytes(self) -> int:
+        prepared = {one.algorithm.name: one.workspace.prepared_bytes for one in self.candidates}
+        return sum(prepared.values()) + max(one.scratch_bytes for one in self.candidates)
+
+
+def _variants(
+    asked: Mapping[str, Configuration], problem: ConvProblem, n: int, machine: Machine
+) -> tuple[list[_Variant], dict[str, str]]:
+    """Return what can be measured of the configurations asked for, by name, and the reasons why others cannot.
+
+    Raises ``InvalidInputError`` for unknown algorithms.
+    """
+    parts = {part for one in asked.values() for part in one.micro_configs}
+    sizes = sorted({part.micro_batch_size for part in parts})
+    config = Config(algorithms=tuple(sorted({part.algorithm for part in parts})))
+    proofs = machine.proofs(n, checks_samples=True)
+    candidates, refused = find_candidates(
+        problem, permitted_algorithms(machine, config, problem, sizes), sizes, proofs=proofs
+    )
+    found = {one.micro_config: one for one in candidates if one.micro_config in parts}
+    failures = {failure.micro_config: failure.reason for failure in refused}
+    if proofs is not None:
+        foreign = [one for one in found.values() if one.is_foreign]
+        proofs.ask(foreign)
+        failures |= {one.micro_config: str(error) for one in foreign if (error := proofs.error_of(one)) is not None}
+    variants, reasons = [], {}
+    for name, configuration in asked.items():
+        own = dict.fromkeys(configuration.micro_configs)
+        missing = next((part for part in own if part not in found or part in failures), None)
+        if missing is None:
+            variants.append(_Variant(name, configuration, [found[part] for part in own]))
+            continue
+        not_offered = f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
+        reasons[name] = failures.get(missing) or failures.get(MicroConfig(missing.algorithm, n)) or not_offered
+    return variants, reasons
+
+
+def _rows(
+    variants: Sequence[_Variant],
+    problem: ConvProblem,
+    n: int,
+    subject: Subject,
+    progress: Progress,
+    *,
+    rounds: int,
+    machine: Machine,
+) -> list[Row]:
+    """Return a row for each variant, with its metrics and its times, interleaved, or the reason for a failure."""
+    progress(f"{subject['layer']}, {problem}", 0.0)
+    operands = random_operands(problem, n, machine.device)
+    expected = reference(problem, operands.x, operands.w, operands.y)
+    reached = int(dependent(problem, IMAGE[problem.operation], n).sum())
+    rows: list[Row] = []
+    calls: dict[int, Callable[[], Tensor]] = {}
+    for one in variants:
+        row = Row(subject, one.name, configuration=str(one.configuration), workspace_bytes=one.workspace_bytes)
+        try:
+            calls[len(rows)] = call = through_module(one.configuration, problem, operands)
+            row = _with_metrics(row, one, problem, operands, call, expected, reached)
+        except tuple(error for candidate in one.candidates for error in candidate.errors) as error:
+            calls.pop(len(rows), None)
+            row = replace(row, failure=first_line(error))
+        rows.append(row)
+    rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S)
+    count = TurnRounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S)
+    found = try_in_turns([Contestant(call) for call in calls.values()], count, machine.clock, rule)
+    for index, times in zip(calls, found, strict=True):
+        failed = isinstance(times, Exception)
+        rows[index] = replace(rows[index], **{"failure": first_line(times)} if failed else {"samples_s": times})  # type: ignore[arg-type]
+    return rows
+
+
+def _with_metrics(
+    row: Row,
+    one: _Variant,
+    problem: ConvProblem,
+    operands: Operands,
+    call: Callable[[], Tensor],
+    expected: Tensor,
+    reached: int,
+) -> Row:
+    first = call().detach()
+    again = (call().detach() for _ in range(RUNS - 1))
+    image = IMAGE[problem.operation]
+    spoilt = replace(operands, **{image: getattr(operands, image).clone()})
+    spoil(getattr(spoilt, image))
+    not_finite = ~through_module(one.configuration, problem, spoilt)().isfinite()
+    more = {
+        **error_norms(first, expected),
+        "gradcheck": _gradcheck(one, problem, operands.x.device.type),
+        "runs": RUNS,
+        "distinct_results": distinct_results(chain([first], again)),
+        "not_finite": int(not_finite.sum()),
+        "not_finite_by_definition": reached,
+        "local": all(candidate.algorithm.is_local(problem) for candidate in one.candidates),
+    }
+    return replace(row, relative_error=relative_l2_error(first, expected), more=more)
+
+
+def _gradcheck(one: _Variant, problem: ConvProblem, device: str) -> str:
+    """Check the gradients of the layer cut down, of which this operation is computed by the variant's algorithms.
+
+    Torch computes the other two, so that a failed check is the variant's fault.
+    """
+    if device != "cpu":
+        return "not done: it runs on the CPU"
+    few, reasons = of_few(one.configuration), []
+    for small in cut_down(problem):
+        reason = next(filter(None, (candidate.algorithm.supports(small) for candidate in one.candidates)), None)
+        if reason is None:
+            module = module_of(few, small, random_operands(small, few.batch_size).w)
+            return gradcheck(module, small, few.batch_size)
+        reasons.append(reason)
+    return f"not done: {reasons[0]}"
+
+
+def _of(*micro_configs: MicroConfig) -> Configuration:
+    return Configuration(micro_configs, time_s=0.0, workspace_bytes=0)
+
+
+def of_few(configuration: Configuration) -> Configuration:
+    """Return a configuration with the same algorithms, each computing an equal share of about ``_FEW`` samples."""
+    names = configuration.algorithms
+    if len(configuration.micro_configs) == 1:
+        return _of(MicroConfig(names[0], _FEW))
+    of_each = range(-(-_FEW // len(names)))
+    return _of(*(MicroConfig(name, 1) for name in names for _ in of_each))
+
+
+def module_of(configuration: Configuration, problem: ConvProblem, w: Tensor) -> nn.Conv2d:
+    """Return a module with the filter w that computes the problem's operation by a configuration, others by torch.
+
+    Raises ``LibraryError`` if the module would run another configuration.
+    """
+    geometry = (problem.c, problem.k, (problem.r, problem.s), problem.stride, problem.padding, problem.dilation)
+    kind = nn.Conv2d if configuration.is_baseline else Conv2d
+    module = kind(*geometry, problem.groups, bias=False, device="meta")
+    module.weight = nn.Parameter(w.detach(), requires_grad=problem.operation is not Operation.BACKWARD_DATA)
+    if isinstance(module, Conv2d):
+        n = configuration.batch_size
+        module.choices = Choices.of({problem: {n: configuration}}, w.device.type)
+        executable = module.choices.executable(problem, n)
+        if executable is None or executable.configuration != module.choices.configuration(problem, n):
+            raise LibraryError(f"a module does not run {configuration} here: see the warning before")
+    return module
+
+
+def through_module(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], Tensor]:
+    """Return a function that runs a configuration through a module and returns the operation's newly allocated result.
+
+    For the forward operation, the function calls the module under autograd. For a backward operation, the function lets
+    autograd compute that one gradient, after an untimed forward pass. Raises the error of ``module_of``.
+    """
+    module = module_of(configuration, problem, operands.w)
+    if problem.operation is Operation.FORWARD:
+        return partial(module, operands.x)
+    of_data = problem.operation is Operation.BACKWARD_DATA
+    x = operands.x.detach().requires_grad_(of_data)
+    y = module(x)
+    wanted = x if of_data else module.weight
+    return lambda: torch.autograd.grad(y, wanted, operands.y, retain_graph=True)[0]
+
+
+_LEGEND = (
+    "relative, L1, L2, maximum: norms of the error against float64; relative: L2 over that of the result",
+    "gradcheck: PyTorch's, in float64, of the layer cut down to few channels",
+    f"results: number of results that differ in any bit, of {RUNS} runs; 1: repeatable",
+    "not finite: results where a few pixels of x (backward data: dy) are NaN or infinite; by definition, and as "
+    "computed; strict: whether --strict allows it",
+    "ms: median of a call through a module, as in training",
+)
+
+
+def layer_tables(folder: ResultFolder) -> Iterator[Table | str]:
+    """Yield a table with a row for each operation and contestant, and a text that explains columns and gaps."""
+    columns = ("relative", "L1", "L2", "maximum", "gradcheck", "results", "by definition", "not finite", "strict")
+    printed = new_table(
+        f"{folder.header.source}, {folder.header.settings['layer']}",
+        ("operation", "algorithm"),
+        (*columns, "ms", "workspace"),
+    )
+    before = ""
+    for row in folder.lines:
+        if row["operation"] != before:
+            printed.add_section()
+        name = row["operation"] if row["operation"] != before else ""
+        before = row["operation"]
+        printed.add_row(name, row["contestant"], *([row["failure"]] if row["failure"] else _cells(row)))
+    yield printed
+    unusual: dict[str, list[str]] = {}
+    for row in folder.lines:
+        if row.get("gradcheck", PASSED) != PASSED:
+            unusual.setdefault(f"gradcheck {row['gradcheck']}", []).append(row["contestant"])
+    for one in folder.left_out:
+        unusual.setdefault(one.reason, []).append(one.what.rpartition(": ")[2])
+    notes = (f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in unusual.items())
+    yield "\n".join((*_LEGEND, *notes, *folder.problems))
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("relative_error", "error_l1", "error_l2", "error_max"):
+        yield "not finite" if row[name] is None else f"{row[name]:.1e}"
+    yield row["gradcheck"].partition(":")[0]
+    yield f"{row['distinct_results']} of {row['runs']}"
+    yield f"{row['not_finite_by_definition']:,}"
+    yield f"{row['not_finite']:,}"
+    yield "yes" if row["local"] else "no"
+    yield milliseconds(median(row["samples_s"]))
+    yield format_bytes(row["workspace_bytes"])

@@ -1,0 +1,107 @@
+"""``mucudnn scale``: predict data-parallel training from measurements of one device."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import click
+
+from mucudnn.cli.shared import options, parameters
+from mucudnn.cli.shared.files import FileCommand
+from mucudnn.cli.shared.layer_tables import tuning_environment
+from mucudnn.cli.shared.outputs import Outputs, outputs
+from mucudnn.core.communication import AllReduce, Link
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.units import parse_bandwidth, parse_seconds
+
+_SIZES = 3  # number of local batches at which steps are measured
+
+
+def _latency(text: str) -> float:
+    seconds = parse_seconds(text)
+    if seconds is None:
+        raise InvalidInputError(f"{text!r} is not a latency; write for example 5us")
+    return seconds
+
+
+@click.command(cls=FileCommand)
+@options.source_argument
+@options.option(
+    "batch", parameters.Count(most=parameters.MOST_SOLVED), "Samples of all ranks together, under strong scaling.", 1024
+)
+@options.option("ranks", parameters.Text("N,...", parameters.parse_ranks), "Numbers of ranks.", "1,2,4,...,4096")
+@options.option(
+    "up-to",
+    parameters.Count(2, most=parameters.MOST_SOLVED),
+    "Largest local batch to measure, and that of weak scaling; larger ones are extrapolated.",
+    64,
+)
+@options.option("latency", parameters.Text("TIME", _latency), "Latency of a message between two ranks.", "5us")
+@options.option(
+    "bandwidth",
+    parameters.Text("SPEED", parse_bandwidth),
+    "Bandwidth of a rank's link, each way, as 100Gbit/s.",
+    "25GB/s",
+)
+@options.option("all-reduce", parameters.choice(AllReduce), "Algorithm of the all-reduces.", "ring")
+@options.rounds(5, "Steps to measure for each local batch size.")
+@options.input_shape
+@options.dtype
+@options.memory_format
+@options.config(options.workspace_limit("64MiB"), "time_limit", "database")
+@options.threads
+@options.device
+@outputs("csv")
+def scale(
+    source: str,
+    batch: int,
+    ranks: tuple[int, ...],
+    up_to: int,
+    latency: float,
+    bandwidth: float,
+    all_reduce: AllReduce,
+    rounds: int,
+    device: str,
+    outputs: Outputs,
+    config: Config,
+    **sizes: Any,
+) -> None:
+    """Predict data-parallel training of SOURCE, a network or package.module:factory, on many equal ranks.
+
+    Tunes the model at a few local batches, and measures steps with PyTorch's convolutions and with mucudnn's there, in
+    turns. Communication is that of DistributedDataParallel, modelled by latency and bandwidth. Shows step time,
+    throughput and efficiency, the best bucket sizes, and the local batch below which a device is underused.
+    """
+    from mucudnn.bench.results.text_tables import memory_bound
+    from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
+    from mucudnn.bench.suites.scaling.prediction import Device, predict
+    from mucudnn.bench.suites.scaling.report import in_words, scale_table
+    from mucudnn.bench.suites.scaling.steps import measure_steps
+    from mucudnn.core.progress import progress_bar
+    from mucudnn.measuring.timing.cuda_clock import wall_clock
+    from mucudnn.optimizing.optimize import optimize
+
+    environment = tuning_environment(device, config)  # fails early if the device is missing
+    up_to = max(2, min(up_to, batch))
+    model, x = seeded_model(source, up_to, device, **sizes)
+    model.train()
+    with progress_bar() as progress, importable(source), blamed_in_training(source, x.shape):
+        steps = measure_steps(
+            model,
+            lambda n: (x[:n],),
+            sorted({round(up_to ** (i / (_SIZES - 1))) for i in range(_SIZES)}),
+            lambda one, arguments, progress: optimize(
+                one, arguments, replace(config, confirm=False), progress=progress
+            ),
+            wall_clock(device),
+            rounds=rounds,
+            progress=progress,
+        )
+    measured = Device(steps, max(up_to, -(-batch // ranks[0])))
+    points = [*predict(measured, Link(latency, bandwidth), all_reduce, ranks, batch=batch, local_batch=up_to)]
+    title = f"{source}, {batch} samples in all or {up_to} a rank, {memory_bound(config)}"
+    outputs.tell(
+        scale_table(title, points), in_words(measured), str(environment), rows=[asdict(point) for point in points]
+    )

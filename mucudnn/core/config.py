@@ -1,0 +1,395 @@
+"""The settings that a user can make, in one frozen dataclass with defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from enum import StrEnum
+from functools import partial, wraps
+from pathlib import Path
+from sys import float_info
+from typing import Any, TypeVar
+
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import Operation
+from mucudnn.core.torch_settings import TORCHS_OWN, rounds_to_tf32
+from mucudnn.core.units import parse_bytes, parse_seconds, parse_time_limit
+from mucudnn.core.values import did_you_mean, flag, member, real, settle, several, shown, texts
+
+_Amount = TypeVar("_Amount")
+_Number = TypeVar("_Number", int, float)
+Check = Callable[[Any, str], Any]
+
+HEADROOM = "headroom"  # workspace limit of each call: the memory free below the peak of a training step
+DEFAULT_WORKSPACE_LIMIT = "64MiB"
+# float32: the error that the documentation promises. float64: a few units in the last place of the stored result. Half
+# precision: about twice torch's own error where torch rounds partial sums (docs/compatibility.md).
+# TF32 keeps 10 bits of a factor's mantissa, a relative error of at most 2**-11, in torch's own convolution too.
+TF32_MAX_RELATIVE_ERROR = 1e-3
+LEAST_MAX_RELATIVE_ERROR = float_info.epsilon
+DEFAULT_MAX_RELATIVE_ERROR = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
+
+
+class BatchSizePolicy(StrEnum):
+    """Policy of micro-batch sizes to measure: the three policies of the paper (μ-cuDNN, section III)."""
+
+    UNDIVIDED = "undivided"
+    POWER_OF_TWO = "power-of-two"
+    ALL = "all"
+
+
+def _amount(parse: Callable[[_Amount], _Number | None], value: _Amount, name: str) -> str | _Number | None:
+    """Check an amount (bytes or time) with ``parse``; return text as given, to be shown again, and numbers parsed."""
+    try:
+        parsed = parse(value)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{name}: {error}") from None
+    return str(value) if isinstance(value, str) else parsed
+
+
+_bytes = partial(_amount, parse_bytes)
+_time = partial(_amount, parse_time_limit)
+
+
+def _limit(value: int | str | None, name: str) -> int | str | None:
+    is_headroom = isinstance(value, str) and value == HEADROOM
+    return HEADROOM if is_headroom else _bytes(value, name)
+
+
+def _open_flag(value: object, name: str) -> bool | None:
+    return None if value is None else flag(value, name)
+
+
+def _operations(value: object, name: str) -> tuple[Operation, ...]:
+    given = Operation if value is None else several(_separated(value))
+    chosen = {member(Operation, one, f"one of {name}") for one in given}
+    if not chosen:
+        raise InvalidInputError(f"{name} is empty; name at least one of " + ", ".join(Operation))
+    return tuple(operation for operation in Operation if operation in chosen)
+
+
+def _separated(value: object) -> object:
+    """Return the comma-separated parts of a text; other values as they are."""
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _algorithms(value: object, name: str) -> tuple[str, ...] | None:
+    names = None if value is None else texts(_separated(value), name)
+    if names is not None and not all(names or [""]):
+        raise InvalidInputError(
+            f"{name} is empty or has an empty name; name some (mucudnn doctor lists them, "
+            f"{TORCHS_OWN} is PyTorch's own alone), or leave it out for all"
+        )
+    return names
+
+
+def _error_bound(value: object, name: str) -> float | None:
+    bound = None if value is None else real(value, name)
+    if bound is not None and bound < LEAST_MAX_RELATIVE_ERROR:
+        raise InvalidInputError(
+            f"{name} is {shown(value)}; it must be at least {LEAST_MAX_RELATIVE_ERROR}, the machine "
+            "epsilon of float64, against which errors are measured"
+        )
+    return bound
+
+
+def _file(value: Path | str | None, name: str) -> Path | None:
+    if value is None:
+        return None
+    try:
+        path = Path(value).expanduser()
+    except (TypeError, RuntimeError) as error:  # not a path, or the home folder of an unknown user
+        raise InvalidInputError(f"{name} is {shown(value)}: {error}; name a file, or None for the default") from None
+    if path == Path() or "\0" in str(path):
+        raise InvalidInputError(f"{name} is {shown(value)}; name a file, or None for the default")
+    return path
+
+
+def _setting(default: object, check: Check, text: str, metavar: str = "") -> Any:
+    """Return a field of ``Config`` from which its check and its command-line option are made.
+
+    check: takes a value and its name, and returns the converted value; raises ``InvalidInputError``. text: help of the
+    option. metavar: placeholder of the option's value; empty for a flag.
+    """
+    return field(default=default, metadata={"check": check, "text": text, "metavar": metavar})
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of tuning: memory, algorithms, accuracy, time.
+
+    workspace_limit: largest workspace of any one operation, inclusive: a number of bytes, text such as ``"64MiB"``, or
+    None for no limit. It applies to torch's own convolution too, unless it is the default. ``"headroom"`` allows each
+    call the memory that is free below the peak of a training step, so that the peak does not rise; only ``optimize``
+    and networks have a step to trace.
+    workspace_budget: largest workspace of all problems of a network together, inclusive, in place of a limit for each.
+    cache_budget: most memory, inclusive, for prepared filters that a model running as a graph (``fuse``,
+    ``memory_budget``) keeps between calls; 0 keeps none, None is no limit.
+    policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (and the batch size itself) or ``all``.
+    operations: one or several operations to tune, None for all three; torch computes the others. In models they are the
+    operations of the layers: forward computes y, for a transposed convolution too, which runs it as backward data.
+    algorithms: names to choose from, one or several; None for all available ones. Torch's own is always a candidate.
+    max_relative_error: largest relative L2 error of an algorithm against float64, at least float64's machine epsilon;
+    None for a default of the dtype.
+    deterministic: use only algorithms that give the same bits on every run. On a GPU torch's own convolution is
+    measured with torch's deterministic setting on. When it runs later, only torch's setting counts; ``optimize`` warns
+    if it is off.
+    time_limit: most seconds per problem, above 0, as a number or text such as ``"60s"``; None measures until the noise
+    is small. Two thirds are for measuring candidates, the rest for whole runs; what a problem takes beyond its time,
+    since PyTorch's own and one that fits are always measured, is taken from the next ones.
+    database: SQLite file of the measurements, where ``~`` is the home folder; None for one in the user's cache folder.
+    strict: use only algorithms with which a NaN or an infinity in x or dy affects the same results as with torch's own:
+    no Winograd or Fourier transforms (docs/compatibility.md), and no library algorithm that may be one.
+    first_call_time: with ``enable`` and ``tuned``, most seconds of measuring when a problem first occurs; None for
+    ``time_limit``.
+    confirm: whether ``optimize`` ends by timing steps of the whole model, torch's convolutions and mucudnn's
+    interleaved, and restores torch's where mucudnn's are slower. None confirms if a step is given, and in training if a
+    step is neither too short nor too long and the processes that take part tune together.
+    thorough: measure every candidate that may win, with many samples: minutes instead of seconds. By default each
+    algorithm is measured at one size, at other sizes only if it is the best, and not at all if results of similar
+    problems rule it out.
+    share_tuning: in a ``torch.distributed`` process group of more than one rank, ``optimize`` and ``tune`` divide the
+    measuring among the ranks, and all ranks choose alike (docs/ranks.md). If False, each rank tunes for itself.
+    fuse: for inference, ``optimize`` returns a graph of the model in which batch norm is folded into convolutions, and
+    additions and activations are computed with them (docs/inference.md). Only the forward operation is tuned then,
+    regardless of ``operations``.
+    memory_budget: for inference, the most memory, inclusive, of a call of the model that ``optimize`` returns, for
+    activations and workspace together, beside parameters, arguments and results (docs/bands.md); None for no bound.
+
+    Policy and operations may be given as text, numbers as NumPy's, and several names as any iterable or as a text with
+    commas. The fields are converted to the types below, so that equal configs compare and hash equal.
+
+    Raises ``InvalidInputError`` for a value that is not allowed.
+
+    >>> Config().workspace_limit_bytes  # fields keep text as given; properties return bytes and seconds
+    67108864
+    >>> Config(workspace_limit=1000).workspace_limit_bytes  # in bytes
+    1000
+    >>> Config(time_limit="2min", operations="forward").time_limit_s
+    120.0
+    """
+
+    workspace_limit: int | str | None = _setting(
+        DEFAULT_WORKSPACE_LIMIT,
+        _limit,
+        "Largest workspace of any one operation: a size such as 64MiB, or none. The right limit if calls run one after "
+        "another, since they share one buffer. Any but 64MiB applies to PyTorch's own convolution too.",
+        "SIZE",
+    )
+    workspace_budget: int | str | None = _setting(
+        None,
+        _bytes,
+        "In place of a limit for each operation: workspace of all together, divided to save the most time. The right "
+        "limit if calls overlap, in threads or streams.",
+        "SIZE",
+    )
+    cache_budget: int | str | None = _setting(
+        0,
+        _bytes,
+        "Most memory for prepared filters that are kept between calls, such as 64MiB, or none for no limit.",
+        "SIZE",
+    )
+    policy: BatchSizePolicy | str = _setting(
+        BatchSizePolicy.POWER_OF_TWO,
+        partial(member, BatchSizePolicy),
+        "Micro-batch sizes to measure.",
+        f"[{'|'.join(BatchSizePolicy)}]",
+    )
+    operations: tuple[Operation, ...] = _setting(
+        tuple(Operation), _operations, "Operations to use.", ",".join(Operation).replace("_", "-")
+    )
+    algorithms: tuple[str, ...] | None = _setting(
+        None,
+        _algorithms,
+        "Choose only from these (mucudnn doctor lists them); PyTorch's own is always a candidate.",
+        "NAME,...",
+    )
+    max_relative_error: float | None = _setting(
+        None,
+        _error_bound,
+        "Exclude algorithms with a larger relative L2 error against float64; default: by dtype, 1e-5 for float32.",
+        "NUMBER",
+    )
+    deterministic: bool = _setting(False, flag, "Use only algorithms that give the same bits on every run.")
+    time_limit: float | str | None = _setting(
+        None, _time, "Most time to tune one problem, such as 60s or 2min.", "TIME"
+    )
+    database: Path | str | None = _setting(
+        None, _file, "SQLite file of the measurements; default: in your cache folder.", "FILE"
+    )
+    strict: bool = _setting(
+        False, flag, "Use only algorithms with which NaN and infinities spread no further than with PyTorch."
+    )
+    thorough: bool = _setting(False, flag, "Measure every candidate that may win: minutes instead of seconds.")
+    first_call_time: float | str | None = _setting(
+        "1s",
+        _time,
+        "Where convolutions are tuned as they occur: most time to measure one at its first call, such as 60s; none: "
+        "only --time-limit.",
+        "TIME",
+    )
+    confirm: bool | None = _setting(
+        None,
+        _open_flag,
+        "After tuning, time steps interleaved with PyTorch's, and restore PyTorch's where faster. Default: if short.",
+    )
+    share_tuning: bool = _setting(
+        True,
+        flag,
+        "Under torchrun: whether the ranks tune together, or each for itself; rank 0 prints the result.",
+    )
+    memory_budget: int | str | None = _setting(
+        None,
+        _bytes,
+        "For inference: most memory of a call, for activations and workspace together, such as 300MiB. The model then "
+        "runs in bands of rows.",
+        "SIZE",
+    )
+    fuse: bool = _setting(False, flag, "For inference: compute batch norm, additions and ReLUs with the convolutions.")
+
+    def __post_init__(self) -> None:
+        settle(self, **{one.name: one.metadata["check"](getattr(self, one.name), one.name) for one in fields(self)})
+        if self.workspace_budget_bytes is not None and self.workspace_limit != DEFAULT_WORKSPACE_LIMIT:
+            raise InvalidInputError(
+                f"workspace_limit is {self.workspace_limit!r} and workspace_budget is {self.workspace_budget!r}; "
+                "they exclude each other: give one of the two"
+            )
+
+    @property
+    def has_headroom_limit(self) -> bool:
+        return self.workspace_limit == HEADROOM
+
+    @property
+    def workspace_limit_bytes(self) -> int | None:
+        """Workspace limit of each problem in bytes; None if there is no limit, or a budget for all problems instead.
+
+        Raises ``InvalidInputError`` for the limit "headroom".
+        """
+        if self.has_headroom_limit:
+            raise InvalidInputError(
+                f"the workspace limit is {HEADROOM!r}, which needs a model whose training step can be traced: use "
+                "mucudnn.optimize, or name a network or package.module:factory"
+            )
+        return None if self.workspace_budget_bytes is not None else parse_bytes(self.workspace_limit)
+
+    @property
+    def baseline_exempt(self) -> bool:
+        """Whether torch's own convolution may exceed the workspace limit."""
+        return self.workspace_limit == DEFAULT_WORKSPACE_LIMIT and self.workspace_budget is None
+
+    @property
+    def workspace_budget_bytes(self) -> int | None:
+        """Workspace budget of all problems together, in bytes, or None if there is no budget."""
+        return parse_bytes(self.workspace_budget)
+
+    @property
+    def memory_budget_bytes(self) -> int | None:
+        return parse_bytes(self.memory_budget)
+
+    @property
+    def cache_budget_bytes(self) -> int | None:
+        return parse_bytes(self.cache_budget)
+
+    @property
+    def time_limit_s(self) -> float | None:
+        return parse_seconds(self.time_limit)
+
+    @property
+    def first_call_time_s(self) -> float | None:
+        return parse_seconds(self.first_call_time)
+
+    def error_bound(self, dtype: str, numerics: str = "") -> float:
+        """Return the largest allowed relative L2 error for a dtype.
+
+        numerics: settings of an environment that affect accuracy, such as TF32.
+        """
+        if self.max_relative_error is not None:
+            return self.max_relative_error
+        if dtype == "float32" and rounds_to_tf32(numerics):
+            return TF32_MAX_RELATIVE_ERROR
+        return DEFAULT_MAX_RELATIVE_ERROR[dtype]
+
+
+SETTINGS: Mapping[str, Field[Any]] = {one.name: one for one in fields(Config)}
+"""The fields of ``Config``, with the arguments of ``_setting`` as their metadata, by name."""
+
+_init = Config.__init__
+
+
+@wraps(_init)
+def _init_without_typos(self: Config, *args: Any, **given: Any) -> None:
+    if unknown := [name for name in given if name not in SETTINGS]:
+        hint = did_you_mean(unknown[0], SETTINGS) or f"its settings are {', '.join(SETTINGS)}"
+        raise InvalidInputError(f"Config has no setting {unknown[0]}; {hint.rstrip()}")
+    _init(self, *args, **given)
+
+
+Config.__init__ = _init_without_typos  # type: ignore[method-assign]
+
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def config_from_environment(environment: Mapping[str, str]) -> Config:
+    """Return the config set by variables such as ``MUCUDNN_WORKSPACE_LIMIT``, one for each field of ``Config``.
+
+    Raises ``InvalidInputError`` for a value that is not allowed.
+
+    >>> config_from_environment({"MUCUDNN_STRICT": "1", "MUCUDNN_OPERATIONS": "forward"}).operations
+    (<Operation.FORWARD: 'forward'>,)
+    """
+    return Config(**variables(environment))
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of the fields of ``Config`` that variables such as ``MUCUDNN_WORKSPACE_LIMIT`` set, by name."""
+    named = {name: environment.get(f"MUCUDNN_{name.upper()}") for name in SETTINGS}
+    return {name: from_text(name, text) for name, text in named.items() if text}
+
+
+# Variables that are read elsewhere: by the package, its build and its tests.
+_OTHER_VARIABLES = (
+    *("BUILD", "BUILDS", "ENABLE", "LIBCUDNN", "COMPILE", "WATCH", "SANITIZE", "PRODUCTS", "SNAPSHOTS"),
+    *("FUZZ", "FUZZ_SEED", "FUZZ_FIRST", "TEST_THREADS"),
+)
+
+
+def unknown_variables(environment: Mapping[str, str], more: Iterable[str] = ()) -> list[str]:
+    """Return a sentence for each variable ``MUCUDNN_...`` that nothing reads. more: names of further settings.
+
+    >>> unknown_variables({"MUCUDNN_WORKSPACE_LIMT": "3", "MUCUDNN_STRICT": "1"})
+    ['MUCUDNN_WORKSPACE_LIMT is ignored: there is no such setting; did you mean WORKSPACE_LIMIT?']
+    """
+    known = [name.upper() for name in (*SETTINGS, *_OTHER_VARIABLES, *more)]
+    given = (name.removeprefix("MUCUDNN_") for name in sorted(environment) if name.startswith("MUCUDNN_"))
+    return [
+        f"MUCUDNN_{name} is ignored: there is no such setting; {did_you_mean(name, known)}".rstrip("; ")
+        for name in given
+        if name not in known
+    ]
+
+
+def from_text(name: str, text: str) -> Any:
+    """Return the text of a setting, converted if the setting is a number or a flag.
+
+    Raises ``InvalidInputError`` if it is no number.
+    """
+    metavar = SETTINGS[name].metadata["metavar"]
+    if metavar == "NUMBER":
+        try:
+            return float(text)
+        except ValueError:
+            raise InvalidInputError(f"{name} is {shown(text)}; it must be a number") from None
+    if metavar or text.lower() not in (*_TRUE, *_FALSE):
+        return text
+    return text.lower() in _TRUE
+
+
+def config_or_default(config: object) -> Config:
+    """Return the given config, or ``Config()`` for None. Raises ``InvalidInputError`` for anything else."""
+    if config is None:
+        return Config()
+    if isinstance(config, Config):
+        return config
+    remedy = "mucudnn.Config(**config)" if isinstance(config, Mapping) else "a mucudnn.Config, or None for its defaults"
+    raise InvalidInputError(f"config is {shown(config)}; give {remedy}")

@@ -1,0 +1,218 @@
+"""Results of tuning: costs of micro-configs (algorithm and micro-batch size), and configurations made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Self
+
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.samples import MeasuredSamples, PairedSamples, uncertainty
+from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.core.values import instance, plain, settle, several, text, whole
+
+# Largest load at which a measurement is trusted. An idle desktop takes 5 % of a core, kernel ticks blur the reading by
+# as much, and lasting disturbances take a third or more.
+BUSY = 0.15
+
+
+def source_of(algorithm: str) -> str:
+    """Return the source of an algorithm: ``library`` for ``library:67 k2=5`` of a library, else the name itself."""
+    return algorithm.partition(":")[0]
+
+
+def package_of(algorithm: str) -> str | None:
+    """Return the package of a plug-in algorithm, ``own`` for ``own/pointwise``; None for mucudnn's algorithms."""
+    package, slash, _ = algorithm.partition("/")
+    return package if slash else None
+
+
+def is_busy(load: float | None) -> bool:
+    """Whether the load (lost fraction of speed) makes a measurement doubtful; an unknown load does not."""
+    return load is not None and load > BUSY
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MicroConfig:
+    """One algorithm with one micro-batch size (number of samples): the unit that is measured.
+
+    Raises ``InvalidInputError`` for an invalid name or number of samples.
+    """
+
+    algorithm: str
+    micro_batch_size: int
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            algorithm=text(self.algorithm, "algorithm"),
+            micro_batch_size=whole(self.micro_batch_size, "micro_batch_size", 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The costs of a micro-config on one problem in seconds and bytes, and its relative error against float64.
+
+    A micro-config is an algorithm and a micro-batch size. setup_s (open and close, once a call) and prepared_bytes
+    belong to the algorithm, step_s and scratch_bytes to each micro-batch. Times are medians of the samples, or of fewer
+    than three of a step the fastest. noise: IQR / median of the step samples. load: fraction of the machine's speed
+    lost to other work, limits or slow clocks, from 0 to 1; None if unknown. raw: the samples of a new measurement, None
+    for one that was read from the database.
+    """
+
+    micro_config: MicroConfig
+    setup_s: float
+    step_s: float
+    prepared_bytes: int
+    scratch_bytes: int
+    relative_error: float
+    noise: float = 0.0
+    samples: int = 1
+    load: float | None = None
+    raw: MeasuredSamples | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the machine was busy with something else during the measurement."""
+        return is_busy(self.load)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A micro-config (algorithm and micro-batch size) that was not measured, and the reason.
+
+    is_lasting: the measurement would fail again. A lack of memory is not lasting: it is not stored, and the measurement
+    is tried again. is_passed_over: the micro-config did not fail but was skipped as hopeless or too large; a thorough
+    tuning measures it. by_arithmetic: the micro-config was skipped for its number of operations alone, and may win if
+    higher rates are measured. needed_bytes: the workspace for which it was skipped; None if there was another reason.
+    is_unproven: the algorithm is foreign code that could not be proven in a separate process, and was not run; this is
+    not lasting either. least_s: seconds of the whole mini-batch, extrapolated from a few samples, if it was too slow to
+    be measured; None if there was another reason.
+    """
+
+    micro_config: MicroConfig
+    reason: str
+    is_lasting: bool = True
+    is_passed_over: bool = False
+    by_arithmetic: bool = False
+    needed_bytes: int | None = None
+    is_unproven: bool = False
+    least_s: float | None = None
+
+    @property
+    def why(self) -> str:
+        """The reason why the micro-config was not measured, marked if it was skipped."""
+        return f"passed over: {self.reason}" if self.is_passed_over else self.reason
+
+
+def too_large(micro_config: MicroConfig, needed_bytes: int) -> Failure:
+    """Return the failure of a micro-config that was not measured because it needs more workspace than allowed."""
+    reason = f"needs {needed_bytes} bytes of workspace"
+    return Failure(micro_config, reason, is_passed_over=True, needed_bytes=needed_bytes)
+
+
+def passed_over(micro_config: MicroConfig, reason: str, *, by_arithmetic: bool = False) -> Failure:
+    """Return the failure of a micro-config that could run but was skipped, with the reason."""
+    return Failure(micro_config, reason, is_passed_over=True, by_arithmetic=by_arithmetic)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Micro-configs (each an algorithm and a micro-batch size) that cover a mini-batch, in the order in which they run.
+
+    Equal algorithms are adjacent, larger micro-batches first. time_s: predicted time, the sum of setups and steps.
+    workspace_bytes: the sum of prepared bytes and the largest scratch.
+
+    Raises ``InvalidInputError`` for elements that are not micro-configs. Costs are checked by the solver.
+
+    >>> parts = (MicroConfig("winograd-4x4", 8), MicroConfig("winograd-4x4", 8), MicroConfig("gemm", 2))
+    >>> configuration = Configuration(parts, time_s=0.0031, workspace_bytes=2_400_000)
+    >>> configuration.batch_size
+    18
+    >>> print(configuration)
+    winograd-4x4 8×2 + gemm 2
+    """
+
+    micro_configs: tuple[MicroConfig, ...]
+    time_s: float
+    workspace_bytes: int
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            micro_configs=tuple(instance(MicroConfig, one, "micro_config") for one in several(self.micro_configs)),
+            time_s=plain(self.time_s),
+            workspace_bytes=plain(self.workspace_bytes),
+        )
+
+    @property
+    def batch_size(self) -> int:
+        return sum(m.micro_batch_size for m in self.micro_configs)
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(m.algorithm for m in self.micro_configs))
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the configuration is torch's own convolution of the undivided mini-batch."""
+        return len(self.micro_configs) == 1 and self.micro_configs[0].algorithm == TORCHS_OWN
+
+    def __str__(self) -> str:
+        """Return text for people, such as ``winograd-4x4 8×2``: algorithm, micro-batch size and count."""
+        parts = []
+        for micro_config, count in Counter(self.micro_configs).items():
+            times = f"×{count}" if count > 1 else ""
+            parts.append(f"{micro_config.algorithm} {micro_config.micro_batch_size}{times}")
+        return " + ".join(parts)
+
+
+def counts_in(configuration: str) -> tuple[tuple[MicroConfig, int], ...]:
+    """Parse the text of a configuration into its micro-configs and their counts.
+
+    Raises ``InvalidInputError`` for other text.
+
+    >>> [(micro_config.algorithm, count) for micro_config, count in counts_in("winograd-4x4 8×2 + gemm 2")]
+    [('winograd-4x4', 2), ('gemm', 1)]
+    """
+    found = []
+    for part in configuration.split(" + "):
+        algorithm, _, sizes = part.rpartition(" ")
+        size, _, count = sizes.partition("×")
+        if not (algorithm and size.isdecimal() and (count or "1").isdecimal()):
+            raise InvalidInputError(f"{configuration!r} is not a configuration; one is written as 'gemm 8×2 + gemm 2'")
+        found.append((MicroConfig(algorithm, int(size)), int(count or 1)))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRun:
+    """Times of complete calls of a configuration and of its baseline, interleaved: medians over the rounds, in seconds.
+
+    The baseline is torch's own convolution.
+    noise: the ``uncertainty`` of the median of the rounds' speedups. load, raw: as in ``Measurement``.
+    """
+
+    baseline_s: float
+    time_s: float
+    noise: float
+    load: float | None = None
+    raw: PairedSamples | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, baseline_s: Sequence[float], time_s: Sequence[float]) -> Self:
+        """Return the whole run with these samples in seconds, one of the baseline and one of the run per round."""
+        raw = PairedSamples(tuple(baseline_s), tuple(time_s))
+        return cls(median(baseline_s), median(time_s), uncertainty(raw.speedups), raw=raw)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the machine was busy with something else during the run."""
+        return is_busy(self.load)
+
+    @property
+    def speedup(self) -> float:
+        return self.baseline_s / self.time_s

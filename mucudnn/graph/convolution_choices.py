@@ -1,0 +1,352 @@
+"""The algorithms of a graph's convolutions, of all rows and of bands, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from math import inf
+from statistics import median
+from typing import Any, TypeAlias
+
+from mucudnn.core.config import Config
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.progress import Progress
+from mucudnn.core.results import Measurement, MicroConfig
+from mucudnn.core.task import Task
+from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.graph.builder import Captured
+from mucudnn.graph.convolution import Choice, Convolution
+from mucudnn.graph.operator_costs import convolution_costs, every_cost, key_of, operator_costs
+from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.contract.allocation import aligned_buffer
+from mucudnn.kernels.registry import algorithm as algorithm_named
+from mucudnn.kernels.registry import algorithms
+from mucudnn.measuring.whole_runs import Machine
+from mucudnn.solver.bands import Costs, Cut, Graph, Segment
+from mucudnn.solver.plans import Plan
+from mucudnn.store.database import Database
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.tuner import tune_tasks
+
+BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm
+_SHARES = 1.0, 0.35, 0.0  # of the fastest algorithm's prepared filter, which the algorithms of each variant may have
+_CANDIDATES = 4  # of each convolution, beside the one with the smallest buffers
+_LONGEST_IN_PLACE_S = 0.3  # of a call: in longer ones, overheads do not matter
+_IN_PLACE_ROUNDS, _IN_PLACE_S = 9, 3.0
+_Costs: TypeAlias = dict[int, tuple[Costs, ...]]  # of operators by index, of each variant
+_Variant: TypeAlias = tuple[Measurement | None, Measurement | None]  # of all rows, of bands; None for torch's own
+_Seconds: TypeAlias = dict[str | None, float]  # by algorithm; None for torch's own
+
+
+class ConvolutionChoices:
+    """The algorithms of each convolution of a graph.
+
+    tuned: the measurements of problems. in_place: seconds of all rows of a problem, in calls of the whole graph, if it
+    is short. band_costs: of problems by algorithms, and by the number of their operands. kept_bytes: what the cache
+    budget has for a prepared filter of a problem, where it is kept.
+    """
+
+    def __init__(
+        self, captured: Captured, config: Config, machine: Machine, database: Database, progress: Progress
+    ) -> None:
+        self.captured, self.config, self.progress = captured, config, progress
+        self.machine, self.database, self.budget = machine, database, config.memory_budget_bytes
+        self.convolutions: Mapping[int, Convolution] = {
+            index: one for index, one in enumerate(captured.operators) if isinstance(one, Convolution)
+        }
+        self.tasks: dict[int, Task] = {}  # of convolutions that are tuned
+        self.tuned: dict[Task, TunedProblem] = {}
+        self.in_place: dict[ConvProblem, _Seconds] = {}
+        self.band_costs: dict[tuple[ConvProblem, str, int], Costs] = {}
+        self.kept_bytes: dict[ConvProblem, int] = {}
+
+    def tune(self) -> None:
+        """Tune the convolutions, unless all are torch's own, since no algorithm runs bands."""
+        if self._tuning.algorithms is None:
+            return
+        self.tasks = {index: self._task_of(one) for index, one in self.convolutions.items()}
+        tasks = list(dict.fromkeys(self.tasks.values()))
+        tuning = tune_tasks(tasks, self._tuning, progress=self.progress, machine=self.machine, database=self.database)
+        self.tuned = dict(zip(tasks, tuning.problems, strict=True))
+        self._time_leanest()
+        self._keep_filters()
+
+    def _time_leanest(self) -> None:
+        """Time the algorithms with the smallest prepared filters too, which tuning drops where others are faster.
+
+        They add up the same products as torch's own convolution, and count as precise as that.
+        """
+        for index, task in self.tasks.items():
+            known = self.tuned[task]
+            measured = {one.micro_config.algorithm: one.relative_error for one in known.measurements}
+            failed = {one.micro_config.algorithm for one in known.failures if not one.is_passed_over}
+            error = measured.get(TORCHS_OWN, 0.0)
+            leanest = _leanest(task.problem, self._tuning.algorithms or ()) - {*measured} - failed
+            timed = [self._timed(index, task, name, error) for name in leanest]
+            self.tuned[task] = replace(known, measurements=(*known.measurements, *timed))
+
+    def _timed(self, index: int, task: Task, name: str, error: float) -> Measurement:
+        """Return the times of an algorithm for a task, extrapolated from bands. error: its relative error."""
+        one, algorithm, problem = self.convolutions[index], algorithm_named(name), task.problem
+        needed = algorithm.workspace(problem, task.batch_size)
+        prepared = aligned_buffer(needed.prepared_bytes)
+        opened = partial(algorithm.open, problem, one.weight, prepared)
+        rows = problem.h if one.is_transposed else problem.y_shape(1)[2]
+        return Measurement(
+            MicroConfig(name, task.batch_size),
+            setup_s=min(self.machine.clock.time(opened, 1) for _ in range(2)),
+            step_s=self._band_costs(index, name).seconds(rows * task.batch_size),
+            prepared_bytes=needed.prepared_bytes,
+            scratch_bytes=needed.scratch_bytes,
+            relative_error=error,
+        )
+
+    def measure_in_place(self, arguments: tuple[Any, ...]) -> None:
+        """Time the fastest algorithms, and torch's own, in calls of the whole graph, unless these are long."""
+        if not self.tasks:
+            return
+        fastest = {index: self._fastest(one) for index, one in self.convolutions.items()}
+        if any(self.tuned[self.tasks[index]].problem != one.problem for index, one in self.convolutions.items()):
+            return  # some were measured on bands, since their tensors are larger than the budget
+        if sum(_seconds(self.convolutions[index], of[0]) for index, of in fastest.items() if of) > _LONGEST_IN_PLACE_S:
+            return
+        for index, of in fastest.items():
+            candidates = *(algorithm_named(one.micro_config.algorithm) for one in of), None
+            self.convolutions[index].choices = tuple(Choice(one, one) for one in candidates)
+        graph = solver_graph(self.captured, {index: (Costs(),) for index in range(len(self.captured.operators))}, {})
+        schedules = [
+            Schedule(self.captured, graph, each_by_itself(graph, variant)) for variant in range(_CANDIDATES + 1)
+        ]
+        samples: dict[tuple[ConvProblem, str | None], list[float]] = {}
+        start, rounds = time.perf_counter(), 0
+        while rounds < 2 or (rounds < _IN_PLACE_ROUNDS and time.perf_counter() < start + _IN_PLACE_S):
+            for variant, schedule in enumerate(schedules):
+                times = schedule.operator_times(arguments)
+                for index, of in fastest.items():
+                    one, measured = self.convolutions[index], of[variant] if variant < len(of) else None
+                    setup_s = 0.0 if measured is None or one.keeps else measured.setup_s
+                    name = None if measured is None else measured.micro_config.algorithm
+                    samples.setdefault((one.problem, name), []).append(max(times[index] - setup_s, 0.0))
+            rounds += 1
+        for (problem, name), seconds in samples.items():
+            self.in_place.setdefault(problem, {})[name] = median(seconds)
+        for one in self.convolutions.values():
+            one.forget()
+
+    def costs(self) -> tuple[_Costs, _Costs]:
+        """Choose each convolution's algorithms, and return the costs of all operators: in bands, and of all rows."""
+        known: _Costs = {}
+        whole: _Costs = {}
+        measured: dict[object, Costs] = {}
+        for index, one in self.convolutions.items():
+            key = key_of(self.captured, index)
+            if key not in measured:
+                measured[key] = operator_costs(self.captured, index, self.machine.clock)
+            of_torch, variants = measured[key], self._variants(index, measured[key])
+            one.choices = tuple(Choice(*map(_algorithm_of, variant)) for variant in variants)
+            known[index] = tuple(of_torch if of is None else self._costs_in_bands(index, of) for _, of in variants)
+            whole[index] = tuple(of_torch if of is None else self._costs_of_whole(index, of) for of, _ in variants)
+        self.progress("measuring the other operators", 1.0)
+        return every_cost(self.captured, self.machine.clock, known), whole
+
+    def _keep_filters(self) -> None:
+        """Keep prepared filters between calls where they save the most time for each byte of the cache budget."""
+        left = inf if self.config.cache_budget_bytes is None else self.config.cache_budget_bytes
+        found = []
+        for number, one in self.convolutions.items():
+            if ours := self._ours(one):
+                kept = min(ours, key=lambda one: one.step_s)
+                saved_s = min(one.setup_s + one.step_s for one in ours) - kept.step_s
+                found.append((-saved_s / (kept.prepared_bytes or 1), number, kept.prepared_bytes, one))
+        for _, _, size, one in sorted(found, key=lambda each: each[:2]):
+            one.keeps = size <= left
+            left -= size if one.keeps else 0
+            self.kept_bytes[one.problem] = size
+
+    def _variants(self, index: int, of_torch: Costs) -> tuple[_Variant, ...]:
+        """Return what computes all rows, and bands: the fastest, and ever smaller prepared filters."""
+        if not self.tasks:
+            return ((None, None),)
+        one = self.convolutions[index]
+        ours = self._fastest(one)
+        if one.rows == 1:
+            in_bands = ours
+        else:
+            costs = ((of, self._band_costs(index, of.micro_config.algorithm)) for of in ours)
+            in_bands = [replace(of, step_s=each.seconds(BAND_ROWS)) for of, each in costs]
+        is_whole = self.tuned[self.tasks[index]].problem == one.problem
+        torchs_s = self.in_place.get(one.problem, {}).get(None, of_torch.seconds(self.captured.samples * one.rows))
+        found: list[_Variant] = []
+        for share in _SHARES:
+            whole = _best(one, ours, torchs_s, share) if is_whole else None
+            found.append((whole, _best(one, in_bands, of_torch.seconds(BAND_ROWS), share)))
+        if one.rows == one.problem.h == 1 and not one.keeps:
+            found.append((None, None))  # the filters of a linear layer are as large as prepared ones
+        return tuple(dict.fromkeys(found))
+
+    def _fastest(self, one: Convolution) -> list[Measurement]:
+        """Return the fastest algorithms, and the one with the smallest buffers."""
+        ours = sorted(self._ours(one), key=partial(_seconds, one))
+        smallest = min(ours, key=_size, default=None)
+        return [of for number, of in enumerate(ours) if number < _CANDIDATES - 1 or of is smallest]
+
+    def candidates(self, one: Convolution) -> list[Algorithm]:
+        """Return the fastest algorithms of a convolution, and the one with the smallest buffers."""
+        return [algorithm_named(of.micro_config.algorithm) for of in self._fastest(one)]
+
+    def _band_costs(self, index: int, name: str) -> Costs:
+        one = self.convolutions[index]
+        key = one.problem, name, len(one.sources)
+        if key not in self.band_costs:
+            self.band_costs[key] = convolution_costs(self.captured, index, algorithm_named(name), self.machine.clock)
+        return self.band_costs[key]
+
+    def tuned_problems(self) -> Iterator[tuple[str, TunedProblem]]:
+        """Yield the name of each convolution with what was measured of it."""
+        for index, task in self.tasks.items():
+            yield self.convolutions[index].name, self.tuned[task]
+
+    @cached_property
+    def _tuning(self) -> Config:
+        """The config of tuning, which measures only algorithms that run bands, and torch's own."""
+        limit, problems = self.config.workspace_limit, {one.problem for one in self.convolutions.values()}
+        names = [one.name for one in algorithms()] if self.config.algorithms is None else self.config.algorithms
+        return replace(
+            self.config,
+            algorithms=tuple(name for name in names if any(runs_bands(name, problem) for problem in problems)) or None,
+            operations=tuple(Operation),
+            memory_budget=None,
+            workspace_limit=None if limit == "headroom" else limit,
+            workspace_budget=None,
+        )
+
+    def _task_of(self, one: Convolution) -> Task:
+        """Return the task of a whole convolution; of a band, if its tensors alone exceed the budget."""
+        problem, n = one.problem, self.captured.samples
+        if self.budget is not None and _operand_bytes(problem, n) > self.budget:
+            of_band = band_problem(problem, min(BAND_ROWS, one.rows))
+            if of_band is not None:
+                return self._task(of_band, 1)
+        return self._task(problem, n)
+
+    def _task(self, problem: ConvProblem, n: int) -> Task:
+        limit = self._tuning.workspace_limit_bytes
+        return Task(problem, n, limit, name=str(problem), baseline_exempt=self.config.baseline_exempt)
+
+    def _costs_in_bands(self, index: int, of: Measurement) -> Costs:
+        one, costs = self.convolutions[index], self._band_costs(index, of.micro_config.algorithm)
+        return self._with_buffers(one, of, min(BAND_ROWS, one.rows), costs)
+
+    def _costs_of_whole(self, index: int, of: Measurement) -> Costs:
+        one, name = self.convolutions[index], of.micro_config.algorithm
+        row_s = of.step_s / of.micro_config.micro_batch_size / one.rows
+        if len(one.sources) > 1 and name not in self.in_place.get(one.problem, {}):  # tuned without the addition
+            row_s = max(row_s, self._band_costs(index, name).row_s)
+        costs = Costs(row_s=row_s)
+        return self._with_buffers(one, of, one.rows, costs)
+
+    def _with_buffers(self, one: Convolution, of: Measurement, rows: int, costs: Costs) -> Costs:
+        scratch = scratch_bytes(one, algorithm_named(of.micro_config.algorithm), rows)
+        if one.keeps:
+            return replace(costs, scratch_bytes=scratch)
+        return replace(costs, setup_s=of.setup_s, scratch_bytes=scratch, prepared_bytes=of.prepared_bytes)
+
+    def _ours(self, one: Convolution) -> list[Measurement]:
+        """Return the measurements of our algorithms that run bands, in place where that was measured."""
+        task = self._task_of(one)
+        known = self.in_place.get(one.problem, {})
+        most = inf
+        if one.keeps and self.config.cache_budget_bytes is not None:
+            most = self.kept_bytes[one.problem]
+        found = []
+        for of in self.tuned[task].allowed_measurements:
+            name = of.micro_config.algorithm
+            if of.prepared_bytes > most:
+                continue
+            if of.micro_config.micro_batch_size == task.batch_size and runs_bands(name, one.problem):
+                found.append(replace(of, step_s=known[name]) if name in known else of)
+        return found
+
+
+def scratch_bytes(one: Convolution, algorithm: Algorithm, rows: int) -> int:
+    """Return the scratch bytes of a call for so many rows."""
+    of_x = _rows_read(one.problem, rows)
+    made = algorithm.band(one.problem, 1, (rows, of_x) if one.is_transposed else (of_x, rows), 0)
+    assert made is not None
+    return made[1].scratch_bytes
+
+
+def _seconds(one: Convolution, of: Measurement) -> float:
+    return of.step_s if one.keeps else of.setup_s + of.step_s
+
+
+def _size(of: Measurement) -> tuple[float, float]:
+    return of.prepared_bytes + of.scratch_bytes, of.step_s
+
+
+def each_by_itself(graph: Graph, variant: int = 0) -> Plan:
+    """Return the plan that computes each operator as a whole, one after another, whose costs are not known."""
+    segments = (Segment(index, index + 1, Cut(graph.samples, 1, variant=variant)) for index in range(len(graph)))
+    return Plan(0, 0.0, tuple(segments))
+
+
+def _best(one: Convolution, ours: Sequence[Measurement], torchs_s: float, share: float) -> Measurement | None:
+    """Return the fastest of our algorithms; None if torch's own is faster, or there is none of ours.
+
+    torchs_s: seconds that torch's own takes for the same rows. share: the largest prepared filter, as a share of the
+    fastest algorithm's; below 1 torch's own is not considered. If all are larger, the smallest.
+    """
+    seconds = partial(_seconds, one)
+    best = min(ours, key=seconds, default=None)
+    if best is None:
+        return None
+    if share == 1:
+        return None if torchs_s < 0.9 * seconds(best) else best
+    smaller = [of for of in ours if of.prepared_bytes <= share * best.prepared_bytes]
+    smallest = min(ours, key=_size)
+    return min(smaller, key=seconds, default=smallest)
+
+
+def _leanest(problem: ConvProblem, names: Sequence[str]) -> set[str]:
+    """Return those of the named algorithms that run bands with the smallest prepared filter."""
+    named = (algorithm_named(name) for name in names)
+    offered = [one for one in named if not one.is_last_resort and runs_bands(one.name, problem)]
+    sizes = [one.workspace(problem, 1).prepared_bytes for one in offered]
+    return {one.name for one, size in zip(offered, sizes, strict=True) if size == min(sizes)}
+
+
+def _algorithm_of(measured: Measurement | None) -> Algorithm | None:
+    return None if measured is None else algorithm_named(measured.micro_config.algorithm)
+
+
+def runs_bands(name: str, problem: ConvProblem) -> bool:
+    """Return whether an algorithm computes bands of a problem on the CPU."""
+    algorithm = algorithm_named(name)
+    if algorithm.device_type != "cpu" or algorithm.supports(problem) is not None:
+        return False
+    return algorithm.band(problem, 1, (problem.h, problem.y_shape(1)[2]), problem.padding[0]) is not None
+
+
+def band_problem(problem: ConvProblem, rows: int) -> ConvProblem | None:
+    """Return the problem of a band of ``rows`` rows of the result, from the middle of the image; None for all rows."""
+    is_transposed = problem.operation is Operation.BACKWARD_DATA
+    if rows >= (problem.h if is_transposed else problem.y_shape(1)[2]):
+        return None
+    extent, padding = problem.dilation[0] * (problem.r - 1) + 1, (0, problem.padding[1])
+    height = max(rows, extent) if is_transposed else (rows - 1) * problem.stride[0] + extent
+    return replace(problem, h=height, padding=padding)
+
+
+def _rows_read(problem: ConvProblem, rows: int) -> int:
+    extent, stride = problem.dilation[0] * (problem.r - 1) + 1, problem.stride[0]
+    if problem.operation is Operation.BACKWARD_DATA:
+        return max((rows - extent) // stride + 1, 1)
+    return (rows - 1) * stride + extent
+
+
+def _operand_bytes(problem: ConvProblem, n: int) -> int:
+    shapes = problem.x_shape(n), problem.y_shape(n)
+    return sum(a * b * c * d for a, b, c, d in shapes) * problem.item_bytes

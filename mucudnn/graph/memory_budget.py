@@ -1,0 +1,364 @@
+"""Inference within a memory budget: a model's graph is cut into segments and bands, tuned, and timed as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf, prod
+from operator import ne
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InfeasibleError, InvalidInputError, MucudnnError, UnavailableError, first_line
+from mucudnn.core.progress import Progress
+from mucudnn.core.results import WholeRun
+from mucudnn.core.units import exact_bytes, format_bytes, format_seconds
+from mucudnn.core.warning import warn
+from mucudnn.graph.builder import Captured
+from mucudnn.graph.capture import NotCapturedError, capture
+from mucudnn.graph.convolution import Convolution
+from mucudnn.graph.convolution_choices import ConvolutionChoices, each_by_itself
+from mucudnn.graph.leanest import leanest
+from mucudnn.graph.model import BandedModel, signature_of
+from mucudnn.graph.operators import Barrier, Input
+from mucudnn.graph.refine import refined
+from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.measuring.timing.comparison import Rounds
+from mucudnn.measuring.whole_runs import Machine
+from mucudnn.running.devices import device_of_convolutions
+from mucudnn.running.dispatcher import untouched
+from mucudnn.solver.bands import Graph
+from mucudnn.solver.plans import Plan, plans, undominated
+from mucudnn.solver.recompute import in_order, orders_within
+from mucudnn.tuning.own_step import undisturbed
+from mucudnn.tuning.result import TunedProblem
+from mucudnn.tuning.tuner import machine_and_database
+
+_CONTENDERS = 4  # plans that are run whole
+_FEW_OPERATORS = 0.2  # of a graph: plans that differ in fewer are as fast as each other
+_ARENA_SHARE = 0.85  # of the budget that plans which recompute may need: overlaps make arenas larger than predicted
+_FAST_ENOUGH = 1.02  # of the fastest time without a budget: slower plans are compared with recomputation
+_NEAR = 1.15  # predicted times within this factor of the best may win
+_LARGEST_ERROR = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a whole model, relative; otherwise
+_LARGEST_ERROR_OF_HALVES = 5e-2
+_ROUNDS = Rounds(2, 7, 4.0, warm_up_s=0.2, race=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The schedule of a model for one input, with its measurements. Bytes are beside parameters, arguments and results.
+
+    front: every plan worth having, from the least memory to the least time. whole_run: beside torch's own; None if it
+    was not run. torch_bytes: the peak of the model's own call; None if it was not run. convolutions: what was measured
+    of each.
+    """
+
+    schedule: Schedule
+    front: tuple[Plan, ...]
+    budget_bytes: int | None
+    time_s: float
+    whole_run: WholeRun | None
+    torch_bytes: int | None
+    convolutions: tuple[tuple[str, TunedProblem], ...]
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.schedule.needed_bytes
+
+    @property
+    def runs_torchs(self) -> bool:
+        """Whether the model runs as it is, since that is faster and within the budget."""
+        if self.whole_run is None or self.torch_bytes is None or self.whole_run.speedup >= 1:
+            return False
+        return self.budget_bytes is None or self.torch_bytes <= self.budget_bytes
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """Yield a summary, and a line for each segment."""
+        limit = "without a budget"
+        if self.budget_bytes is not None:
+            limit = f"within a budget of {format_bytes(self.budget_bytes)}"
+        yield f"as a graph: {format_bytes(self.needed_bytes)} {limit}, {format_seconds(self.time_s)} a call"
+        if self.whole_run is not None and self.torch_bytes is not None:
+            yield (
+                f"PyTorch's own: {format_bytes(self.torch_bytes)}, {format_seconds(self.whole_run.baseline_s)} "
+                f"({self.whole_run.speedup:.2f} times as long)"
+            )
+        if self.runs_torchs:
+            yield "the model runs as it is, which is faster"
+            return
+        operators, seen = self.schedule.operators, set[str]()
+        for segment, of_segment in zip(self.schedule.plan.segments, self.schedule.segment_bytes, strict=True):
+            if isinstance(operators[segment.start], Input):
+                continue
+            first, last = operators[segment.start].name, operators[segment.stop - 1].name
+            names = first if first == last else f"{first} to {last}"
+            cut = segment.cut
+            bands = f", {cut.bands} bands" + ("" if cut.keeps else ", rows computed again") if cut.bands > 1 else ""
+            samples = f", {cut.samples} samples at once" if cut.samples < self.schedule.captured.samples else ""
+            again = [one.name for one in operators[segment.start : segment.stop] if one.name in seen]
+            seen.update(one.name for one in operators[segment.start : segment.stop])
+            recomputed = f"; recomputed: {'; '.join(again)}" if again else ""
+            yield f"  {names}: {format_bytes(of_segment)}{bands}{samples}{recomputed}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A plan, with the graph for which it was made: the model's own, or one that recomputes some results."""
+
+    captured: Captured
+    graph: Graph
+    plan: Plan
+
+
+def fit_in_memory(model: nn.Module, sample_inputs: Sequence[Any], config: Config, progress: Progress) -> nn.Module:
+    """Return a module that computes what the model computes within ``config.memory_budget``, for these inputs.
+
+    Returns the model itself, with a warning, if its graph cannot be captured or computes something else.
+
+    Raises ``InfeasibleError`` with the smallest budget that would do, ``InvalidInputError`` for a model in training
+    mode, ``UnavailableError`` for one on another device than the CPU or CUDA, and the errors of ``tune``.
+    """
+    require_inference(model, "memory_budget")
+    device = device_of_convolutions(model)
+    if device.type not in ("cpu", "cuda"):
+        raise UnavailableError(f"a memory budget is for models on the CPU and on CUDA, and this one is on {device}")
+    try:
+        return _banded(model, sample_inputs, config, progress)
+    except NotCapturedError as error:
+        warn(f"the model runs as it is, without a memory budget: {error}")
+        return model
+
+
+def run_as_graph(
+    model: nn.Module, sample_input: Any, config: Config, progress: Progress, why_not: str | None = None
+) -> BandedModel | None:
+    """Return a module that computes what the model computes, faster, for inputs of this shape on the CPU.
+
+    Returns None if that is not faster; also, with a warning, if the model's graph cannot be captured or computes
+    something else, for a model on another device, and if ``why_not`` says why it may not run as a graph.
+
+    Raises ``InvalidInputError`` for a model in training mode, and the errors of ``tune``.
+    """
+    require_inference(model, "fuse")
+    if (device := device_of_convolutions(model)).type != "cpu":
+        why_not = f"it is on {device}"
+    try:
+        if why_not is not None:
+            raise NotCapturedError(why_not)
+        made = _banded(model, [sample_input], config, progress)
+    except NotCapturedError as error:
+        warn(f"the model is tuned, but does not run as a graph: {error}")
+        return None
+    return None if made.findings[0].runs_torchs else made
+
+
+def require_inference(model: nn.Module, setting: str) -> None:
+    """Raise ``InvalidInputError`` if a part of the model is in training mode. setting: the name of what needs it."""
+    for name, module in model.named_modules():
+        if module.training:
+            raise InvalidInputError(
+                f"{setting} is for inference, and {name or 'the model'} is in training mode: call model.eval() before, "
+                f"or leave {setting} out"
+            )
+
+
+def _banded(model: nn.Module, sample_inputs: Sequence[Any], config: Config, progress: Progress) -> BandedModel:
+    inputs = [sample if isinstance(sample, tuple) else (sample,) for sample in sample_inputs]
+    with undisturbed(model), untouched:
+        findings = [_Fitting(model, arguments, config, progress).fitted() for arguments in inputs]
+    schedules = (None if one.runs_torchs else one.schedule for one in findings)
+    return BandedModel(model, dict(zip(map(signature_of, inputs), schedules, strict=True)), findings)
+
+
+class _Fitting:
+    """The search for the fastest way to run a model within the budget, for arguments of one shape."""
+
+    def __init__(self, model: nn.Module, arguments: tuple[Any, ...], config: Config, progress: Progress) -> None:
+        self.model, self.arguments, self.config, self.progress = model, arguments, config, progress
+        self.budget = config.memory_budget_bytes
+
+    def fitted(self) -> Fitted:
+        self.progress("capturing the graph", 0.0)
+        self.captured = capture(self.model, self.arguments)
+        if not any(isinstance(one, Convolution) for one in self.captured.operators):
+            raise NotCapturedError("it has no convolution of images")
+        lean = [] if self.budget is None else [self._leanest(self.budget)]
+        with machine_and_database(self.config, self.captured.device.type) as (machine, database):
+            self.choices = ConvolutionChoices(self.captured, self.config, machine, database, self.progress)
+            if self.captured.device.type == "cpu":  # elsewhere torch's own run
+                self.choices.tune()
+                if self._may_run_whole():
+                    self.choices.measure_in_place(self.arguments)
+            self.graph = solver_graph(self.captured, *self.choices.costs())
+            self.own = [_Option(self.captured, self.graph, plan) for plan in plans(self.graph)]
+            options = self._options(self.budget)
+            contenders = self._contenders(options) or lean
+            front = undominated((one.plan.memory_bytes, one.plan.time_s, one.plan) for one in options)
+            return self._fastest(machine, tuple(plan for _, _, plan in front), contenders)
+
+    # Choice
+
+    def _options(self, budget: int | None) -> list[_Option]:
+        """Return the plans from the fastest on, with those that recompute results for the sake of the budget."""
+        recomputing = []
+        if budget is not None:
+            enough_s = self.own[-1].plan.time_s * _FAST_ENOUGH
+            for order in orders_within(self.graph, int(budget * _ARENA_SHARE), enough_s):
+                captured, graph = self.captured.in_order(order), in_order(self.graph, order)
+                every = (_Option(captured, graph, plan) for plan in plans(graph))
+                recomputing += [(one.plan.memory_bytes, one.plan.time_s, one) for one in every]
+        return sorted([*self.own, *(one for _, _, one in undominated(recomputing))], key=lambda one: one.plan.time_s)
+
+    def _schedules_within(self, options: Sequence[_Option], budget: int | None) -> Iterator[Schedule]:
+        """Yield the schedules of options that are within the budget, by prediction."""
+        most = inf if budget is None else 2 * budget  # predictions are not exact
+        for option in options:
+            predicted = option.plan.memory_bytes
+            if predicted > most:
+                continue
+            limit_bytes = inf if budget is None or predicted > budget else budget
+            schedule = Schedule(option.captured, option.graph, option.plan, limit_bytes)
+            if budget is None or schedule.needed_bytes <= budget:
+                yield schedule
+            elif limit_bytes == budget:  # the integer program failed, and would for a plan that needs as much
+                most = predicted * 0.98
+
+    def _contenders(self, options: Sequence[_Option]) -> list[Schedule]:
+        """Return the plans to run whole: the fastest predicted within the budget, and others that may be faster."""
+        whole = replace(self.own[-1], plan=replace(self.own[-1].plan, segments=each_by_itself(self.graph).segments))
+        ready: list[Schedule] = []
+        for schedule in self._schedules_within([whole, *options], self.budget):
+            if ready and (schedule.plan.time_s > ready[0].plan.time_s * _NEAR or len(ready) == _CONTENDERS):
+                break
+            if any(_are_alike(schedule, other) for other in ready):
+                continue
+            self._count(schedule)
+            if self.budget is None or schedule.needed_bytes <= self.budget:
+                ready.append(schedule)
+        ready += self._refined(ready)
+        return ready
+
+    def _refined(self, ready: Sequence[Schedule]) -> Iterator[Schedule]:
+        """Yield the first schedule in bands with the algorithms that are fastest in these, if they are others."""
+        in_bands = (one for one in ready if any(segment.cut.bands > 1 for segment in one.plan.segments))
+        schedule = next(in_bands, None)
+        if schedule is None or not self.choices.tasks:
+            return
+        self.progress("timing convolutions in bands", 1.0)
+        every = enumerate(schedule.operators)
+        candidates = {i: self.choices.candidates(one) for i, one in every if isinstance(one, Convolution)}
+        limit_bytes = inf if self.budget is None else self.budget
+        found = refined(schedule, candidates, self.arguments, limit_bytes)
+        if found is not schedule:
+            self._count(found)
+            if found.needed_bytes <= limit_bytes:
+                yield found
+
+    def _count(self, schedule: Schedule) -> None:
+        """Run a schedule, and count what it needs. Raises ``NotCapturedError`` if it fails."""
+        try:
+            schedule.count(self.arguments)
+        except MucudnnError:
+            raise
+        except Exception as error:  # torch's operators may raise anything
+            raise NotCapturedError(f"its graph raises {type(error).__name__}: {first_line(error)}") from error
+
+    def _leanest(self, budget: int) -> Schedule:
+        """Return a schedule within the budget that no timing affects. Raises ``InfeasibleError`` if there is none."""
+        self.progress("finding the smallest budget", 0.0)
+        found = leanest(self.captured, self.config, budget, self._count)
+        if found.needed_bytes > budget:
+            raise InfeasibleError(
+                f"the memory budget is {exact_bytes(budget)}; with this input the model needs at least "
+                f"{exact_bytes(found.needed_bytes)} for activations and workspace, beside parameters, the input and "
+                "the result",
+                found.needed_bytes,
+            )
+        return found
+
+    def _fastest(self, machine: Machine, front: tuple[Plan, ...], contenders: Sequence[Schedule]) -> Fitted:
+        """Run the contenders in turns, beside the model itself if there is memory for it."""
+        torch_bytes, expected = None, None
+        runs = [partial(one.run, self.arguments) for one in contenders]
+        with torch.no_grad():
+            if self.config.confirm is not False and self._may_run_whole():
+                baseline = partial(self.model, *self.arguments)
+                torch_bytes, expected = _peak_bytes(baseline, self.captured.device)
+            else:
+                baseline = runs[0]
+            self._require_right(contenders[0], expected)
+            self.progress("running the model", 1.0)
+            results = machine.in_turns(baseline, runs, _ROUNDS)
+        timed = [(run.time_s, index) for index, run in enumerate(results) if isinstance(run, WholeRun)]
+        if not timed:
+            raise next(run for run in results if isinstance(run, Exception))
+        time_s, index = min(timed)
+        run = results[index]
+        assert isinstance(run, WholeRun)
+        whole_run = None if torch_bytes is None else run
+        contenders[index].forget_other_filters()
+        return Fitted(
+            contenders[index], front, self.budget, time_s, whole_run, torch_bytes, tuple(self.choices.tuned_problems())
+        )
+
+    def _may_run_whole(self) -> bool:
+        """Return whether half of the free memory is enough for all activations at once."""
+        every = sum(
+            one.nbytes if isinstance(one, Barrier) else prod(one.shape) * one.dtype.itemsize
+            for one in self.captured.operators
+        )
+        if self.captured.device.type == "cuda":
+            return bool(every < torch.cuda.mem_get_info(self.captured.device)[0] / 2)
+        return bool(every < psutil.virtual_memory().available / 2)
+
+    def _require_right(self, schedule: Schedule, expected: Any) -> None:
+        """Raise ``NotCapturedError`` if the schedule's results are not those of the model. None: they are not known."""
+        if expected is None:
+            return
+        found = schedule.run(self.arguments)
+        for ours, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+            if isinstance(theirs, Tensor) and theirs.is_floating_point():
+                error = _relative_error(ours, theirs)
+                bound = _LARGEST_ERROR.get(theirs.dtype, _LARGEST_ERROR_OF_HALVES)
+                if not error <= bound:
+                    raise NotCapturedError(f"its graph gives other values, with a relative error of {error:.1e}")
+            elif not (torch.equal(ours, theirs) if isinstance(theirs, Tensor) else ours == theirs):
+                raise NotCapturedError("its graph gives other values")
+
+
+def _relative_error(found: Tensor, expected: Tensor) -> float:
+    """Return the relative L2 error; numbers that are not finite must be in the same places."""
+    if not torch.equal(found.isfinite(), expected.isfinite()):
+        return float("inf")
+    found, expected = (torch.nan_to_num(one.double(), 0, 0, 0) for one in (found, expected))
+    norm = float(torch.linalg.vector_norm(expected))
+    return float(torch.linalg.vector_norm(found - expected)) / (norm or 1.0)
+
+
+def _peak_bytes(call: Any, device: torch.device) -> tuple[int, Any]:
+    """Return the peak of the bytes that a call allocates beside its results, and the results."""
+    kept: list[Any] = []
+    peak = peak_allocated_bytes(lambda: kept.append(call()), device.type)
+    return peak - sum(one.nbytes for one in tree_leaves(kept[0]) if isinstance(one, Tensor)), kept[0]
+
+
+def _are_alike(first: Schedule, second: Schedule) -> bool:
+    """Return whether two schedules run nearly all operators in the same number of bands, by the same algorithms."""
+    if len(first.operators) != len(second.operators):
+        return False
+    cuts = (
+        [(one.cut.bands, one.cut.variant) for one in schedule.plan.segments for _ in range(one.start, one.stop)]
+        for schedule in (first, second)
+    )
+    differ: int = sum(map(ne, *cuts))
+    return differ <= _FEW_OPERATORS * len(first.operators)

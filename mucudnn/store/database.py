@@ -1,0 +1,371 @@
+"""The database of measurements: one SQLite file, whose rows are committed one by one with their time stamps.
+
+Among rows with the same key the newest one measured on a quiet machine counts, or else the newest one. So merging two
+files is the union of their rows, and processes that share a file cannot undo each other's work.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import struct
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, cast
+
+from mucudnn.core.errors import DATABASE_OPTION, InvalidInputError
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import Failure, Measurement, MicroConfig, WholeRun
+from mucudnn.core.warning import say_once
+from mucudnn.running.environment import Environment
+from mucudnn.store import schema
+from mucudnn.store.configuration_keys import configuration_key, micro_configs_from, whole_run_from
+from mucudnn.store.samples import sample_columns
+from mucudnn.store.schema import Row
+from mucudnn.store.sqlite_file import MEMORY, SqliteFile, can_be_made
+
+_MEASURED = (*schema.COSTS, "load")
+_RESULT = ("reason", "passed_over", "needed_bytes", "least_s", *_MEASURED)
+_RUN = (*schema.TIMES, "load")
+
+
+def now() -> str:
+    """Return the current time as text that sorts by time."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+class EnvironmentRows(NamedTuple):
+    """Numbers of rows of one environment. busy: number of rows that were measured under load."""
+
+    environment: Environment
+    measurements: int
+    failures: int
+    verifications: int
+    busy: int
+
+
+class MergeCounts(NamedTuple):
+    """Numbers of rows that a merge added, and of rows that were already present."""
+
+    added: int
+    known: int
+
+
+def default_path() -> Path:
+    """Return the path in ``$MUCUDNN_DATABASE``, or else ``mucudnn/measurements-N.sqlite`` in the user's cache folder.
+
+    N is the schema version, so that each version has its own default file.
+    """
+    if named := os.environ.get("MUCUDNN_DATABASE"):
+        return Path(named).expanduser()
+    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache_folder) / "mucudnn" / f"measurements-{schema.VERSION}.sqlite"
+
+
+_kept = threading.local()  # the in-memory database used if no file can be created, and the process that opened it
+
+
+def _in_memory_of_thread(open_file: Callable[[Path], SqliteFile]) -> SqliteFile:
+    """Return this thread's in-memory database, opened at the first call, and warn once that rows will be lost."""
+    say_once(
+        f"database {default_path()} cannot be created: measurements are lost when this process ends; name a file with "
+        f"{DATABASE_OPTION} or MUCUDNN_DATABASE"
+    )
+    if getattr(_kept, "process", None) != os.getpid():
+        _kept.process, _kept.file = os.getpid(), open_file(MEMORY)
+    return cast(SqliteFile, _kept.file)
+
+
+class Database:
+    """Measurements, failures and verifications, by environment, problem and versions of algorithms.
+
+    path: the file, created with its folder if missing; None for ``default_path()``, or, with a warning, for this
+    thread's in-memory database if that file cannot be created; ``":memory:"`` for a new in-memory database. read_only:
+    never write. A file that cannot be written is always opened read-only: check ``read_only``, and use
+    ``copy_in_memory()`` to add measurements anyway. create: whether to create a missing file.
+
+    Use the object as a context manager, which turns errors caused by a damaged file into ``DatabaseError``, and only in
+    the thread and process that opened it. Every method raises ``DatabaseError`` in another thread or a forked process,
+    and if the file is not SQLite, is damaged, has another version, or is locked by another process for longer than
+    ``timeout_s``. Once the file is deleted, replaced or emptied, adding rows raises ``DatabaseError``; earlier rows are
+    in the old file. Methods that add rows raise ``InvalidInputError`` for invalid values.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | None = None,
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        timeout_s: float = 60.0,
+    ) -> None:
+        open_file = partial(SqliteFile, read_only=read_only, create=create, timeout_s=timeout_s)
+        may_keep = path is None and create and not read_only and not os.environ.get("MUCUDNN_DATABASE")
+        self._is_kept = may_keep and not can_be_made(default_path())
+        if self._is_kept:
+            self._file = _in_memory_of_thread(open_file)
+        else:
+            self._file = open_file(default_path() if path is None else Path(path))
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def read_only(self) -> bool:
+        return self._file.read_only
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, (ValueError, TypeError, LookupError, ArithmeticError, struct.error)):
+                self._file.require_sound()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if not self._is_kept:
+            self._file.close()
+
+    def copy_in_memory(self) -> Database:
+        """Return a writable in-memory copy of all rows, which is lost when the returned database is closed."""
+        copy = Database(MEMORY)
+        self._file.copy_to(copy._file)
+        return copy
+
+    # Adding
+
+    def add(
+        self, environment: Environment, problem: ConvProblem, algorithm_version: int, measurement: Measurement
+    ) -> None:
+        """Commit one measurement."""
+        values = {name: getattr(measurement, name) for name in _MEASURED} | sample_columns(measurement.raw)
+        key = _key(measurement.micro_config, algorithm_version)
+        self._add("measurement", environment, problem, **key, **values)
+
+    def add_failure(
+        self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
+    ) -> None:
+        """Commit the failure to measure a micro-config (an algorithm and a micro-batch size), with its reason."""
+        self._add(
+            *("failure", environment, problem),
+            **_key(failure.micro_config, algorithm_version),
+            reason=failure.reason,
+            passed_over=(2 if failure.by_arithmetic else 1) if failure.is_passed_over else None,
+            needed_bytes=failure.needed_bytes,
+            least_s=failure.least_s,
+        )
+
+    def add_whole_run(
+        self,
+        environment: Environment,
+        problem: ConvProblem,
+        micro_configs: Sequence[MicroConfig],
+        versions: Mapping[str, int],
+        run: WholeRun,
+        *,
+        fresh: bool = False,
+    ) -> None:
+        """Commit a whole run: the times of complete calls of a configuration.
+
+        versions: versions of at least the algorithms that ran. fresh: whether each call allocated its workspace.
+        """
+        key = configuration_key(micro_configs, versions, fresh=fresh)
+        values = {name: getattr(run, name) for name in _RUN} | sample_columns(run.raw)
+        self._add("verification", environment, problem, configuration=key, **values)
+
+    def _add(self, kind: str, environment: Environment, problem: ConvProblem, **values: object) -> None:
+        owner = schema.named(environment) | schema.named(problem)
+        try:
+            self.commit({"kind": kind, "measured_at": now(), **owner, **values})
+        except InvalidInputError as error:
+            raise InvalidInputError(f"this {kind} of {problem} cannot be stored: {error}") from None
+
+    def commit(self, row: Row) -> None:
+        """Commit a row, replacing those that it supersedes."""
+        with self._file.writing() as connection:
+            schema.add_rows(connection, [row], replaces=True)
+
+    def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> MergeCounts:
+        """Add missing exported rows with their time stamps: all of them or, on error, none. Return the numbers of rows.
+
+        rows: values by column, as in ``schema.ROW_COLUMNS``.
+        """
+        with self._file.writing() as connection:
+            return MergeCounts(**schema.add_rows(connection, rows))
+
+    def merge(self, other: Database | Path | str) -> MergeCounts:
+        """Add the missing rows of another database: all of them or, on error, none.
+
+        The other database is only read. Returns the numbers of rows added and of rows already present.
+        """
+        source: Database
+        with nullcontext(other) if isinstance(other, Database) else Database(other, read_only=True) as source:
+            return self.add_exported(source.every_row())
+
+    # Reading
+
+    def every_row(
+        self, environment: Environment | None = None, problems: Iterable[ConvProblem] | None = None
+    ) -> list[Row]:
+        """Return all rows, oldest first, each a dict with the keys ``schema.ROW_COLUMNS``.
+
+        Whole runs of earlier builds under conditions that are gone are left out. environment, problems: if given,
+        return only rows of this environment or of these problems.
+        """
+        rows = self._file.read(schema.select_rows(self._of(environment, problems)))
+        every = (dict(zip(schema.ROW_COLUMNS, row, strict=True)) for row in rows)
+        return [row for row in every if row["configuration"] is None or _is_readable(row["configuration"])]
+
+    def measurements(
+        self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
+    ) -> tuple[Measurement, ...]:
+        """Return the measurement of each micro-config (algorithm and micro-batch size), sorted.
+
+        versions: versions of the algorithms to return.
+        """
+        return self.measurements_of_all(environment, [problem], versions)[problem]
+
+    def measurements_of_all(
+        self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
+    ) -> dict[ConvProblem, tuple[Measurement, ...]]:
+        """Return the measurements of many problems by problem, in one query."""
+        return {
+            problem: tuple(Measurement(m, *measured) for m, (reason, _, _, _, *measured) in found if reason is None)
+            for problem, found in self._results(environment, problems, versions).items()
+        }
+
+    def failures(
+        self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
+    ) -> tuple[Failure, ...]:
+        """Return the failures of the algorithms in these versions, sorted."""
+        return tuple(
+            Failure(
+                m,
+                reason,
+                is_passed_over=passed_over is not None,
+                by_arithmetic=passed_over == 2,
+                needed_bytes=needed,
+                least_s=least_s,
+            )
+            for m, (reason, passed_over, needed, least_s, *_) in self._results(environment, [problem], versions)[
+                problem
+            ]
+            if reason is not None
+        )
+
+    def whole_run(
+        self,
+        environment: Environment,
+        problem: ConvProblem,
+        micro_configs: Sequence[MicroConfig],
+        versions: Mapping[str, int],
+        *,
+        fresh: bool = False,
+    ) -> WholeRun | None:
+        """Return the whole run (times of complete calls) of exactly this configuration; None if there is none."""
+        condition = f"{self._of(environment, [problem])} AND configuration = ?"
+        key = configuration_key(micro_configs, versions, fresh=fresh)
+        rows = self._file.read(schema.select("verifications", condition), [key])
+        return _whole_run(rows[-1]) if rows else None
+
+    def whole_runs(
+        self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], *, fresh: bool = False
+    ) -> dict[tuple[MicroConfig, ...], WholeRun]:
+        """Return the whole run (times of complete calls) of each configuration, of any batch size.
+
+        Arguments are as for ``whole_run``.
+        """
+        rows = self._file.read(schema.select("verifications", self._of(environment, [problem])))
+        found = ((micro_configs_from(row["configuration"], versions, fresh=fresh), row) for row in rows)
+        return {micro_configs: _whole_run(row) for micro_configs, row in found if micro_configs is not None}
+
+    def problems(self, environment: Environment) -> frozenset[ConvProblem]:
+        """Return all problems with measurements in this environment."""
+        columns = ", ".join(schema.PROBLEM_COLUMNS)
+        measured = f"SELECT problem_id FROM measurements WHERE {self._of(environment)} AND reason IS NULL"
+        rows = self._file.read(f"SELECT {columns} FROM problems WHERE id IN ({measured})")
+        return frozenset(map(schema.problem_from, rows))
+
+    def versions(self, environment: Environment) -> dict[str, tuple[int, ...]]:
+        """Return the versions of each algorithm that have results in this environment, ascending."""
+        found: dict[str, tuple[int, ...]] = {}
+        for algorithm, version in self._file.read(
+            f"SELECT DISTINCT algorithm, version FROM measurements WHERE {self._of(environment)} ORDER BY 1, 2"
+        ):
+            found[algorithm] = (*found.get(algorithm, ()), version)
+        return found
+
+    def environments(self) -> tuple[Environment, ...]:
+        """Return all environments (machines with their software) that have rows, sorted."""
+        with_rows = " UNION ".join(f"SELECT environment_id FROM {table}" for table in schema.KEYS)
+        columns = ", ".join(schema.ENVIRONMENT_COLUMNS)
+        rows = self._file.read(f"SELECT {columns} FROM environments WHERE id IN ({with_rows})")
+        return tuple(sorted(Environment(*row) for row in rows))
+
+    def info(self) -> tuple[EnvironmentRows, ...]:
+        """Return the numbers of rows of each environment (machine and software)."""
+        found = []
+        for environment in self.environments():
+            rows = self._file.read(schema.count_rows(self._of(environment)))
+            counts = {kind: n for kind, n, _ in rows}
+            kinds = (counts.get(kind, 0) for kind in ("measurement", "failure", "verification"))
+            found.append(EnvironmentRows(environment, *kinds, busy=sum(busy for *_, busy in rows)))  # type: ignore[misc]
+        return tuple(found)
+
+    def _results(
+        self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
+    ) -> dict[ConvProblem, list[tuple[MicroConfig, list[Any]]]]:
+        """Return, by problem, the micro-configs of these versions with their results, sorted.
+
+        A result consists of the values of the columns ``_RESULT``.
+        """
+        found: dict[ConvProblem, dict[MicroConfig, list[Any]]] = {problem: {} for problem in problems}
+        by_id = {number: results for problem, results in found.items() for number in self._ids([problem])}
+        condition = f"{self._of(environment)} AND problem_id IN ({', '.join(map(str, by_id))})"
+        columns = ", ".join(("problem_id", "algorithm", "version", "micro_batch_size", *_RESULT))
+        micro_config = cache(MicroConfig)  # many rows share few micro-configs
+        for problem_id, algorithm, version, size, *values in self._file.read(
+            schema.select("measurements", condition, columns)
+        ):
+            if versions.get(algorithm) == version:
+                by_id[problem_id][micro_config(algorithm, size)] = values
+        return {problem: [*results.items()] for problem, results in found.items()}
+
+    def _of(self, environment: Environment | None = None, problems: Iterable[ConvProblem] | None = None) -> str:
+        """Return the SQL condition that selects rows of an environment and of some problems; None selects all."""
+        wanted = {"environment_id": None if environment is None else [environment], "problem_id": problems}
+        ids = {name: ", ".join(map(str, self._ids(keys))) for name, keys in wanted.items() if keys is not None}
+        return " AND ".join(["TRUE", *(f"{name} IN ({listed})" for name, listed in ids.items())])
+
+    def _ids(self, keys: Iterable[Environment | ConvProblem]) -> list[int]:
+        return [int(row[0]) for key in keys for row in self._file.read(*schema.find(key))]
+
+
+def _key(micro_config: MicroConfig, version: int) -> dict[str, Any]:
+    return {
+        "algorithm": micro_config.algorithm,
+        "version": version,
+        "micro_batch_size": micro_config.micro_batch_size,
+    }
+
+
+def _is_readable(configuration: str) -> bool:
+    try:
+        whole_run_from(configuration)
+    except InvalidInputError:
+        return False
+    return True
+
+
+def _whole_run(row: sqlite3.Row) -> WholeRun:
+    return WholeRun(*(row[name] for name in _RUN))

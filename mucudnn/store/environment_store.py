@@ -1,0 +1,68 @@
+"""The database as tuning uses it: the rows of one environment (machine and software)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import ParamSpec
+
+from mucudnn.core.errors import DatabaseError, InvalidInputError
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import Failure, Measurement
+from mucudnn.core.warning import warn
+from mucudnn.running.environment import Environment
+from mucudnn.store.database import Database
+
+P = ParamSpec("P")
+
+
+class EnvironmentStore:
+    """The database rows of one environment (machine and software).
+
+    ``whole_run``, ``whole_runs`` and ``add_whole_run`` are the methods of ``Database`` with this environment as the
+    first argument. If the file cannot be written, tuning warns once and
+    continues without writing.
+
+    In all methods ``versions`` maps algorithm names to versions; results of other versions are ignored. Reading raises
+    ``DatabaseError`` if the file is unusable.
+    """
+
+    def __init__(self, database: Database, environment: Environment) -> None:
+        self._database, self.environment = database, environment
+        self._writable = True
+        self.whole_run = partial(database.whole_run, environment)
+        self.whole_runs = partial(database.whole_runs, environment)
+        self.add_whole_run = partial(self._if_writable(database.add_whole_run), environment)
+
+    def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
+        """Return the measurement or failure of each micro-config (algorithm and micro-batch size)."""
+        key = (self.environment, problem, versions)
+        return [*self._database.measurements(*key), *self._database.failures(*key)]
+
+    def every_measurement(self, versions: Mapping[str, int]) -> Mapping[ConvProblem, Sequence[Measurement]]:
+        """Return, by problem, the measurement of each micro-config (algorithm and micro-batch size)."""
+        problems = self._database.problems(self.environment)
+        return self._database.measurements_of_all(self.environment, problems, versions)
+
+    def add(self, problem: ConvProblem, version: int, result: Measurement | Failure) -> None:
+        """Commit a result of an algorithm with this version. Transient failures are not stored."""
+        if isinstance(result, Measurement):
+            self._if_writable(self._database.add)(self.environment, problem, version, result)
+        elif result.is_lasting:
+            self._if_writable(self._database.add_failure)(self.environment, problem, version, result)
+
+    def _if_writable(self, add: Callable[P, None]) -> Callable[P, None]:
+        """Wrap ``add`` so that an error becomes a warning and stops all later writes."""
+
+        def write(*args: P.args, **kwargs: P.kwargs) -> None:
+            if not self._writable:
+                return
+            try:
+                add(*args, **kwargs)
+            except InvalidInputError as error:
+                warn(f"tuning goes on, but will measure this again: {error}")
+            except DatabaseError as error:
+                self._writable = False
+                warn(f"tuning goes on, but its measurements are not stored: {error}")
+
+        return write

@@ -1,0 +1,111 @@
+"""Exports of a database as JSON lines, and import of such files, which are called profiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from mucudnn.core.errors import DatabaseError, InvalidInputError
+from mucudnn.store import schema
+from mucudnn.store.database import Database
+from mucudnn.store.samples import packed, unpacked
+from mucudnn.store.sqlite_file import MEMORY
+
+_SQLITE = b"SQLite format 3\0"
+_COLUMNS = (*schema.ROW_COLUMNS, "schema")  # schema: ``schema.VERSION`` of the exported file
+_KINDS = ("measurement", "failure", "verification")
+_EXPORT_AGAIN = "export it again with mucudnn database export FILE"
+
+Record = dict[str, Any]
+
+
+def export_json_lines(database: Database, stream: TextIO) -> None:
+    """Write all rows, oldest first, as one JSON object per line, without empty columns; samples are lists.
+
+    The column ``kind`` is measurement, failure or verification.
+    """
+    for row in database.every_row():
+        samples = {name: unpacked(row[name]) for name in schema.SAMPLE_COLUMNS if row[name] is not None}
+        record = row | samples | {"schema": schema.VERSION}
+        present = {name: value for name, value in record.items() if value is not None}
+        stream.write(json.dumps(present, allow_nan=False) + "\n")
+
+
+def open_stored(path: Path | str) -> Database:
+    """Open an SQLite file read-only, or read a profile (an exported database) into memory, depending on its content.
+
+    Raises ``DatabaseError`` for any other file, and for files that ``Database`` or ``read_profile`` rejects.
+    """
+    path = Path(path)
+    return Database(path, read_only=True) if _content(path).startswith(_SQLITE) else read_profile(path)
+
+
+def read_profile(path: Path | str) -> Database:
+    """Return a database in memory with all rows of a profile (an exported database), time stamps included.
+
+    Raises ``DatabaseError`` for the first invalid row, naming file, line, error and allowed values.
+    """
+    path, reached = Path(path), 1
+    text = _text(path)
+    database = Database(MEMORY)
+
+    def rows() -> Iterator[schema.Row]:
+        nonlocal reached
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                reached = number
+                yield _row(line)
+
+    try:
+        database.add_exported(rows())
+    except InvalidInputError as error:
+        database.close()
+        raise DatabaseError(f"profile {path}, line {reached}: {error}; fix that, or {_EXPORT_AGAIN}") from None
+    return database
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DatabaseError(f"{path} cannot be read: {error.strerror}; name another database or profile") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        text = _content(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_a_profile(path, f"byte {error.start} is not text in UTF-8") from error
+    if not text.lstrip().startswith("{"):
+        raise _not_a_profile(path, "its first line is not a JSON object" if text.strip() else "it is empty")
+    return text
+
+
+def _not_a_profile(path: Path, reason: str) -> DatabaseError:
+    return DatabaseError(
+        f"{path} is neither a database nor a profile: {reason}; name an SQLite file of mucudnn, or an export of "
+        "mucudnn database export"
+    )
+
+
+def _row(line: str) -> schema.Row:
+    """Convert a line of a profile to a database row.
+
+    Raises ``InvalidInputError`` for invalid records and for other schema versions.
+    """
+    try:
+        record: Record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"broken JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise InvalidInputError("not a JSON object; write one object a line")
+    if record.get("schema") != schema.VERSION:
+        raise InvalidInputError(f"schema is {record.get('schema')!r}; it must be {schema.VERSION}")
+    if record.get("kind") not in _KINDS:
+        raise InvalidInputError(f"kind is {record.get('kind')!r}; it must be one of {', '.join(_KINDS)}")
+    if unknown := record.keys() - {*_COLUMNS}:
+        raise InvalidInputError(f"unknown columns: {', '.join(sorted(unknown))}")
+    samples = {name: packed(name, record[name]) for name in schema.SAMPLE_COLUMNS if record.get(name) is not None}
+    return record | samples

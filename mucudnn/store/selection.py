@@ -1,0 +1,126 @@
+"""Selection of stored measurements for a set of tasks: one environment, one version of each algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mucudnn.core.config import BatchSizePolicy
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.results import Configuration, Measurement, WholeRun, source_of
+from mucudnn.core.task import Task
+from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.running.environment import Environment
+from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.store.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedMeasurements:
+    """Measurements of one environment from which ``replay`` solves tasks. The database must stay open.
+
+    versions: the version used, by algorithm. of_task: measurements at the sizes of the policy.
+    """
+
+    environment: Environment
+    versions: Mapping[str, int]
+    of_task: Mapping[Task, Sequence[Measurement]]
+    _database: Database
+
+    def measurements(self, task: Task) -> Sequence[Measurement]:
+        """Return a task's measurements at the micro-batch sizes of the policy, with any error and workspace."""
+        return self.of_task[task]
+
+    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
+        """Return the valid whole run (times of complete calls), in a fresh workspace for one in headroom; or None."""
+        key = (self.environment, task.problem, configuration.micro_configs, self.versions)
+        return self._database.whole_run(*key, fresh=task.in_headroom)
+
+
+def select_measurements(
+    database: Database,
+    tasks: Sequence[Task],
+    policy: BatchSizePolicy,
+    *,
+    algorithms: Collection[str] | None = None,
+    strict: bool = False,
+    environment: str | None = None,
+) -> SelectedMeasurements:
+    """Return the stored measurements that are needed to solve the tasks again without a device.
+
+    algorithms: names of algorithms or sources to choose from besides torch's own; None for all measured ones. strict:
+    use only torch's own and algorithms known to be local (a NaN spreads no further than in torch's). environment: part
+    of the environment's description, or its number in the error that lists them; None for the only one with
+    measurements of the tasks' problems. The newest version of each algorithm in the environment is used.
+
+    Raises ``InvalidInputError`` for unknown algorithms, unless exactly one environment matches, and if the measurements
+    of a task are missing or cannot cover its batch.
+    """
+    problems = frozenset(task.problem for task in tasks)
+    chosen = _environment(database, problems, environment)
+    versions = {name: found[-1] for name, found in database.versions(chosen).items()}
+    if algorithms is not None:
+        sources = {source_of(name) for name in versions}  # a GPU has hundreds of names
+        if unknown := [name for name in algorithms if name not in versions and name not in sources]:
+            raise InvalidInputError(f"algorithms has {_listed(unknown)}; measured are {_listed(sorted(sources))}")
+        wanted = {TORCHS_OWN, *algorithms}
+        versions = {name: at for name, at in versions.items() if not wanted.isdisjoint((name, source_of(name)))}
+    stored = database.measurements_of_all(chosen, problems, versions)
+    local = _local_algorithms(chosen.device_type, problems) if strict else None
+    found = {}
+    for task in tasks:
+        sizes = frozenset(micro_batch_sizes(policy, task.batch_size))
+        of_policy = [m for m in stored[task.problem] if m.micro_config.micro_batch_size in sizes]
+        found[task] = [m for m in of_policy if local is None or m.micro_config.algorithm in local[task.problem]]
+    lacking = [task for task, known in found.items() if not _can_cover(task.batch_size, known)]
+    if lacking:
+        lines = "".join(f"\n  {task}, batch {task.batch_size}" for task in lacking)
+        raise InvalidInputError(
+            f"the stored measurements lack {len(lacking)} of the {len(found)} convolutions asked for; measure them by "
+            f"mucudnn tune, without --stored. On {chosen}:{lines}"
+        )
+    return SelectedMeasurements(chosen, versions, found, database)
+
+
+def _environment(database: Database, problems: frozenset[ConvProblem], text: str | None) -> Environment:
+    """Return the environment that ``text`` matches, by number or part of its description, if exactly one does."""
+    every = dict(enumerate(database.environments(), start=1))
+    if not every:
+        raise InvalidInputError("there are no measurements to choose from; make some with mucudnn tune")
+    covered = {number: len(database.problems(one) & problems) for number, one in every.items()}
+    if text is None:
+        matching = [number for number in every if covered[number]] or [*every]
+    elif text.strip().isdecimal():
+        matching = [number for number in every if number == int(text)]
+    else:
+        named = [number for number, one in every.items() if text.strip().lower() in str(one).lower()]
+        matching = [number for number in named if str(every[number]) == text.strip()] or named
+    if len(matching) == 1:
+        return every[matching[0]]
+    what = "the measurements are of several environments"
+    if text is not None:
+        what = f"environment is {text!r}, which picks none or several"
+    lines = (f"\n  {i}: {every[i]}; has {covered[i]} of the {len(problems)} problems asked for" for i in every)
+    raise InvalidInputError(f"{what}; pick one with --environment, by its number or part of its text:{''.join(lines)}")
+
+
+def _local_algorithms(device_type: str, problems: Iterable[ConvProblem]) -> dict[ConvProblem, set[str]]:
+    from mucudnn.kernels.registry import algorithms  # imported here, since it loads torch
+
+    every = algorithms(device_type)
+    return {problem: {TORCHS_OWN, *(one.name for one in every if one.is_local(problem))} for problem in problems}
+
+
+def _can_cover(batch_size: int, measurements: Iterable[Measurement]) -> bool:
+    """Whether micro-batches of the measured sizes can add up to the batch size."""
+    sizes = {m.micro_config.micro_batch_size for m in measurements}
+    reached = {0}
+    for n in range(1, batch_size + 1):
+        if any(n - size in reached for size in sizes):
+            reached.add(n)
+    return batch_size in reached
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))

@@ -1,1 +1,0 @@
-"""Terminal output and user-named files, for all commands; independent of convolutions."""

@@ -1,0 +1,89 @@
+"""Expected times of an algorithm before its first run, from similar problems that this machine has measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from math import inf, log2
+from typing import Any, NamedTuple
+
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Failure, Measurement
+from mucudnn.tuning.thresholds import HOPELESS_ELSEWHERE, HOPELESS_IN_LIKE, NEIGHBOURS, REACH
+
+_Class = tuple[Any, ...]
+_Place = tuple[float, float, float]
+
+
+class Expectation(NamedTuple):
+    """Expected time of an algorithm: ``ratio``, its lowest multiple of the fastest algorithm's time nearby.
+
+    The ratio is taken from similar problems. hopeless: the ratio above which the algorithm is not worth a run.
+    """
+
+    ratio: float
+    hopeless: float
+
+
+class Prior:
+    """Times of algorithms on measured problems, as multiples of the fastest algorithm's time.
+
+    Similar problems have the same operation, filter size, stride, dilation, kind of groups, dtype and memory format,
+    and nearly as many channels and pixels.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[_Class, dict[_Place, Mapping[str, float]]] = defaultdict(dict)
+
+    def learn(self, problem: ConvProblem, results: Iterable[Measurement | Failure]) -> None:
+        """Add the results of a problem; they replace its earlier ones. Failures count if they were too slow to measure.
+
+        Setup times are divided by the largest micro-batch, even for algorithms that were dropped after a run on a small
+        part of the mini-batch.
+        """
+        known, best = [r for r in results if isinstance(r, Measurement) or r.least_s is not None], dict[str, float]()
+        largest = max((r.micro_config.micro_batch_size for r in known), default=1)
+        for r in known:
+            if isinstance(r, Measurement):
+                per_sample_s = r.setup_s / largest + r.step_s / r.micro_config.micro_batch_size
+            else:
+                per_sample_s = (r.least_s or 0.0) / largest
+            best[r.micro_config.algorithm] = min(per_sample_s, best.get(r.micro_config.algorithm, inf))
+        if len(best) > 1:
+            fastest_s = min(best.values())
+            self._known[_class(problem)][_place(problem)] = {name: s / fastest_s for name, s in best.items()}
+
+    def expected(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
+        """Return the expectation for an algorithm from similar problems, else from other operations; None if unknown.
+
+        Other operations differ too much to show more than that an algorithm is hopeless.
+        """
+        if (own := self._near(problem, algorithm)) is not None:
+            return own
+        others = (problem.with_operation(op) for op in Operation if op is not problem.operation)
+        said = [expectation.ratio for other in others if (expectation := self._near(other, algorithm))]
+        is_bad = bool(said) and min(said) > HOPELESS_ELSEWHERE
+        return Expectation(min(said), HOPELESS_ELSEWHERE) if is_bad else None
+
+    def _near(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
+        here = _place(problem)
+        alike = self._known.get(_class(problem), {})
+        known = sorted(
+            (_distance(here, place), ratios[algorithm]) for place, ratios in alike.items() if algorithm in ratios
+        )
+        near = [ratio for distance, ratio in known[:NEIGHBOURS] if distance <= REACH]
+        return Expectation(min(near), HOPELESS_IN_LIKE[len(near)]) if len(near) in HOPELESS_IN_LIKE else None
+
+
+def _class(problem: ConvProblem) -> _Class:
+    grouped = "dense" if problem.groups == 1 else "depthwise" if problem.groups == problem.c else "grouped"
+    filter_and_steps = (problem.r, problem.s, problem.stride, problem.dilation)
+    return problem.operation, *filter_and_steps, grouped, problem.dtype, problem.memory_format
+
+
+def _place(problem: ConvProblem) -> _Place:
+    return log2(problem.c), log2(problem.k), log2(problem.p * problem.q)
+
+
+def _distance(one: _Place, other: _Place) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,479 @@
+"""The race of one problem's candidates, in which each is checked and timed on a ``Workbench``, or recorded as failed.
+
+``QuickPlan`` determines the order in which the candidates that can win are measured; the others are probed once or not
+at all, and the reason for skipping one is stored. Close candidates are decided later by whole runs. A thorough race
+passes over nothing that may win, and takes many samples of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import inf
+from statistics import median
+from typing import Self
+
+from mucudnn.core.errors import BrokenDeviceError, first_line
+from mucudnn.core.results import Failure, Measurement, MicroConfig
+from mucudnn.core.samples import MeasuredSamples
+from mucudnn.core.task import Task
+from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.proofs import BarredError, UnprovenError
+from mucudnn.measuring.timing.candidate_errors import UnsoundError, give_back_cache, without_frames
+from mucudnn.measuring.timing.load import Watch
+from mucudnn.measuring.timing.processor_use import ProcessorUse
+from mucudnn.measuring.timing.timer import Clock, Stop, StoppingRule, Timer, measure_in_turns
+from mucudnn.measuring.whole_runs import Machine
+from mucudnn.measuring.workbench import Workbench
+from mucudnn.tuning.prior import Prior
+from mucudnn.tuning.quick_plan import QuickPlan
+from mucudnn.tuning.thresholds import (
+    CLOSE,
+    HOPELESS,
+    HOPELESS_PART,
+    HOPELESS_PROOF,
+    LEAST_SLOW_PROOF_S,
+    SECOND,
+)
+
+_LONG_PROBE_S = 0.05  # a library may compile for 1 to 20 ms
+_SHORT_S = 0.0005  # loading code takes up to 0.1 ms
+
+
+@dataclass(slots=True)
+class Entry:
+    """A candidate being measured: the timer of its steps (one micro-batch each), and its other results so far.
+
+    is_look: whether its only sample is a probe: the fastest of one to three steps, of which the first had a warm cache.
+    """
+
+    candidate: Candidate
+    timer: Timer
+    setup_samples_s: tuple[float, ...]
+    relative_error: float
+    began: ProcessorUse  # processor use before the first sample
+    watch: Watch
+    is_look: bool = False
+
+    def final(self) -> Measurement:
+        """Return the candidate's measurement with its raw samples, and the machine's load while they were taken."""
+        load = self.watch.since(self.began)
+        raw = MeasuredSamples(self.setup_samples_s, tuple(self.timer.samples_s))
+        return replace(self.measurement(), load=load.share, raw=raw)
+
+    def measurement(self) -> Measurement:
+        """Return the candidate's measurement so far, without raw samples, as the race reads it after every round.
+
+        Of fewer than three samples the fastest counts, since disturbances only add time.
+        """
+        samples_s = self.timer.samples_s
+        return Measurement(
+            micro_config=self.candidate.micro_config,
+            setup_s=median(self.setup_samples_s),
+            step_s=median(samples_s) if len(samples_s) > 2 else min(samples_s),
+            prepared_bytes=self.candidate.workspace.prepared_bytes,
+            scratch_bytes=self.candidate.scratch_bytes,
+            relative_error=self.relative_error,
+            noise=self.timer.noise,
+            samples=len(samples_s),
+        )
+
+
+@dataclass(eq=False)
+class Race:
+    """A race of a task's candidates on a machine.
+
+    Candidates that need more workspace than the task's limit are left out, except the baseline. stored,
+    stored_failures: results of earlier runs, not measured again. max_relative_error: an algorithm above it gets one
+    sample at most. time_limit_s: limit for the whole race; the baseline and the first fitting candidate are measured
+    even after it. may_keep: whether prepared filters may be cached between calls; then neither their bytes nor the
+    setup time count. prior, every_size, flops_per_s: as in ``QuickPlan``; the results are added to the prior. thorough:
+    whether to measure all that may win, and not only the likely winners, with many samples after a warm-up.
+    """
+
+    task: Task
+    candidates: Sequence[Candidate]
+    machine: Machine
+    stored: Sequence[Measurement] = ()
+    stored_failures: Sequence[Failure] = ()
+    max_relative_error: float = inf
+    time_limit_s: float | None = None
+    may_keep: bool = False
+    prior: Prior = field(default_factory=Prior)
+    every_size: bool = False
+    flops_per_s: float = inf
+    thorough: bool = False
+
+    def __post_init__(self) -> None:
+        clock = self.machine.clock
+        if self.thorough:
+            self.rule, self.setup_rule = clock.step_rule, clock.setup_rule
+        else:
+            self.rule, self.setup_rule = replace(clock.every_round, max_calls=4), StoppingRule(time_limit_s=0.0)
+            if any(c.smaller is not None for c in self.candidates):  # counting their workspace may take a run
+                self.candidates = [replace(c, smaller=None) for c in self.candidates]
+        of_candidates = {candidate.micro_config for candidate in self.candidates}
+        self.known = {m.micro_config: m for m in self.stored if m.micro_config in of_candidates}
+        # A candidate too large under another limit may fit.
+        kept = (f for f in self.stored_failures if f.needed_bytes is None or f.needed_bytes > self.limit)
+        self.failed = {failure.micro_config: failure for failure in kept}
+        self.entries: dict[MicroConfig, Entry] = {}
+        self._setup_samples_s: dict[str, tuple[float, ...]] = {}  # by algorithm
+        self._relative_errors: dict[str, float] = {}  # by algorithm, for algorithms that are checked only once
+        self._plan = QuickPlan(self, self.known, self.failed, self.prior, self.every_size, self.flops_per_s)
+        self._has_run: set[str] = set()  # algorithms that have run at another size
+        self._hopeless_parts: set[str] = set()  # algorithms that were hopeless on a small part
+
+    @property
+    def limit(self) -> float:
+        """The workspace limit in bytes; inf without one."""
+        return inf if self.task.limit_bytes is None else self.task.limit_bytes
+
+    def can_win(self, candidate: Candidate, relative_error: float) -> bool:
+        """Whether the candidate's error and workspace are within their limits, so that it may be chosen."""
+        return relative_error <= self.max_relative_error and self.fits(candidate)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether the candidate's workspace is within the limit."""
+        if self.task.baseline_exempt and self.is_baseline(candidate):
+            return True
+        kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
+        return candidate.fits(None if self.task.limit_bytes is None else self.task.limit_bytes + kept_bytes)
+
+    def is_baseline(self, candidate: Candidate) -> bool:
+        """Whether the candidate is torch's own convolution, undivided, with which all others are compared."""
+        return candidate.micro_config == self.task.baseline
+
+    def missing(self) -> list[Candidate]:
+        """Return the candidates that may still need measuring, in order; empty if all results are known."""
+        return self._plan.promising() if self.thorough else self._plan.unseen() or self._plan.sizes()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every candidate has the results it needs. The baseline is checked first, which needs no run."""
+        return not (self._plan.baselines() or self.missing())
+
+    def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
+        """Return a new race that knows these results too, with a time limit reduced by ``spent_s``."""
+        left_s = None if self.time_limit_s is None else max(0.0, self.time_limit_s - spent_s)
+        stored = [*self.stored, *(result for result in results if isinstance(result, Measurement))]
+        failures = [*self.stored_failures, *(result for result in results if isinstance(result, Failure))]
+        return replace(self, stored=stored, stored_failures=failures, time_limit_s=left_s)
+
+    def measure(self) -> Iterator[Measurement | Failure]:
+        """Measure the missing candidates, and yield each result as soon as it is final.
+
+        Raises ``BrokenDeviceError`` if a failing candidate left the device unusable, and ``UnavailableError`` if there
+        is not enough memory for a single sample.
+        """
+        if self.is_done:
+            return
+        problem, n, device = self.task.problem, self.task.batch_size, self.machine.device
+        self.workbench = Workbench(problem, n, device, checks_samples=not self.thorough)
+        self.deadline = self.machine.clock.now() + (inf if self.time_limit_s is None else self.time_limit_s)
+        yield from self._run()
+
+    def _run(self) -> Iterator[Measurement | Failure]:
+        """Measure the missing candidates on the workbench until the deadline, and yield their results."""
+        if self.thorough:
+            yield from self._run_thoroughly()
+            return
+        plan = self._plan
+        yield from self._prove(plan.foreign())
+        for candidate in plan.baselines():
+            yield from self._look_at(candidate)
+        yield from self._look_at_parts()
+        while unseen := self._in_time(self._unseen()):
+            for candidate in unseen:
+                yield from self._look_unless_hopeless(candidate)
+        yield from plan.too_large()
+        yield from self._compare_closely(HOPELESS, CLOSE)
+        while sizes := self._in_time(plan.sizes()):
+            yield from self._prove(sizes)
+            for candidate in sizes:
+                if candidate.micro_config not in self.failed:
+                    yield from self._look_at(candidate)
+            yield from self._compare_closely(inf, SECOND)  # sizes are compared by full samples, not by probes
+        self.prior.learn(self.task.problem, [*self.known.values(), *self.failed.values()])
+
+    def _run_thoroughly(self) -> Iterator[Measurement | Failure]:
+        """Take a first sample of all that may win, then more in turns, until the noise is small or one is hopeless."""
+        missing = self.missing()
+        ahead = [c for c in missing if c.algorithm.is_torchs_own or c.handed_bytes <= self.limit]
+        yield from self._prove(c for c in ahead if self.time_limit_s is None or self.is_baseline(c))
+        for candidate in missing:
+            if candidate.micro_config not in self.failed and self._plan.may_win(candidate):
+                yield from self._look_at(candidate)
+        of_timer = {id(entry.timer): entry for entry in self.entries.values()}
+
+        def is_hopeless(timer: Timer) -> bool:
+            entry = of_timer[id(timer)]
+            self._add(entry)
+            margin = HOPELESS if len(timer.samples_s) < 2 else CLOSE
+            return not self._can_win(entry, margin) or self._is_late()
+
+        for entry in self.entries.values():  # only now, after all first samples, are all rivals known
+            if entry.timer.stop is None and is_hopeless(entry.timer):
+                entry.timer.stop = Stop.DROPPED
+        for timer in measure_in_turns([entry.timer for entry in self.entries.values()], is_hopeless):
+            yield from self._end(of_timer[id(timer)])
+
+    def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Return all candidates; after the time limit, only the baseline or the first one if there is no answer yet."""
+        if not self._is_late():
+            return candidates
+        return [c for c in candidates if self.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
+
+    def _unseen(self) -> list[Candidate]:
+        return [c for c in self._plan.unseen() if c.algorithm.name not in self._hopeless_parts]
+
+    def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
+        if self._plan.is_spared(candidate):
+            return
+        if (failure := self._plan.hopeless(candidate)) is not None:
+            self.failed[candidate.micro_config] = failure
+            yield failure
+        else:
+            yield from self._look_at(candidate)
+
+    def _look_at_parts(self) -> Iterator[Measurement | Failure]:
+        """Probe algorithms on small parts of the mini-batch; drop hopeless ones and unneeded last resorts."""
+        looks = [self._try_first_sample(part) for part in self._plan.parts() if not self._is_late()]
+        entries = [entry for entry in looks if isinstance(entry, Entry)]  # failures on a part are retried on the whole
+        self._has_run |= {entry.candidate.algorithm.name for entry in entries}
+        beside = self._plan.beside({entry.candidate.micro_config: entry.measurement() for entry in entries})
+        for entry in entries:
+            margin = beside.margin(entry.candidate, entry.measurement())
+            if margin > HOPELESS_PART or beside.is_spared(entry.candidate):
+                self._hopeless_parts.add(entry.candidate.algorithm.name)
+                self._add(entry)
+                yield entry.final()
+
+    def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
+        """Probe a candidate. If it is hopeless, yield its result; otherwise keep it in the race."""
+        if self._is_late() and self._has_answer() and not self.is_baseline(candidate):
+            return
+        if (proven := self._slow_in_proof(candidate)) is not None:
+            self.known[candidate.micro_config] = proven
+            yield proven
+            return
+        entry = self._try_first_sample(candidate)
+        if isinstance(entry, Exception):
+            yield from self._failed(candidate, entry)
+            return
+        self._add(entry)
+        if self._can_win(entry, HOPELESS):
+            self.entries[candidate.micro_config] = entry
+        else:
+            yield entry.final()
+
+    def _slow_in_proof(self, candidate: Candidate) -> Measurement | None:
+        """Return the times of the candidate's run in the proving process, if they show that it is hopeless."""
+        proof = None if candidate.proofs is None else candidate.proofs.known(candidate)
+        is_whole = candidate.micro_batch_size == self.task.batch_size and not self.is_baseline(candidate)
+        if proof is None or not is_whole or proof.time_s < LEAST_SLOW_PROOF_S:
+            return None
+        measured = candidate.at_any_time()
+        measured = replace(measured, setup_s=0.0, step_s=proof.time_s, relative_error=proof.relative_error)
+        return measured if self._plan.margin(candidate, measured) > HOPELESS_PROOF else None
+
+    def _compare_closely(self, first: float, second: float) -> Iterator[Measurement | Failure]:
+        """Replace probes by interleaved samples with cold caches, then take another sample of each candidate.
+
+        Candidates slower than ``first`` times the fastest get no sample, and those slower than ``second`` times no
+        second one.
+        """
+        yield from self._sample_within(first, looks_only=True)
+        yield from self._sample_within(second)
+        for entry in list(self.entries.values()):
+            yield from self._end(entry)
+
+    def _sample_within(self, margin: float, *, looks_only: bool = False) -> Iterator[Measurement | Failure]:
+        for entry in list(self.entries.values()):
+            if not self._can_win(entry, margin) or self._is_late():
+                yield from self._end(entry)
+            elif entry.is_look or not looks_only:
+                if entry.is_look:
+                    entry.is_look = False
+                    entry.timer.samples_s.clear()
+                self._has_run.add(entry.candidate.algorithm.name)
+                entry.timer.sample()
+                if entry.timer.error is not None:
+                    yield from self._end(entry)
+                else:
+                    self._add(entry)
+
+    def _can_win(self, entry: Entry, margin: float) -> bool:
+        """Whether the candidate's fastest sample is within ``margin`` times the fastest candidate's time."""
+        own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
+        return self._plan.margin(entry.candidate, own) <= margin
+
+    def _prove(self, candidates: Iterable[Candidate]) -> Iterator[Failure]:
+        """Prove foreign candidates (run them in a separate process); yield failures of barred ones.
+
+        They are proven in one batch, or one by one until the time limit. Candidates of an ``AlgorithmSource`` are
+        proven later, before their first sample.
+        """
+        wanted = [c for c in candidates if c.is_foreign and not c.from_source]
+        if not wanted or (proofs := wanted[0].proofs) is None:
+            return
+        for batch in [wanted] if self.time_limit_s is None else [[candidate] for candidate in wanted]:
+            if self._is_late() and not any(map(self.is_baseline, batch)):
+                continue
+            proofs.ask(batch)
+            for candidate in batch:
+                if (error := proofs.error_of(candidate)) is not None:
+                    yield from self._failed(candidate, error)
+
+    def _is_late(self) -> bool:
+        return self.machine.clock.now() > self.deadline
+
+    def _has_answer(self) -> bool:
+        """Return whether a candidate within the workspace limit was measured; the time limit applies from then on."""
+        known = (c for c in self.candidates if c.micro_config in self.known)
+        fitting = (c for c in known if c.fits(self.task.limit_bytes))
+        return any(self.task.batch_size % c.micro_batch_size == 0 for c in fitting)
+
+    def _try_first_sample(self, candidate: Candidate) -> Entry | Exception:
+        try:
+            return self._first_sample(candidate)
+        except candidate.errors as error:
+            return without_frames(error)
+
+    def _first_sample(self, candidate: Candidate) -> Entry:
+        """Check the candidate's result, then take one sample or a probe of its time. Raises the candidate's errors."""
+        relative_error = self._relative_error(candidate)
+        began = self.machine.watch.mark()
+        setup_samples_s = self._samples_of_setup(candidate)
+        clock, slices = self.machine.clock, self.workbench.slice_count(candidate)
+        timer = Timer(self.workbench.stream(candidate), clock, self.rule, slices, warms_up=self.thorough)
+        is_look = self._is_look(candidate)
+        if is_look:
+            timer.samples_s.append(_seconds_of_probe(timer.function, clock))
+        else:
+            timer.sample()
+        if timer.error is not None:
+            raise timer.error
+        if not self.thorough and timer.samples_s[0] < self._repeated_below_s(candidate, is_look):
+            timer.samples_s[0] = min(timer.samples_s[0], clock.time(timer.function, 1, slices))
+        return Entry(candidate, timer, setup_samples_s, relative_error, began, self.machine.watch, is_look)
+
+    def _repeated_below_s(self, candidate: Candidate, is_look: bool) -> float:
+        """Return the seconds below which a candidate's first sample is taken twice, since a first call loads code."""
+        if is_look:
+            return _LONG_PROBE_S if self.is_baseline(candidate) else 0.0
+        return _SHORT_S
+
+    def _is_look(self, candidate: Candidate) -> bool:
+        """Whether the first sample is only a probe with warm caches, since the first may load or build code."""
+        if self.thorough:
+            return False
+        own = not (candidate.is_foreign or candidate.algorithm.is_torchs_own)
+        return not (own and candidate.algorithm.name in self._has_run)
+
+    def _relative_error(self, candidate: Candidate) -> float:
+        """Return the relative error of a candidate.
+
+        One check is enough for our own algorithms, which are tested at every size; in a quick race, a check of few
+        samples, and of more only if that fails. Foreign code is checked at each size.
+        """
+        if candidate.is_foreign:
+            proof = candidate.proof()
+            return self.workbench.relative_error(candidate) if proof is None else proof.relative_error
+        name = candidate.algorithm.name
+        own = [c for c in self.candidates if c.algorithm.name == name and not (c.is_foreign or self.thorough)]
+        smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
+        for part in [c for c in smaller if self._plan.is_large_enough(c)][:1]:
+            with suppress(*candidate.errors):
+                return self._checked(part)
+        return self._checked(candidate)
+
+    def _checked(self, candidate: Candidate) -> float:
+        name = candidate.algorithm.name
+        if name not in self._relative_errors:
+            self._relative_errors[name] = self.workbench.relative_error(candidate)
+        return self._relative_errors[name]
+
+    def _samples_of_setup(self, candidate: Candidate) -> tuple[float, ...]:
+        """Time the setup of a candidate's algorithm, once for all its micro-batch sizes, and return the seconds.
+
+        Caches are cold, unless the race has no warm-up, and the setup is short. The setup of an algorithm that prepares
+        nothing counts as 0: on a GPU the clock shows more than 1 us for it, and algorithms with a setup time make the
+        solver's problem much larger.
+        """
+        if not candidate.workspace.prepared_bytes:
+            return (0.0,)
+        name = candidate.algorithm.name
+        if name not in self._setup_samples_s:
+            set_up, clock = self.workbench.set_up(candidate), self.machine.clock
+            warm_s = inf if self.thorough else _seconds_of_probe(set_up, clock)
+            if warm_s < _SHORT_S:
+                self._setup_samples_s[name] = (warm_s,)
+            else:
+                timer = Timer(set_up, clock, self.setup_rule, warms_up=self.thorough)
+                for _ in measure_in_turns([timer]):
+                    pass
+                if timer.error is not None:
+                    raise timer.error
+                self._setup_samples_s[name] = tuple(timer.samples_s)
+        return self._setup_samples_s[name]
+
+    def _add(self, entry: Entry) -> None:
+        """Add this entry's samples to the known results, with which other candidates are compared."""
+        self.known[entry.candidate.micro_config] = entry.measurement()
+
+    def _end(self, entry: Entry) -> Iterator[Measurement | Failure]:
+        del self.entries[entry.candidate.micro_config]
+        if entry.timer.error is None:
+            yield entry.final()
+        else:
+            yield from self._failed(entry.candidate, entry.timer.error)
+
+    def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
+        """Record the candidate's failure and yield it. Raise ``BrokenDeviceError`` if the device is unusable."""
+        if broken := self._why_unusable():
+            reason = f"{_who(candidate)} left the device unusable: {broken}"
+            yield Failure(candidate.micro_config, reason)
+            passed_over = "" if self.is_baseline(candidate) else ". That is stored, and the next run passes over it"
+            raise BrokenDeviceError(
+                f"{self.task.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
+                "the process anew, and tune again"
+            )
+        is_unproven = isinstance(error, UnprovenError)
+        is_lasting = not (is_unproven or is_out_of_memory(error))
+        named = is_lasting and isinstance(error, UnsoundError) and candidate.is_foreign
+        reason = f"{_who(candidate)}: {error}" if named else first_line(error)
+        if not is_lasting:
+            give_back_cache()
+        least_s = error.least_s if isinstance(error, BarredError) else None
+        failure = Failure(candidate.micro_config, reason, is_lasting, is_unproven=is_unproven, least_s=least_s)
+        self.failed[candidate.micro_config] = failure
+        yield failure
+
+    def _why_unusable(self) -> str | None:
+        """Return the text of a sticky CUDA error, with which every call on the device fails; None if calls work."""
+        try:
+            self.machine.clock.now()
+        except RuntimeError as error:
+            return first_line(error)
+        return None
+
+
+def _seconds_of_probe(call: Callable[[], object], clock: Clock) -> float:
+    """Return the seconds of one call; of a short one, the faster of two, since the first may compile code."""
+    first_s = _seconds_of(call, clock)
+    return first_s if first_s > _LONG_PROBE_S else min(first_s, _seconds_of(call, clock))
+
+
+def _seconds_of(call: Callable[[], object], clock: Clock) -> float:
+    """Return the seconds of one call, with warm caches."""
+    began_s = clock.now()
+    call()
+    return clock.now() - began_s
+
+
+def _who(candidate: Candidate) -> str:
+    """Return the algorithm's name and version, such as ``library:67 k2=5 (version 91900)``."""
+    return f"{candidate.algorithm.name} (version {candidate.algorithm.version})"

@@ -1,0 +1,215 @@
+"""The convolutions that a model computes, found by running it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mucudnn.core.errors import InvalidInputError, no_images
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.kernels.contract.buffers import suggests_channels_last
+from mucudnn.running.devices import largest_batch_size
+from mucudnn.running.modules.conv_transpose2d import is_backward_data, y_shape
+
+TRACED = (nn.Conv2d, nn.Conv1d, nn.ConvTranspose2d)
+
+# Operations of a transposed module -> operations of its problem
+_TRANSPOSED = {
+    Operation.FORWARD: Operation.BACKWARD_DATA,
+    Operation.BACKWARD_DATA: Operation.FORWARD,
+    Operation.BACKWARD_FILTER: Operation.BACKWARD_FILTER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one convolution module in a run of the model.
+
+    problem: the problem that the call computes: forward, or backward data for an ``nn.ConvTranspose2d``, whose result
+    is the x of the problem. input_needs_gradient: whether autograd would compute dx. has_bias: whether the module adds
+    a bias.
+    """
+
+    name: str
+    problem: ConvProblem
+    batch_size: int
+    input_needs_gradient: bool
+    has_bias: bool
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.problem.operation is Operation.BACKWARD_DATA
+
+    def problem_of(self, operation: Operation) -> ConvProblem:
+        """Return the problem that computes the module's y, dx or dw. operation: of the module, not of the problem.
+
+        >>> from torch import nn
+        >>> (call,) = trace(nn.ConvTranspose2d(8, 3, 4, stride=2, padding=1), torch.zeros(4, 8, 16, 16))
+        >>> print(call.problem_of(Operation.FORWARD))
+        backward_data 3x32x32 -> 8, 4x4, stride 2x2, padding 1x1, float32 contiguous
+        """
+        return self.problem.with_operation(problem_operation(operation, transposed=self.is_transposed))
+
+
+def problem_operation(operation: Operation, *, transposed: bool) -> Operation:
+    """Return the operation of the problem that computes a module's operation; for a transposed module they differ."""
+    return _TRANSPOSED[operation] if transposed else operation
+
+
+def trace(model: nn.Module, sample_input: Any) -> list[Call]:
+    """List the calls of all convolution modules in ``model(sample_input)``, in order, as torch computes them.
+
+    Convolution modules are ``nn.Conv2d``, ``nn.Conv1d`` (as images of height 1) and ``nn.ConvTranspose2d``.
+
+    sample_input: the only argument, or a tuple of all positional ones. Padding that torch does as a separate step
+    (``padding_mode`` other than zeros, the odd half of ``padding="same"``) is part of H and W. Calls that no
+    ``ConvProblem`` describes are left out: empty or too large batches, and unsupported dtypes.
+
+    The forward pass is a real one, in the model's mode: running statistics and random numbers advance. Raises errors of
+    the model, and ``InvalidInputError`` if convolutions are called, but all without images.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
+    >>> [(call.name, call.batch_size, str(call.problem)) for call in trace(model, torch.zeros(4, 3, 32, 32))]
+    [('0', 4, 'forward 3x32x32 -> 8, 3x3, padding 1x1, float32 contiguous')]
+    """
+    calls: list[Call] = []
+    empty: list[str] = []
+    arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if isinstance(module, TRACED):
+                handle = module.register_forward_pre_hook(_recorder(name, calls, empty), with_kwargs=True)
+                hooks.callback(handle.remove)
+        model(*arguments)
+    if empty and not calls:
+        raise no_images(empty[0])
+    return calls
+
+
+def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
+    """Return a description of the call ``module(*arguments, **named)``; None if no ``ConvProblem`` describes it."""
+    x = arguments[0] if arguments else named.get("input")
+    if not isinstance(x, Tensor):
+        return None  # torch raises the error
+    dims = 3 if isinstance(module, nn.Conv1d) else 4
+    images = x.unsqueeze(0) if x.dim() == dims - 1 else x
+    if images.dim() != dims:
+        return None
+    problem = _problem(module, images, arguments[1] if len(arguments) > 1 else named.get("output_size"))
+    if problem is None or not 0 < len(images) <= largest_batch_size(problem, x.device.type):
+        return None
+    return Call(name, problem, len(images), x.requires_grad, module.bias is not None)
+
+
+def _recorder(
+    name: str, calls: list[Call], empty: list[str]
+) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    """Return a hook that adds the calls of a module. empty: the names of modules that get no images."""
+
+    def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        call = call_of(name, module, arguments, named)
+        if call is not None:
+            calls.append(call)
+        elif arguments and isinstance(arguments[0], Tensor) and arguments[0].shape[:1] == (0,):
+            empty.append(name)
+
+    return record
+
+
+def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | None:
+    """Return the problem of a module's call with x; None if the call is invalid or not supported.
+
+    Torch reports the errors of invalid calls.
+    """
+    if isinstance(module, nn.ConvTranspose2d):
+        made = _transposed(module, x, output_size)
+    elif isinstance(module, nn.Conv1d):
+        made = _one_dimensional(module, x)
+    else:
+        assert isinstance(module, nn.Conv2d)
+        made = _two_dimensional(module, x)
+    try:
+        return None if made is None else ConvProblem(**made)
+    except InvalidInputError:
+        return None
+
+
+def _two_dimensional(module: nn.Conv2d, x: Tensor) -> dict[str, Any]:
+    """Return the arguments of ``ConvProblem`` for a call of an ``nn.Conv2d`` with x."""
+    (extra_h, extra_w), padding = _padding(module)
+    r, s = module.weight.shape[2:]
+    return {
+        "operation": Operation.FORWARD,
+        **{"c": x.shape[1], "h": x.shape[2] + extra_h, "w": x.shape[3] + extra_w, "k": module.out_channels},
+        **{"r": r, "s": s, "stride": module.stride, "padding": padding, "dilation": module.dilation},
+        **{"groups": module.groups, "dtype": dtype_of(x), "memory_format": _memory_format(x, module.weight)},
+    }
+
+
+def _one_dimensional(module: nn.Conv1d, x: Tensor) -> dict[str, Any]:
+    """Return the arguments of ``ConvProblem`` for a call of an ``nn.Conv1d``, as images of height 1."""
+    left, right = module._reversed_padding_repeated_twice
+    extra, padding = (left + right, 0) if module.padding_mode != "zeros" else (right - left, left)
+    return {
+        "operation": Operation.FORWARD,
+        **{"c": x.shape[1], "h": 1, "w": x.shape[2] + extra, "k": module.out_channels},
+        **{"r": 1, "s": module.weight.shape[2], "stride": (1, *module.stride), "padding": (0, padding)},
+        **{"dilation": (1, *module.dilation), "groups": module.groups, "dtype": dtype_of(x)},
+    }
+
+
+def _transposed(module: nn.ConvTranspose2d, x: Tensor, output_size: Any) -> dict[str, Any] | None:
+    """Return the arguments of ``ConvProblem`` for a transposed convolution; None if no problem describes the call.
+
+    The x of the problem is the module's result.
+    """
+    if not isinstance(output_size, (list, tuple, type(None))):
+        return None  # an argument with another meaning, in a subclass
+    sizes = None if output_size is None else list(output_size[-2:])
+    geometry = module.stride, module.padding, module.kernel_size
+    try:
+        output_padding = module._output_padding(x, sizes, *geometry, 2, module.dilation)  # type: ignore[arg-type]
+    except ValueError:
+        return None
+    if not is_backward_data(module.stride, output_padding):
+        return None
+    rest = module.padding, output_padding, module.dilation, module.groups
+    shape = y_shape(x, module.weight, (module.stride, *rest))
+    r, s = module.weight.shape[2:]
+    return {
+        "operation": Operation.BACKWARD_DATA,
+        **{"c": shape[1], "h": shape[2], "w": shape[3], "k": x.shape[1], "r": r, "s": s, "stride": module.stride},
+        **{"padding": module.padding, "dilation": module.dilation, "groups": module.groups},
+        **{"dtype": dtype_of(x), "memory_format": _memory_format(x, module.weight)},
+    }
+
+
+def _padding(module: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the rows and columns that torch first adds to x, and the padding of the convolution itself."""
+    left, right, top, bottom = module._reversed_padding_repeated_twice
+    if module.padding_mode != "zeros":
+        return (top + bottom, left + right), (0, 0)
+    return (bottom - top, right - left), (top, left)
+
+
+def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
+    """Return the memory format that torch would use for x and w; where shapes allow both formats, the strides decide.
+
+    On a GPU, float64 is never channels_last.
+    """
+    exact_on_cuda = x.device.type == "cuda" and x.dtype == torch.float64
+    channels_last = any(map(suggests_channels_last, (x, w))) and not exact_on_cuda
+    return MemoryFormat.CHANNELS_LAST if channels_last else MemoryFormat.CONTIGUOUS
+
+
+def dtype_of(x: Tensor) -> str:
+    """Return the dtype in which torch computes the convolution of x: its own or, unless float64, that of autocast."""
+    kind = x.device.type
+    autocast = kind != "meta" and torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64
+    return str(torch.get_autocast_dtype(kind) if autocast else x.dtype).removeprefix("torch.")

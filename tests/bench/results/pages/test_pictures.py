@@ -1,0 +1,180 @@
+"""Pictures: what is drawn is what the folder has, recomputed here; each can stand in a page beside others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas
+import pytest
+from numpy.typing import NDArray
+from support.clock.machine import ENVIRONMENT
+from support.result_folders import MIB, training_layers, write_random_folder
+
+from mucudnn.bench.results.header import Header
+from mucudnn.bench.results.pages import pictures
+from mucudnn.bench.results.pages.drawing import svg
+from mucudnn.bench.results.pages.measured import UNDIVIDED, gains
+from mucudnn.bench.results.pages.report import Report, report_of
+from mucudnn.bench.results.reading import read_folder
+from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.sources.published import GEOMETRY as PUBLISHED_GEOMETRY
+from mucudnn.bench.sources.published import published_gains, published_times
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+matplotlib = pytest.importorskip("matplotlib")
+GEOMETRY = (64, 54, 64)  # c, h, k of a layer that the authors published
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    path = tmp_path_factory.mktemp("results") / "folder"
+    problems = ((layer, layer.problem) for layer in training_layers())
+    published = next(layer for layer, problem in problems if (problem.c, problem.h, problem.k) == GEOMETRY)
+    layers = [*training_layers(2), published]
+    return report_of(read_folder(write_random_folder(path, layers, limits=(8 * MIB, None), rounds=5)))
+
+
+def drawn(figure: Figure | None) -> Figure:
+    assert figure is not None
+    return figure
+
+
+def ends(lines: Iterable[Line2D]) -> NDArray[np.float64]:
+    return np.concatenate([np.asarray(line.get_xdata(), dtype=float) for line in lines])
+
+
+def test_speedups_are_drawn_where_they_are(report: Report) -> None:
+    rows = report.rows
+    figure = drawn(pictures.speedups(report))
+    for axes, operation in zip(figure.axes, ("forward", "backward_data", "backward_filter"), strict=True):
+        expected = rows[(rows["operation"] == operation) & (rows["contestant"] != "torch")]
+        points = [line for line in axes.lines if line.get_label()[0] != "_"]
+        assert sorted(ends(points)) == sorted(expected["speedup"])
+        assert set(expected["speedup_low"]) | set(expected["speedup_high"]) <= set(ends(axes.lines))
+
+
+def test_desirable_sets_are_drawn_with_the_undivided(report: Report) -> None:
+    figure = drawn(pictures.desirable(report))
+    first = report.subjects[0]
+    front, points, undivided, torchs = figure.axes[0].lines
+    sizes = list(first.desirable["workspace_bytes"] / MIB)
+    assert list(points.get_xdata()) == sizes
+    assert list(points.get_ydata()) == list(first.desirable["time_s"] * 1e3)
+    assert list(front.get_xdata())[:-1] == sizes
+    whole = first.allowed[first.allowed["micro_batch_size"] == first.batch_size].set_index("algorithm")
+    time = (first.allowed.groupby("algorithm")["setup_s"].median() + whole["step_s"]) * 1e3
+    assert list(undivided.get_ydata()) == pytest.approx([time["fft"], time["gemm"]])  # not "bad": its error bars it
+    assert list(torchs.get_ydata()) == pytest.approx([time["native"]])
+    for axes in figure.axes:  # nothing undivided is below the line, which says that nothing is faster in its workspace
+        _, front, *others = axes.lines
+        for x, y in (point for line in others for point in line.get_xydata()):
+            within = front.get_ydata()[front.get_xdata() <= x]
+            assert within.size == 0 or y >= within.min() * (1 - 1e-9)
+
+
+def test_times_of_a_sample_are_drawn_by_micro_batch_size(report: Report) -> None:
+    figure = drawn(pictures.micro_batches(report))
+    first = report.subjects[0]
+    assert {line.get_label() for line in figure.axes[0].lines} == {"native", "gemm", "fft"}
+    for line in figure.axes[0].lines:
+        of = first.allowed[first.allowed["algorithm"] == line.get_label()]
+        assert list(line.get_xdata()) == list(of["micro_batch_size"])
+        assert list(line.get_ydata()) == pytest.approx(list(of["step_s"] / of["micro_batch_size"] * 1e3))
+
+
+def test_the_front_in_bands_is_drawn_beside_what_was_measured(tmp_path: Path) -> None:
+    header = Header("inference", "a net", {}, ENVIRONMENT, subject_columns=("network",), wanted=1)
+    front = [[2 * MIB, 0.3], [4 * MIB, 0.2]]
+    with open_folder(tmp_path / "folder", header) as folder:
+        torchs = Row({"network": "unet"}, "torch", (0.25,), more={"peak_bytes": 8 * MIB, "front": None})
+        ours = Row({"network": "unet"}, "mucudnn", (0.31,), more={"peak_bytes": 3 * MIB, "front": front})
+        folder.add([torchs, ours])
+    (axes,) = drawn(pictures.bands(report_of(read_folder(tmp_path / "folder")))).axes
+    line, measured, torch = (one.get_xydata().tolist() for one in axes.lines)
+    assert line == [[2, 300], [4, 200]]
+    assert (measured, torch) == ([[3, 310]], [[8, 250]])
+
+
+def pairs(rows: pandas.DataFrame) -> Iterator[tuple[pandas.DataFrame, pandas.DataFrame]]:
+    """Yield the rows of the undivided and of ours by layer and limit, each in one order."""
+    rows = rows[rows["contestant"] != "torch"].sort_values("operation")
+    for _, of in rows.groupby(["layer", "limit_bytes"], dropna=False, sort=False):
+        yield of[of["contestant"] == "undivided"], of[of["contestant"] == "mucudnn"]
+
+
+def test_gains_are_ratios_of_sums_of_medians(report: Report) -> None:
+    found = gains(report.rows)
+    expected = [undivided["time_s"].sum() / ours["time_s"].sum() for undivided, ours in pairs(report.rows)]
+    assert sorted(found["gain"]) == pytest.approx(sorted(expected))
+    assert (found["gain_low"] < found["gain"]).all()
+    assert (found["gain"] < found["gain_high"]).all()
+
+
+def test_the_authors_bars_stand_beside_the_same_geometry(report: Report) -> None:
+    figure = drawn(pictures.divided(report))
+    ours, published = figure.axes
+    assert "measured here" in ours.get_title(loc="left")
+    assert "P100" in published.get_title(loc="left")
+    bars = published_gains().set_index(["c", "h", "k"]).loc[GEOMETRY]
+    widths = [patch.get_width() for patch in published.patches]
+    assert widths == [float(bars[limit]) for limit in ("128MiB", "256MiB", "512MiB")] == [1.09, 1.18, 1.0]
+
+
+def test_layers_that_run_the_undivided_configuration_have_no_bar(report: Report) -> None:
+    first = report.rows["layer"].iloc[0]
+    is_first = report.rows["layer"] == first
+    rows = report.rows.assign(same_as=report.rows["same_as"].mask(is_first, UNDIVIDED))
+    figure = drawn(pictures.divided(replace(report, rows=rows)))
+    names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert len(names) == rows["layer"].nunique() - 1
+    every = replace(report, rows=rows.assign(same_as=UNDIVIDED))
+    assert pictures.divided(every) is None
+    assert "same configuration" in every.missing["what dividing gains"][0]
+
+
+def test_one_panel_with_many_algorithms_has_its_legend_above_the_axes(report: Report) -> None:
+    """And the layout has room for both, which matplotlib would warn of otherwise."""
+    lines = [dict(report.folder.candidates[0])]
+    names = [f"an algorithm with a long name, the {number}th" for number in range(20)]
+    lines[0]["candidates"] = [one | {"algorithm": name} for name in names for one in lines[0]["candidates"]]
+    alone = Report(replace(report.folder, candidates=tuple(lines)), report.rows)
+    figure = drawn(pictures.micro_batches(alone))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svg(figure)
+    (axes,), (legend,) = figure.axes, figure.legends
+    assert axes.get_window_extent().y1 <= legend.get_window_extent().y0
+
+
+def test_the_published_file_is_read_whole() -> None:
+    """Rows of the same geometry are one, by their mean."""
+    table = published_gains()
+    path = Path(__file__).parents[3] / "bench/sources/data/ucudnn_reference.csv"
+    lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    assert len(table) == len({tuple(line[1:7]) for line in lines})
+    seven = table[(table["c"] == 512) & (table["h"] == 7)].iloc[0]
+    alike = [float(line[7]) for line in lines if line[1:3] == ["512", "7"]]
+    assert seven["128MiB"] == pytest.approx(sum(alike) / len(alike))
+
+
+def test_published_inference_is_beside_forward_rows_alone() -> None:
+    path = Path(__file__).parents[3] / "bench/sources/data/deepbench_inference.csv"
+    lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    assert {Path(line[0]).suffix for line in lines} == {".xlsx"}  # its file in DeepBench's repository
+    found, training = published_times(["forward", "forward"]), published_times(["forward", "backward_data"])
+    assert {f"{line[1]} {line[2]}" for line in lines}.isdisjoint(training["machine"])
+    assert len(found) == len(training) + len({tuple(line[1:14]) for line in lines})
+    key = dict(zip(PUBLISHED_GEOMETRY, map(int, lines[0][3:14]), strict=True))
+    (row,) = found[(found[list(key)] == list(key.values())).all(axis=1) & (found["machine"] == "TitanXp int8")].to_dict(
+        "records"
+    )
+    assert row["time_s"] == pytest.approx(float(lines[0][14]) / 1e3)

@@ -1,0 +1,76 @@
+"""Shares of the kinds of layers in a step: each kind that is there, and nothing twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mucudnn
+from mucudnn.bench.results.text_tables import shares
+from mucudnn.bench.suites.shared.step_parts import REST, KindTimes, kind_of_operator, median_by_kind
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.measuring.timing.timer import WallClock
+from mucudnn.running.choices import Choices
+
+
+class Several(nn.Module):
+    """A layer of each kind, some as functions; an activation is in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bn = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.depthwise, self.pointwise = nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 1)
+        self.usual, self.linear = nn.Conv2d(8, 8, 3), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.bn(self.first(x)), inplace=True)
+        y = F.max_pool2d(self.pointwise(self.depthwise(y)), 2)
+        y = self.usual(y).mean((2, 3))
+        return F.gelu(self.linear(y))
+
+
+def test_a_step_has_each_of_its_kinds_forward_and_backward() -> None:
+    model, x = Several(), torch.randn(2, 3, 16, 16)
+    times = KindTimes(lambda: model(x).sum().backward(), WallClock())
+    found = times.sample()
+    convolutions = {"first layer", "depthwise", "pointwise", "3x3"}
+    assert {*found} == {*convolutions, "normalization", "activation", "pooling", "linear", REST}
+    assert all(seconds > 0 for seconds in found.values())
+    assert times.samples == [found]
+    forward = KindTimes(lambda: model(x), WallClock()).sample()
+    assert {*forward} == {*found}
+
+
+def test_the_matrix_products_of_our_convolutions_are_no_linear_layers() -> None:
+    layer = mucudnn.Conv2d(4, 8, 3)
+    problem = ConvProblem(Operation.FORWARD, 4, 6, 6, 8, 3, 3)
+    layer.choices = Choices.of({problem: {2: Configuration((MicroConfig("gemm", 2),), 1.0, 2**20)}})
+    x = torch.randn(2, 4, 6, 6)
+    assert {*KindTimes(lambda: layer(x).sum().backward(), WallClock()).sample()} <= {"first layer", REST}
+
+
+def test_operators_have_kinds() -> None:
+    for name, kind in (
+        ("native_layer_norm_backward.default", "normalization"),
+        ("hardtanh_.default", "activation"),
+        ("max_pool2d_with_indices_backward.default", "pooling"),
+        ("addmm.default", "linear"),
+        ("_scaled_dot_product_flash_attention_for_cpu.default", "linear"),
+        ("upsample_bilinear2d.default", "rest"),
+        ("lgamma.default", "rest"),
+        ("linalg_vector_norm.default", "rest"),
+        ("add_.Tensor", "rest"),
+    ):
+        assert kind_of_operator(name) == kind
+
+
+def test_medians_are_of_each_kind_and_shares_of_all() -> None:
+    samples = [{"3x3": 0.1, REST: 0.9}, {"3x3": 0.3, "linear": 0.6, REST: 0.5}, {"3x3": 0.2, "linear": 0.4, REST: 0.1}]
+    medians = median_by_kind(samples)
+    assert medians == {"linear": 0.4, "3x3": 0.2, REST: 0.5}
+    assert [*medians] == ["linear", "3x3", REST]  # the longest first, the rest last
+    assert sum(shares(medians).values()) == pytest.approx(1)
+    assert (median_by_kind([]), shares({})) == ({}, {})

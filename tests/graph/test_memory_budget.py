@@ -1,0 +1,264 @@
+"""``Config(memory_budget=...)``: within the bytes, the model's values, and what happens where that is not possible."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import re
+import warnings
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.bench.sources.networks.large_images import EDSR, DnCNN, SegmentingUNet
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InfeasibleError, InvalidInputError
+from mucudnn.core.progress import silent
+from mucudnn.core.results import WholeRun
+from mucudnn.graph.convolution import Convolution
+from mucudnn.graph.convolution_choices import ConvolutionChoices
+from mucudnn.graph.memory_budget import _Fitting, fit_in_memory
+from mucudnn.graph.model import BandedModel
+from mucudnn.graph.schedule import Schedule
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+
+MIB = 2**20
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> dict[str, Any]:
+    if reason := loaded_build().why_not_compiled:
+        pytest.skip(f"only compiled algorithms run bands in few bytes: {reason}")
+    return {"database": tmp_path / "db.sqlite", "algorithms": ("implicit-gemm", "pointwise", "winograd-4x4")}
+
+
+def peak_of(model: nn.Module, x: Tensor) -> tuple[int, Tensor]:
+    """Return the peak bytes of a call, beside its result."""
+    mucudnn.release_workspaces()
+    gc.collect()
+    found: list[Tensor] = []
+    with torch.no_grad():
+        peak = peak_allocated_bytes(lambda: found.append(model(x)))
+    return peak - found[0].nbytes, found[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "budget"),
+    [
+        (DnCNN(5, 24), (1, 1, 96, 80), "900KiB"),
+        (EDSR(2, 16), (2, 3, 40, 44), "1MiB"),
+        (SegmentingUNet(), (1, 3, 32, 40), "12MiB"),
+    ],
+    ids=["dncnn", "edsr", "unet"],
+)
+def test_calls_stay_within_the_budget(
+    model: nn.Module, shape: tuple[int, ...], budget: str, quick: dict[str, Any]
+) -> None:
+    x = torch.randn(shape)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval().double()(x.double())
+    fitted = mucudnn.optimize(model.eval(), x, Config(memory_budget=budget, **quick), progress=False)
+    assert isinstance(fitted, BandedModel)
+    peak, y = peak_of(fitted, x)
+    assert peak <= Config(memory_budget=budget).memory_budget_bytes
+    assert torch.linalg.vector_norm(y - expected) < 1e-5 * torch.linalg.vector_norm(expected)
+    found = mucudnn.report(fitted)
+    assert " within a budget of " in str(found)
+    assert "conv2d" in found.details()
+    assert {*found.to_frame()["layer"]} == {name for name, _ in found.memory[0].convolutions}
+
+
+def test_the_smallest_budget_is_named_before_anything_is_measured_and_then_reached(quick: dict[str, Any]) -> None:
+    """It is the same whatever is known, and whatever the timings: here every schedule that they choose fails."""
+    x = torch.randn(1, 1, 48, 40)
+    for model, options in ((DnCNN(3, 24), {"cache_budget": "none"}), (UpsamplingBlock(), {})):
+        given = torch.randn(1, 16, 16, 16) if isinstance(model, UpsamplingBlock) else x
+        config, named = Config(**quick, **options), list[int]()
+        for budget in (1000, 10_000):
+            with (
+                pytest.raises(InfeasibleError, match=r"the memory budget is \S*B .*needs at least") as caught,
+                mock.patch.object(ConvolutionChoices, "tune", side_effect=AssertionError("it is measured")),
+            ):
+                mucudnn.optimize(model.eval(), given, replace(config, memory_budget=budget), progress=False)
+            named.append(caught.value.smallest_feasible_bytes)
+        (least,) = {*named}
+        with torch.no_grad():
+            expected = copy.deepcopy(model).double()(given.double())
+        nothing = mock.patch.object(_Fitting, "_contenders", return_value=[])
+        for chosen_by_timings in (nullcontext(), nothing):
+            with chosen_by_timings:
+                fitted = mucudnn.optimize(model, given, replace(config, memory_budget=least), progress=False)
+            with torch.no_grad():
+                fitted(given)
+            peak, y = peak_of(fitted, given)
+            assert peak <= least
+            assert torch.linalg.vector_norm(y - expected) < 1e-5 * torch.linalg.vector_norm(expected)
+
+
+class UpsamplingBlock(nn.Module):
+    """A large tensor of a small one, which a group norm and a shortcut read: as in the decoder of a VAE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.larger = nn.Conv2d(16, 64, 3, padding=1)
+        self.norms = nn.ModuleList([nn.GroupNorm(4, 64), nn.GroupNorm(4, 32)])
+        self.first, self.second = nn.Conv2d(64, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+        self.shortcut, self.last = nn.Conv2d(64, 32, 1), nn.Conv2d(32, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.larger(nn.functional.interpolate(x, scale_factor=2))
+        y = self.first(nn.functional.silu(self.norms[0](x)))
+        return self.last(self.second(nn.functional.silu(self.norms[1](y))) + self.shortcut(x))
+
+
+def test_results_are_recomputed_within_a_small_budget(quick: dict[str, Any]) -> None:
+    model, x = UpsamplingBlock().eval(), torch.randn(1, 16, 32, 32)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+    large = 64 * 64 * 64 * 4  # bytes of the tensor that is read three times
+    fitted = mucudnn.optimize(model, x, Config(memory_budget=large, **quick), progress=False)
+    assert isinstance(fitted, BandedModel)
+    peak, y = peak_of(fitted, x)
+    assert peak <= large
+    assert torch.linalg.vector_norm(y - expected) < 1e-5 * torch.linalg.vector_norm(expected)
+    names = [one.name for one in fitted.findings[0].schedule.operators]
+    assert names.count("conv2d") > 1
+    assert re.search(r"; recomputed: .*conv2d", str(mucudnn.report(fitted)))
+    assert all(names.count(name) == 1 for name in ("conv2d_4", "group_norm, moments"))
+
+
+def test_the_model_itself_runs_where_it_is_faster(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(3, 8).eval(), torch.randn(1, 1, 24, 20)
+    fitted = mucudnn.optimize(model, x, Config(memory_budget="1MiB", **quick), progress=False)
+    (found,) = fitted.findings
+    is_faster = found.whole_run is not None and found.whole_run.speedup < 1
+    run = Schedule.run
+    with torch.no_grad(), mock.patch.object(Schedule, "run", autospec=True, side_effect=run) as runs:
+        fitted(x)
+    assert (runs.call_count == 0) == found.runs_torchs == is_faster
+    slower = replace(found, whole_run=WholeRun(1.0, 2.0, 0.0), budget_bytes=found.torch_bytes)
+    assert slower.runs_torchs
+    assert not replace(slower, budget_bytes=found.torch_bytes - 1).runs_torchs, "its memory is beyond the budget"
+
+
+def test_without_a_budget_the_whole_front_is_known(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(5, 24).eval(), torch.randn(1, 1, 96, 80)
+    (found,) = fit_in_memory(model, [x], Config(**quick), silent).findings
+    memory = [plan.memory_bytes for plan in found.front]
+    times = [plan.time_s for plan in found.front]
+    assert memory == sorted(memory)
+    assert times == sorted(times, reverse=True)
+    assert memory[0] < memory[-1]
+
+
+def test_filters_are_kept_within_the_cache_budget(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(5, 24).eval(), torch.randn(1, 1, 96, 80)
+    with torch.no_grad():
+        expected = model(x)
+        kept = mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget="none", **quick), progress=False)
+        not_kept = mucudnn.optimize(model, x, Config(memory_budget="1MiB", **quick), progress=False)
+        for fitted in (kept, not_kept):
+            assert torch.allclose(fitted(x), expected, atol=1e-5)
+    least = [one.findings[0].front[0].memory_bytes for one in (kept, not_kept)]
+    assert least[0] < least[1]
+    found = kept.findings[0].schedule
+    for one in found.operators:
+        if isinstance(one, Convolution):
+            one._kept.clear()
+    again = Schedule(found.captured, found.graph, found.plan)
+    again.count((x,))
+    assert again.needed_bytes == found.needed_bytes, "filters that are kept are not the call's"
+
+
+def test_kept_filters_stay_within_the_cache_budget(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(6, 24).eval(), torch.randn(1, 1, 96, 80)
+    for budget in (0, 40_000, 200_000):
+        fitted = mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget=budget, **quick), progress=False)
+        with torch.no_grad():
+            fitted(x)
+        schedule = fitted.findings[0].schedule
+        convolutions = [one for one in schedule.operators if isinstance(one, Convolution)]
+        kept = [one for convolution in convolutions for one in convolution._kept.values()]
+        assert sum(one.nbytes for one in kept) <= budget
+        assert kept or budget < 200_000
+
+
+def test_larger_filters_than_the_cache_has_room_for_are_no_candidates(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(4, 24).eval(), torch.randn(1, 1, 96, 80)
+    found: list[ConvolutionChoices] = []
+    tune = ConvolutionChoices.tune
+
+    def spy(self: ConvolutionChoices) -> None:
+        tune(self)
+        found.append(self)
+
+    with mock.patch.object(ConvolutionChoices, "tune", spy):
+        mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget="1MiB", **quick), progress=False)
+    (choices,) = found
+    one = next(one for one in choices.convolutions.values() if one.problem.c == one.problem.k == 24)
+    sizes = {
+        algorithm.name: algorithm.workspace(one.problem, 1).prepared_bytes for algorithm in choices.candidates(one)
+    }
+    assert one.keeps
+    least, most = min(sizes.values()), max(sizes.values())
+    for room, allowed in ((most, {*sizes.values()}), (least, {least}), (least - 1, set())):
+        choices.kept_bytes[one.problem] = room
+        assert {sizes[algorithm.name] for algorithm in choices.candidates(one)} == allowed
+
+
+def test_other_calls_run_the_model_as_it_was(quick: dict[str, Any]) -> None:
+    model, x = DnCNN(3, 8).eval(), torch.randn(1, 1, 24, 20)
+    other = torch.randn(1, 1, 30, 20)
+    config = Config(memory_budget="1MiB", confirm=False, **quick)  # in bands even where the model itself is faster
+    fitted = mucudnn.optimize(model, [x, torch.randn(1, 1, 20, 24)], config, progress=False)
+    run = Schedule.run
+    with (
+        torch.no_grad(),
+        warnings.catch_warnings(record=True) as caught,
+        mock.patch.object(Schedule, "run", autospec=True, side_effect=run) as runs,
+    ):
+        warnings.simplefilter("always")
+        fitted(x)
+        fitted(torch.randn(1, 1, 20, 24))
+        assert runs.call_count == 2
+        for _ in range(2):
+            assert torch.equal(fitted(other), model(other))
+        assert runs.call_count == 2
+    assert sum("was not tuned for these arguments" in str(one.message) for one in caught) == 1
+    with pytest.warns(RuntimeWarning, match="gradients are recorded"):
+        fitted(x.requires_grad_()).sum().backward()
+    assert x.grad is not None
+    with torch.no_grad():
+        model.noise[0].bias.add_(1.0)
+        with pytest.warns(RuntimeWarning, match="the values of noise.0.bias have changed"):
+            y = fitted(x)
+        assert torch.equal(y, model(x))
+    with pytest.raises(InvalidInputError, match="for inference only"):
+        fitted.train()
+
+
+class Branches(nn.Module):
+    """A model whose graph depends on its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x) if float(x.sum()) > 0 else self.conv(-x)
+
+
+def test_a_model_without_a_graph_is_returned_with_the_reason(quick: dict[str, Any]) -> None:
+    model, x = Branches().eval(), torch.ones(1, 1, 8, 8)
+    with pytest.warns(UserWarning, match="without a memory budget: torch.export cannot trace it"):
+        assert mucudnn.optimize(model, x, Config(memory_budget="1MiB", **quick), progress=False) is model
+    with pytest.raises(InvalidInputError, match="memory_budget is for inference"):
+        mucudnn.optimize(model.train(), x, Config(memory_budget="1MiB", **quick), progress=False)

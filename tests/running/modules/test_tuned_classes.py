@@ -1,0 +1,170 @@
+"""Classes of tuned modules: subclasses of torch's stay what they are, in copies and pickles too."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from abc import ABCMeta
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.problems.tuned_by_hand import assert_exact, ran, tune_by_hand
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+import mucudnn
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import Operation
+from mucudnn.running.modules.tuned_classes import make_tunable, why_left_alone
+
+
+class Named(nn.Conv2d):
+    """With an argument, a method, an attribute and a buffer of its own."""
+
+    def __init__(self, *args: Any, label: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.label = label
+        self.register_buffer("calls", torch.zeros(()))
+
+    def greeting(self) -> str:
+        return f"I am {self.label}"
+
+
+class NamedTwice(Named, metaclass=ABCMeta):
+    pass
+
+
+class Up(nn.ConvTranspose2d):
+    pass
+
+
+class Along(nn.Conv1d):
+    pass
+
+
+class OwnForward(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 1
+
+
+class OwnConvForward(nn.Conv1d):
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, weight * 2, bias)  # type: ignore[no-any-return]
+
+
+class OwnUp(nn.ConvTranspose2d):
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        return super().forward(input, output_size).relu()
+
+
+IMAGES = torch.randn(2, 3, 7, 7)
+
+
+def named(cls: type[Named] = Named) -> Named:
+    return cls(3, 4, 3, label="x")
+
+
+@pytest.mark.parametrize("cls", [Named, NamedTwice])
+def test_a_swapped_module_stays_an_instance_of_its_class(cls: type[Named]) -> None:
+    torchs = named(cls)
+    ours = tune_by_hand(copy.deepcopy(torchs), IMAGES)
+    assert isinstance(ours, cls)
+    assert isinstance(ours, mucudnn.Conv2d)
+    assert type(ours).__name__ == f"Tuned{cls.__name__}"
+    assert ours.greeting() == "I am x"
+    assert list(ours.state_dict()) == list(torchs.state_dict())
+    assert_exact(ours, torchs, IMAGES)
+    assert ran(ours) == set(Operation)
+
+
+def through_a_file(module: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, copy.copy, through_a_file, *(lambda m, p=p: pickle.loads(pickle.dumps(m, p)) for p in range(6))],
+)
+def test_copies_are_of_the_same_class_and_tuned(copied: Callable[[Any], Any]) -> None:
+    torchs = named()
+    ours = tune_by_hand(copy.deepcopy(torchs), IMAGES)
+    other = copied(ours)
+    assert type(other) is type(ours)
+    assert other.greeting() == "I am x"
+    assert_exact(other, torchs, IMAGES)
+    assert ran(other) == set(Operation)
+
+
+@pytest.mark.parametrize(
+    ("module", "ours"),
+    [
+        (nn.Conv2d(3, 4, 3), mucudnn.Conv2d),
+        (nn.Conv1d(3, 4, 3), mucudnn.Conv1d),
+        (nn.ConvTranspose2d(3, 4, 3), mucudnn.ConvTranspose2d),
+    ],
+    ids=str,
+)
+def test_torchs_own_classes_become_ours_and_theirs_again(module: Any, ours: type) -> None:
+    before = type(module)
+    make_tunable(module)
+    assert type(module) is ours
+    make_tunable(module)
+    assert type(module) is ours
+    module.__class__ = module.untuned_class
+    assert type(module) is before
+
+
+@pytest.mark.parametrize("cls", [Up, Along])
+def test_subclasses_of_every_kind(cls: type[nn.Module]) -> None:
+    module = cls(3, 4, 3)
+    make_tunable(module)
+    assert isinstance(module, cls)
+    assert type(pickle.loads(pickle.dumps(module))) is type(module)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (OwnForward(3, 4, 3), "OwnForward has a forward of its own"),
+        (OwnConvForward(3, 4, 3), "OwnConvForward has a _conv_forward of its own"),
+        (OwnUp(3, 4, 3), "OwnUp has a forward of its own"),
+        (nn.ConvTranspose1d(3, 4, 3), "ConvTranspose1d is not among Conv2d, Conv1d, ConvTranspose2d"),
+    ],
+    ids=str,
+)
+def test_what_computes_in_its_own_way_is_left_alone(module: nn.Module, reason: str) -> None:
+    assert why_left_alone(module) == reason
+    with pytest.raises(InvalidInputError, match=reason):
+        make_tunable(module)
+
+
+NORMS = [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("make", [named, lambda: nn.Conv2d(3, 4, 3)], ids=["subclass", "torchs"])
+def test_parametrized_modules(make: Callable[[], nn.Module], norm: Any) -> None:
+    torchs = norm(make()).eval()
+    ours = tune_by_hand(copy.deepcopy(torchs), IMAGES)
+    assert isinstance(ours, mucudnn.Conv2d)
+    assert parametrize.is_parametrized(ours, "weight")
+    assert list(ours.state_dict()) == list(torchs.state_dict())
+    for module in (ours, copy.deepcopy(ours)):
+        torch.testing.assert_close(module(IMAGES), torchs(IMAGES), rtol=1e-4, atol=1e-5)
+    gradients = [torch.autograd.grad(m(IMAGES).square().sum(), list(m.parameters())) for m in (ours, torchs)]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
+    assert ran(ours) == {Operation.FORWARD, Operation.BACKWARD_FILTER}
+    with pytest.raises(RuntimeError, match="Serialization of parametrized modules"):
+        pickle.dumps(ours)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_scripting_names_the_way_out() -> None:
+    with pytest.raises(InvalidInputError, match=r"mucudnn\.Conv2d.*module\.untuned_class"):
+        torch.jit.script(nn.Sequential(tune_by_hand(named(), IMAGES)))
