@@ -10,7 +10,7 @@ import click
 
 from mucudnn.cli.shared.streams import in_options
 from mucudnn.core.errors import MucudnnError, OutputError
-from mucudnn.core.files import SIDECARS, require_writable
+from mucudnn.core.files import SIDECARS, beside, require_writable
 
 
 class InputFile(click.Path):

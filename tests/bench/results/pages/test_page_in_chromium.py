@@ -28,7 +28,7 @@ DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None, reason="no Chromium with its driver: apt install chromium chromium-driver"
 )
-PLACES = (*filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep)), Path(__file__).parents[3] / "node_modules")
+PLACES = (*filter(None, os.environ.get("NODE_PATH", "").split(os.pathsep)), Path(__file__).parents[4] / "node_modules")
 AXE = next((path for place in PLACES if (path := Path(place) / "axe-core" / "axe.min.js").exists()), None)
 WIDTHS = (360, 768, 1440)
 Browser = Any

@@ -158,7 +158,7 @@ def test_one_panel_with_many_algorithms_has_its_legend_above_the_axes(report: Re
 def test_the_published_file_is_read_whole() -> None:
     """Rows of the same geometry are one, by their mean."""
     table = published_gains()
-    path = Path(__file__).parents[3] / "bench/sources/data/ucudnn_reference.csv"
+    path = Path(__file__).parents[4] / "bench/sources/data/ucudnn_reference.csv"
     lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
     assert len(table) == len({tuple(line[1:7]) for line in lines})
     seven = table[(table["c"] == 512) & (table["h"] == 7)].iloc[0]
@@ -167,7 +167,7 @@ def test_the_published_file_is_read_whole() -> None:
 
 
 def test_published_inference_is_beside_forward_rows_alone() -> None:
-    path = Path(__file__).parents[3] / "bench/sources/data/deepbench_inference.csv"
+    path = Path(__file__).parents[4] / "bench/sources/data/deepbench_inference.csv"
     lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
     assert {Path(line[0]).suffix for line in lines} == {".xlsx"}  # its file in DeepBench's repository
     found, training = published_times(["forward", "forward"]), published_times(["forward", "backward_data"])
