@@ -10,7 +10,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mucudnn.core.version import VERSION
+from mucudnn.core import VERSION
 
 if TYPE_CHECKING:
     from mucudnn.core.config import BatchSizePolicy, Config
@@ -106,7 +106,7 @@ def __dir__() -> list[str]:
 
 if os.environ.get("MUCUDNN_ENABLE", "0") != "0":
     from mucudnn.core.config import config_from_environment, unknown_variables
-    from mucudnn.core.warning import warn
+    from mucudnn.core.errors import warn
     from mucudnn.enabling.on_import import enable_with_torch
 
     for _sentence in unknown_variables(os.environ):

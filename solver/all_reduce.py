@@ -13,8 +13,44 @@ Heimlich, Purkayastha and van de Geijn, Collective communication: theory, practi
 
 from __future__ import annotations
 
-from mucudnn.core.communication import AllReduce, Link
-from mucudnn.core.values import whole
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.values import real, settle, whole
+
+
+class AllReduce(StrEnum):
+    """Algorithms of an all-reduce, which sums an array over all ranks.
+
+    ``RING``: reduce-scatter and all-gather around a ring. ``TREE``: reduce and broadcast over a binomial tree.
+    ``BUTTERFLY``: recursive doubling, all data in each exchange. ``RABENSEIFNER``: reduce-scatter by recursive halving,
+    all-gather by recursive doubling.
+    """
+
+    RING = "ring"
+    TREE = "tree"
+    BUTTERFLY = "butterfly"
+    RABENSEIFNER = "rabenseifner"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The link that connects a rank to others: latency of a message in seconds, and bandwidth in each direction.
+
+    Raises ``InvalidInputError`` for a negative latency, a bandwidth not above 0, and values that are not finite.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        settle(self, latency_s=real(self.latency_s, "latency_s"), bytes_per_s=real(self.bytes_per_s, "bytes_per_s"))
+        if not 0 <= self.latency_s < inf:
+            raise InvalidInputError(f"latency_s is {self.latency_s}; it must be at least 0, and finite")
+        if not 0 < self.bytes_per_s < inf:
+            raise InvalidInputError(f"bytes_per_s is {self.bytes_per_s}; it must be above 0, and finite")
 
 
 def rounds(algorithm: AllReduce, ranks: int) -> int:

@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.results import Configuration
-from mucudnn.core.units import exact_bytes, format_bytes, format_seconds
+from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.solver.account import Answer, Status
 from mucudnn.solver.costs import PICOSECONDS
 from mucudnn.solver.knapsack import Row, integer_program, solve, total, undominated

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.results import Configuration, Measurement
-from mucudnn.core.units import exact_bytes, format_bytes, format_seconds
+from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.solver.account import Answer, Status
 from mucudnn.solver.front import desirable_sets
 

@@ -28,8 +28,7 @@ from mucudnn.core.errors import InvalidInputError, MucudnnError
 from mucudnn.core.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem
 from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.core.task import Task
-from mucudnn.core.units import parse_bandwidth, parse_bytes, parse_seconds
-from mucudnn.core.values import LARGEST, flag, pair, real, whole
+from mucudnn.core.values import LARGEST, flag, pair, parse_bandwidth, parse_bytes, parse_seconds, real, whole
 
 NINES = "9" * 5000
 META, SPARSE = torch.ones(2, device="meta"), torch.ones(2).to_sparse()

@@ -31,7 +31,7 @@ from mucudnn.bench.results.speedups import LEAST_ROUNDS, Estimate, interval, res
 from mucudnn.bench.results.text_tables import new_table, some
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import InvalidInputError, UnavailableError
-from mucudnn.core.units import format_bytes, format_seconds
+from mucudnn.core.values import format_bytes, format_seconds
 
 FAMILY_LEVEL = 0.001  # probability that any row of a comparison is called faster or slower by mistake
 # Slowdown in slow phases of shared cores. Without torch's samples, a whole run may have been in such a phase.

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mucudnn.core.config import Config
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 
 PIPED_WIDTH = 320  # columns of a table that goes to a file or another program; on CUDA tables are wide
 _BOUNDS = ("workspace_limit", "workspace_budget")

@@ -10,7 +10,7 @@ from rich.table import Table
 from mucudnn.bench.results.records import Record, configuration_record, record_header
 from mucudnn.bench.results.text_tables import long_name, memory_bound, milliseconds, new_table, ratio, short_name
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
-from mucudnn.core.units import format_bytes, format_seconds
+from mucudnn.core.values import format_bytes, format_seconds
 from mucudnn.solver.curve import CurvePoint, budget_curve, limit_curve
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import baseline_or_declared, is_timed

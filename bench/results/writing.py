@@ -28,7 +28,7 @@ from mucudnn.bench.results.header import (
 from mucudnn.bench.results.reading import LeftOut
 from mucudnn.bench.results.rows import Key, Line, Row, Rows, Subject, lines_of, read_rows, subject_key
 from mucudnn.core.errors import InvalidInputError, OutputError
-from mucudnn.core.progress import Progress, share_of, silent
+from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.measuring.timing.load import Load, Watch
 
 if TYPE_CHECKING:

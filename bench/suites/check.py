@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.progress import Progress, silent
+from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.core.units import format_seconds
+from mucudnn.core.values import format_seconds
 from mucudnn.kernels.registry import algorithm, as_called
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.proofs import BarredError, Proof

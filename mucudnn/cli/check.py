@@ -28,7 +28,7 @@ def check(context: click.Context, /, source: str, **sizes: Any) -> None:
     from mucudnn.bench.results.text_tables import new_table, output
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.suites import check as analysis
-    from mucudnn.core.progress import progress_bar
+    from mucudnn.core.terminal import progress_bar
     from mucudnn.measuring.proving.prover import prover
 
     table = load_source(source, **sizes)

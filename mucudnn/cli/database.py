@@ -10,7 +10,7 @@ import click
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.files import FileCommand, InputFile, OutputFile
 from mucudnn.core.files import whole_text
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 
 
 @click.group()

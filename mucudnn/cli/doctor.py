@@ -15,7 +15,7 @@ import click
 from mucudnn.cli.shared.files import FileCommand
 from mucudnn.core.errors import MucudnnError, UnavailableError, first_line
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 
 if TYPE_CHECKING:
     from mucudnn.measuring.timing.load import Watch

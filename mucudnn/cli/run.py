@@ -27,7 +27,7 @@ from mucudnn.cli.shared.ranks import rank_of_torchrun
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, OutputError
 from mucudnn.core.files import whole_text
-from mucudnn.core.text_tables import preformatted
+from mucudnn.core.terminal import preformatted
 from mucudnn.enabling.on_import import enable_with_torch
 
 _SIGNAL = "SIGUSR2"

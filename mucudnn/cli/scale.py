@@ -11,10 +11,10 @@ from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.files import FileCommand
 from mucudnn.cli.shared.layer_tables import tuning_environment
 from mucudnn.cli.shared.outputs import Outputs, outputs
-from mucudnn.core.communication import AllReduce, Link
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.units import parse_bandwidth, parse_seconds
+from mucudnn.core.values import parse_bandwidth, parse_seconds
+from mucudnn.solver.all_reduce import AllReduce, Link
 
 _SIZES = 3  # number of local batches at which steps are measured
 
@@ -79,7 +79,7 @@ def scale(
     from mucudnn.bench.suites.scaling.prediction import Device, predict
     from mucudnn.bench.suites.scaling.report import in_words, scale_table
     from mucudnn.bench.suites.scaling.steps import measure_steps
-    from mucudnn.core.progress import progress_bar
+    from mucudnn.core.terminal import progress_bar
     from mucudnn.measuring.timing.cuda_clock import wall_clock
     from mucudnn.optimizing.optimize import optimize
 

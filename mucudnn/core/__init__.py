@@ -2,3 +2,5 @@
 
 This folder imports no other folder of mucudnn, and torch only inside functions.
 """
+
+VERSION = "0.2.0.dev0"

@@ -13,8 +13,19 @@ from typing import Any, TypeVar
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import Operation
 from mucudnn.core.torch_settings import TORCHS_OWN, rounds_to_tf32
-from mucudnn.core.units import parse_bytes, parse_seconds, parse_time_limit
-from mucudnn.core.values import did_you_mean, flag, member, real, settle, several, shown, texts
+from mucudnn.core.values import (
+    did_you_mean,
+    flag,
+    member,
+    parse_bytes,
+    parse_seconds,
+    parse_time_limit,
+    real,
+    settle,
+    several,
+    shown,
+    texts,
+)
 
 _Amount = TypeVar("_Amount")
 _Number = TypeVar("_Number", int, float)

@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from mucudnn.core.config import Config
-from mucudnn.core.errors import MucudnnError
-from mucudnn.core.warning import warn
+from mucudnn.core.errors import MucudnnError, warn
 
 
 def enable_with_torch(make_config: Callable[[], Config]) -> None:

@@ -13,8 +13,8 @@ import torch
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.results import Configuration, source_of
-from mucudnn.core.text_tables import aligned, filled
-from mucudnn.core.units import format_seconds
+from mucudnn.core.terminal import aligned, filled
+from mucudnn.core.values import format_seconds
 from mucudnn.running.choices import Choices
 from mucudnn.tuning.result import TunedProblem
 

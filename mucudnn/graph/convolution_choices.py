@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.progress import Progress
 from mucudnn.core.results import Measurement, MicroConfig
 from mucudnn.core.task import Task
+from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.graph.builder import Captured
 from mucudnn.graph.convolution import Choice, Convolution

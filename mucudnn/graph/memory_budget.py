@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mucudnn.core.config import Config
-from mucudnn.core.errors import InfeasibleError, InvalidInputError, MucudnnError, UnavailableError, first_line
-from mucudnn.core.progress import Progress
+from mucudnn.core.errors import InfeasibleError, InvalidInputError, MucudnnError, UnavailableError, first_line, warn
 from mucudnn.core.results import WholeRun
-from mucudnn.core.units import exact_bytes, format_bytes, format_seconds
-from mucudnn.core.warning import warn
+from mucudnn.core.terminal import Progress
+from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.graph.builder import Captured
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution import Convolution

@@ -12,8 +12,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.warning import warn
+from mucudnn.core.errors import InvalidInputError, warn
 from mucudnn.graph.guards import Guards
 from mucudnn.graph.schedule import Schedule
 from mucudnn.running.eager.hot_path import is_plain

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.measuring.candidates import Candidate

@@ -9,7 +9,7 @@ from statistics import median
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.core.units import format_seconds
+from mucudnn.core.values import format_seconds
 from mucudnn.optimizing.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.optimizing.steps import ModelSteps, Rounds, StepTimes, TunedModules
 from mucudnn.tuning.choose import baseline_of

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from mucudnn.core.config import Config
-from mucudnn.core.errors import SharingError, first_line
-from mucudnn.core.progress import Progress
-from mucudnn.core.warning import warn
+from mucudnn.core.errors import SharingError, first_line, warn
+from mucudnn.core.terminal import Progress
 from mucudnn.distributed.team import Team
 from mucudnn.measuring.timing.candidate_errors import give_back_cache
 from mucudnn.measuring.timing.load import watch_of

@@ -15,14 +15,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from mucudnn.core.config import Config, config_or_default
-from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.errors import InvalidInputError, warn, warnings_deferred
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.progress import Progress, progress_of
 from mucudnn.core.results import Configuration
 from mucudnn.core.task import Task
+from mucudnn.core.terminal import Progress, progress_of
 from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.core.values import instance, shown
-from mucudnn.core.warning import warn, warnings_deferred
 from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.optimizing.confirm_model import confirm_model
 from mucudnn.optimizing.steps import Step

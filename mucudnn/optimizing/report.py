@@ -15,9 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.results import Configuration, MicroConfig, source_of
-from mucudnn.core.text_tables import aligned, filled, listed, preformatted
-from mucudnn.core.units import format_bytes, format_seconds
-from mucudnn.core.values import instance
+from mucudnn.core.terminal import aligned, filled, listed, preformatted
+from mucudnn.core.values import format_bytes, format_seconds, instance
 from mucudnn.optimizing.confirmation import Confirmation, PutBack
 from mucudnn.running.modules.conv_transpose2d import ConvTranspose2d
 from mucudnn.running.modules.tuned_classes import OURS, torchs_class, why_left_alone

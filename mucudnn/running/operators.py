@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mucudnn.core.errors import InvalidInputError, MisalignedError, UnavailableError
+from mucudnn.core.errors import InvalidInputError, MisalignedError, UnavailableError, say_once
 from mucudnn.core.problem import Operation
-from mucudnn.core.warning import say_once
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.torch_ops.torch_convolution import Geometry, torch_convolution
 from mucudnn.running.choices import Choices, Measured, choices_of, executable_of, forget, note_failure

@@ -21,7 +21,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from mucudnn.core.warning import say_once
+from mucudnn.core.errors import say_once
 
 _HUGE_PAGE_BYTES = 2 * 2**20
 _SMALLEST_BYTES = 2 * _HUGE_PAGE_BYTES  # for less, the allocator usually has touched pages

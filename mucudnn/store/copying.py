@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from mucudnn.core.errors import DatabaseError
-from mucudnn.core.warning import warn
+from mucudnn.core.errors import DatabaseError, warn
 from mucudnn.store.database import Database
 from mucudnn.store.schema import Row
 from mucudnn.store.sqlite_file import MEMORY

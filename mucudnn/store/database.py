@@ -18,10 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, cast
 
-from mucudnn.core.errors import DATABASE_OPTION, InvalidInputError
+from mucudnn.core.errors import DATABASE_OPTION, InvalidInputError, say_once
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.results import Failure, Measurement, MicroConfig, WholeRun
-from mucudnn.core.warning import say_once
 from mucudnn.running.environment import Environment
 from mucudnn.store import schema
 from mucudnn.store.configuration_keys import configuration_key, micro_configs_from, whole_run_from

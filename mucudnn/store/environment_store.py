@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ParamSpec
 
-from mucudnn.core.errors import DatabaseError, InvalidInputError
+from mucudnn.core.errors import DatabaseError, InvalidInputError, warn
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.results import Failure, Measurement
-from mucudnn.core.warning import warn
 from mucudnn.running.environment import Environment
 from mucudnn.store.database import Database
 

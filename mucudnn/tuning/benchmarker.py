@@ -10,9 +10,9 @@ from functools import partial
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.progress import Progress, silent
 from mucudnn.core.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, source_of
 from mucudnn.core.task import Task
+from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.measuring.candidates import find_candidates

@@ -15,7 +15,7 @@ from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.results import Configuration, Measurement, MicroConfig, WholeRun
 from mucudnn.core.task import Task
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import Account, account_wr
 from mucudnn.tuning.result import TunedProblem, relative_error_of

@@ -8,7 +8,7 @@ from functools import partial
 
 from mucudnn.core.results import Configuration, Measurement, WholeRun
 from mucudnn.core.task import Task
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 from mucudnn.solver.division import Division, DivisionProblem, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import Outcome, Verify, baseline_or_declared, is_gain, is_timed, timed, with_noise

@@ -8,7 +8,7 @@ from math import inf
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.results import Failure, Measurement, source_of
 from mucudnn.core.task import Task
-from mucudnn.core.units import exact_bytes, format_bytes
+from mucudnn.core.values import exact_bytes, format_bytes
 from mucudnn.solver.front import desirable_sets
 
 _Failed = Mapping[Task, Sequence[Failure]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from mucudnn.core.errors import say_once
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy
-from mucudnn.core.warning import say_once
 from mucudnn.measuring.timing.load import Load, Watch
 from mucudnn.tuning.race import Race
 

@@ -13,7 +13,7 @@ from mucudnn.core.problem import ConvProblem
 from mucudnn.core.results import Configuration, Failure, Measurement, MicroConfig, is_busy, source_of
 from mucudnn.core.task import Task
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.core.units import format_bytes, format_seconds
+from mucudnn.core.values import format_bytes, format_seconds
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import Account
 

@@ -13,7 +13,7 @@ from support.made_up_workshop import MadeUpWorkshop, enabled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mucudnn.core import warning
+from mucudnn.core import errors
 from mucudnn.core.problem import Operation
 from mucudnn.core.task import Task
 from mucudnn.enabling.session import Session
@@ -96,7 +96,7 @@ def test_near_sizes_run_the_choice_of_the_tuned_one_and_others_torchs_own(
 def test_an_error_of_tuning_is_said_once_and_torchs_own_runs_until_it_is_given_up(
     session: Session, workshop: MadeUpWorkshop
 ) -> None:
-    warning._said.clear()
+    errors._said.clear()
     workshop.fails = RuntimeError("a made-up failure\nand a stack trace")
     with pytest.warns(RuntimeWarning, match="PyTorch's own convolution runs, its tuning failed: a made-up failure"):
         convolve()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mucudnn
-from mucudnn.core import warning
+from mucudnn.core import errors
 from mucudnn.core.config import Config
 from mucudnn.enabling import switch
 from mucudnn.enabling.status import Origin
@@ -95,7 +95,7 @@ def test_a_second_process_measures_nothing(tmp_path: Path) -> None:
 def test_without_write_access_what_is_tuned_lives_in_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    warning._said.clear()
+    errors._said.clear()
     file = tmp_path / "measurements.sqlite"
     with mucudnn.tuned(Config(**QUICK, database=file)):
         convolve()

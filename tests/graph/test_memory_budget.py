@@ -20,8 +20,8 @@ import mucudnn
 from mucudnn.bench.sources.networks.large_images import EDSR, DnCNN, SegmentingUNet
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
-from mucudnn.core.progress import silent
 from mucudnn.core.results import WholeRun
+from mucudnn.core.terminal import silent
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.convolution_choices import ConvolutionChoices
 from mucudnn.graph.memory_budget import _Fitting, fit_in_memory

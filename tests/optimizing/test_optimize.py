@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import mucudnn
-from mucudnn.core import warning
+from mucudnn.core import errors
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.results import MicroConfig
 from mucudnn.tuning.quiet import Quiet
@@ -56,12 +56,12 @@ def test_warnings_that_are_errors_come_when_the_model_is_tuned(database: Path, m
         end(quiet)
 
     monkeypatch.setattr(Quiet, "end", doubting)
-    monkeypatch.setattr(warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
     model = three_convolutions()
     with pytest.warns(RuntimeWarning, match="other programs were running") as caught:
         mucudnn.optimize(three_convolutions(), torch.zeros(1, 3, 8, 8), mucudnn.Config(time_limit="1ms"))
     assert caught[0].filename == __file__, "the line of the caller"
-    monkeypatch.setattr(warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
     with pytest.raises(RuntimeWarning, match="other programs were running"):
         mucudnn.optimize(model, torch.randn(2, 3, 12, 12), mucudnn.Config(time_limit="20ms", database=database))
     assert len(mucudnn.report(model).layers) == 8

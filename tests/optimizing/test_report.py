@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.results import Configuration, MicroConfig
-from mucudnn.core.text_tables import WIDTH
+from mucudnn.core.terminal import WIDTH
 from mucudnn.optimizing.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.optimizing.report import Report
 from mucudnn.running.choices import Choices

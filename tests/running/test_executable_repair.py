@@ -13,7 +13,7 @@ import torch
 from support.cudnn.backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_place_of_cudnn
 from torch import Tensor
 
-from mucudnn.core import warning
+from mucudnn.core import errors
 from mucudnn.core.errors import CapturingError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.results import Configuration, MicroConfig
@@ -130,7 +130,7 @@ def test_without_memory_inside_cudnn_the_engine_is_tried_again(cudnn: FakeBacken
         setattr(cudnn, hook, failing(PICKY, status=4004))
         with pytest.warns(RuntimeWarning, match="its words; torch's own convolution runs instead"):
             layer()
-        warning._said.clear()
+        errors._said.clear()
         setattr(cudnn, hook, lambda plan: None)
     layer()
     assert ran(cudnn) == [(PICKY, 4)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.core import warning
+from mucudnn.core import errors
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm
@@ -29,9 +29,9 @@ N = 3  # What is left of the address space is enough for torch's own convolution
 def workspaces() -> Iterator[None]:
     """Nothing is kept from tests before, and nothing was said."""
     release_workspaces()
-    warning._said.clear()
+    errors._said.clear()
     yield
-    warning._said.clear()
+    errors._said.clear()
 
 
 class Call:

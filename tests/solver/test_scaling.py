@@ -14,8 +14,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mucudnn.core.communication import AllReduce, Link
-from mucudnn.solver.all_reduce import all_reduce_s, rounds, volume
+from mucudnn.solver.all_reduce import AllReduce, Link, all_reduce_s, rounds, volume
 from mucudnn.solver.buckets import (
     Gradient,
     MessageCost,

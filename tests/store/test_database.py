@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, change, fill, rows_of
 
-from mucudnn.core import warning
+from mucudnn.core import errors
 from mucudnn.core.errors import DatabaseError
 from mucudnn.core.problem import MemoryFormat, Operation
 from mucudnn.core.results import Failure, Measurement, MicroConfig, WholeRun
@@ -92,7 +92,7 @@ def test_where_the_default_file_cannot_be_made_measurements_are_kept_in_memory(
     (tmp_path / "file").touch()
     monkeypatch.delenv("MUCUDNN_DATABASE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr(warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
     monkeypatch.setattr(module, "_kept", threading.local())
     with pytest.warns(RuntimeWarning, match=r"cannot be created: .* this process ends; name a file with Config\("):
         database = Database()

@@ -11,7 +11,7 @@ from support.clock.busy_bench import BATCH, BusyBench
 from support.clock.machine import ENVIRONMENT, FORWARD
 from support.clock.shared_machine import SharedProcessors
 
-from mucudnn.core import warning
+from mucudnn.core import errors
 from mucudnn.core.config import Config
 from mucudnn.core.results import Configuration, Measurement, MicroConfig, WholeRun, passed_over
 from mucudnn.measuring.timing.load import Watch
@@ -24,7 +24,7 @@ VERSIONS = {"native": 1, "quick": 1}
 
 @pytest.fixture(autouse=True)
 def nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
 
 
 def chosen(tuning: Tuning) -> str:

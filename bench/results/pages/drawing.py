@@ -18,7 +18,7 @@ from mucudnn.bench.results.pages.measured import CONTESTANT
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

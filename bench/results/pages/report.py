@@ -24,7 +24,7 @@ from mucudnn.bench.results.rows import subject_key
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.published import SOURCE, TABLES
 from mucudnn.core.results import BUSY
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 
 _SIZES = {"workspace_limit", "workspace_budget", "cache_budget"}  # settings in bytes
 # Labels that differ from the setting's name in the file.

@@ -27,8 +27,8 @@ from mucudnn.bench.suites.shared.timing import torch_variants
 from mucudnn.core.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.progress import Progress, share_of, silent
-from mucudnn.core.units import format_seconds
+from mucudnn.core.terminal import Progress, share_of, silent
+from mucudnn.core.values import format_seconds
 from mucudnn.measuring.timing.kept_heap import kept_heap
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database

@@ -18,9 +18,9 @@ from mucudnn.bench.suites.shared.timing import Contestant, Samples, TurnRounds, 
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InfeasibleError, first_line
 from mucudnn.core.problem import ConvProblem, MemoryFormat
-from mucudnn.core.progress import Progress, share_of
 from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.core.task import Task
+from mucudnn.core.terminal import Progress, share_of
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, UnsoundError
 from mucudnn.measuring.timing.timer import Runner

@@ -31,13 +31,13 @@ from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.models import blamed_in_training
 from mucudnn.bench.sources.networks.objectives import Loss
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
+from mucudnn.bench.suites.data_parallel import Communication
 from mucudnn.bench.suites.data_parallel.wire import Wire
 from mucudnn.bench.suites.scaling.steps import Convolutions
 from mucudnn.bench.suites.shared.step_parts import StepSplit, StepSplitter
-from mucudnn.core.communication import Communication
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
-from mucudnn.core.progress import Progress, share_of, silent
+from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.distributed.link import gathered
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.measuring.timing.cuda_clock import wall_clock

@@ -17,7 +17,7 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from mucudnn.core.communication import Communication
+from mucudnn.bench.suites.data_parallel import Communication
 
 _BEFORE_POWERSGD = 2  # Number of steps before PowerSGD, which allows no fewer; torch rebuilds the buckets in the first.
 

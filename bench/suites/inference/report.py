@@ -10,7 +10,7 @@ from rich.table import Table
 from mucudnn.bench.results.reading import ResultFolder
 from mucudnn.bench.results.text_tables import images_per_s, kinds_table, milliseconds, new_table, ratio, spread
 from mucudnn.bench.results.variants import TORCH, Runtime
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 
 MOST_DIFFERENCE = 1e-3  # Larger relative differences of float32 outputs count as errors, smaller ones as rounding.
 

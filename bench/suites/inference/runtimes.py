@@ -37,7 +37,7 @@ from mucudnn.bench.suites.shared.step_parts import KindTimes, median_by_kind
 from mucudnn.core.config import Config
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import MemoryFormat, Operation
-from mucudnn.core.progress import Progress, silent
+from mucudnn.core.terminal import Progress, silent
 from mucudnn.graph.model import BandedModel
 from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.running.environment import current_environment

@@ -30,10 +30,10 @@ from mucudnn.bench.suites.shared.timing import Contestant, TurnRounds, try_in_tu
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, LibraryError, first_line
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.progress import Progress, silent
 from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.operands import Operands, random_operands

@@ -31,7 +31,7 @@ from mucudnn.bench.sources.networks.objectives import Loss
 from mucudnn.bench.sources.trainee import Batch, labelled_batches
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
-from mucudnn.core.progress import Progress, silent
+from mucudnn.core.terminal import Progress, silent
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.contract.reference import relative_l2_error
 from mucudnn.running.environment import current_environment

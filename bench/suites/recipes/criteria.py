@@ -15,8 +15,7 @@ from mucudnn.bench.results.rows import Line
 from mucudnn.bench.results.speedups import Estimate, mean_speedup
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.units import format_bytes, parse_bytes, parse_seconds
-from mucudnn.core.values import did_you_mean, real, shown
+from mucudnn.core.values import did_you_mean, format_bytes, parse_bytes, parse_seconds, real, shown
 
 _BOUNDS = ("at-least", "at-most")
 _SPEEDUP = "speedup"

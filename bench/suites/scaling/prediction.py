@@ -14,8 +14,7 @@ from functools import partial
 import numpy as np
 
 from mucudnn.bench.suites.scaling.steps import Convolutions, MeasuredSteps
-from mucudnn.core.communication import AllReduce, Link
-from mucudnn.solver.all_reduce import all_reduce_s, volume
+from mucudnn.solver.all_reduce import AllReduce, Link, all_reduce_s, volume
 from mucudnn.solver.buckets import Gradient, best_cap, ddp_default
 from mucudnn.solver.costs import FloatArray
 

@@ -10,7 +10,7 @@ from mucudnn.bench.results.text_tables import milliseconds, new_table, ratio
 from mucudnn.bench.results.variants import shown_name
 from mucudnn.bench.suites.scaling.prediction import ENOUGH, Device, Point
 from mucudnn.bench.suites.scaling.steps import Convolutions
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 
 _FAR = "~"
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.progress import Progress, share_of, silent
+from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.measuring.timing.timer import Clock
 from mucudnn.tuning.own_step import OwnStep
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Self, TypeVar
 
 from mucudnn.core.errors import MucudnnError, first_line
-from mucudnn.core.units import format_seconds
+from mucudnn.core.values import format_seconds
 
 T = TypeVar("T")
 

@@ -35,7 +35,7 @@ from mucudnn.bench.suites.training.step_job import COLUMNS, SPLIT_ON, Setting, S
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MemoryFormat
-from mucudnn.core.progress import Progress, share_of, silent
+from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.timing.cuda_clock import wall_clock
 from mucudnn.measuring.timing.timer import Clock

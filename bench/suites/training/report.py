@@ -20,7 +20,7 @@ from mucudnn.bench.results.text_tables import (
 )
 from mucudnn.bench.results.variants import How, Variant
 from mucudnn.bench.suites.training.step_job import COLUMNS
-from mucudnn.core.units import format_bytes
+from mucudnn.core.values import format_bytes
 
 Cell = Mapping[str, Any]  # a row of the folder, with ``time_s``, ``noise`` and ``torch``, torch's row of the setting
 

@@ -96,7 +96,7 @@ def convolutions(
     from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
     from mucudnn.bench.suites.convolutions.contest import Choices
     from mucudnn.bench.suites.convolutions.report import convolutions_tables
-    from mucudnn.core.progress import progress_bar
+    from mucudnn.core.terminal import progress_bar
 
     table = load_source(source, batch=batch, batch_scale=batch_scale or 1.0, input_shape=input_shape)
     if filters:

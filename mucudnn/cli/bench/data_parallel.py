@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mucudnn.bench.suites.data_parallel import Communication
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.files import FileCommand
 from mucudnn.cli.shared.outputs import Outputs, outputs
 from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
-from mucudnn.core.communication import Communication
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, SharingError, UnavailableError
 from mucudnn.core.problem import MemoryFormat
@@ -66,7 +66,7 @@ class _Measuring:
         from mucudnn.bench.sources.models import importable, load_model
         from mucudnn.bench.sources.networks.objectives import loss_for
         from mucudnn.bench.suites.data_parallel.benchmark import measure_data_parallel
-        from mucudnn.core.progress import progress_bar, silent
+        from mucudnn.core.terminal import progress_bar, silent
 
         options.use_threads(self.threads)
         torch.manual_seed(0)

@@ -58,7 +58,7 @@ def inference(
     from mucudnn.bench.sources.networks import NETWORKS
     from mucudnn.bench.suites.inference.report import inference_tables
     from mucudnn.bench.suites.inference.runtimes import compare_runtimes
-    from mucudnn.core.progress import progress_bar
+    from mucudnn.core.terminal import progress_bar
 
     model, x = seeded_model(source, batch, input_shape=input_shape, memory_format=memory_format)
     if source in NETWORKS:

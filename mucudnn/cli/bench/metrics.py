@@ -82,7 +82,7 @@ def metrics(
     from mucudnn.bench.sources.networks.objectives import loss_for
     from mucudnn.bench.suites.metrics.layers import benchmark_layer, layer_tables
     from mucudnn.bench.suites.metrics.steps import benchmark_step, step_tables
-    from mucudnn.core.progress import progress_bar
+    from mucudnn.core.terminal import progress_bar
     from mucudnn.measuring.whole_runs import Machine
 
     found = None

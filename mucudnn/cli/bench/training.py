@@ -71,7 +71,7 @@ def training(
     """
     from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
     from mucudnn.bench.suites.training.report import training_tables
-    from mucudnn.core.progress import progress_bar
+    from mucudnn.core.terminal import progress_bar
 
     asked = TrainingOptions(
         config, precisions, memory_formats, variants, rounds=rounds, seconds=run_time_limit, how=how

@@ -53,7 +53,7 @@ def tune_with_progress(table: LayerTable, config: Config, device: str, limits: L
     The arguments are those of ``tune_table``.
     """
     from mucudnn.bench.sources.table_tuning import tune_table
-    from mucudnn.core.progress import progress_bar
+    from mucudnn.core.terminal import progress_bar
 
     with progress_bar() as progress:
         return tune_table(table, config, limits=limits, device=device, progress=progress)

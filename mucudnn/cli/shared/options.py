@@ -24,7 +24,7 @@ from mucudnn.cli.shared.parameters import (
 from mucudnn.core.config import HEADROOM, SETTINGS, Check, Config, from_text, variables
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, MemoryFormat
-from mucudnn.core.units import parse_seconds
+from mucudnn.core.values import parse_seconds
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

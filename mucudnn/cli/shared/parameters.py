@@ -12,8 +12,7 @@ import click
 
 from mucudnn.core.errors import InvalidInputError, MucudnnError
 from mucudnn.core.problem import Pair
-from mucudnn.core.units import parse_bytes
-from mucudnn.core.values import member
+from mucudnn.core.values import member, parse_bytes
 from mucudnn.running.environment import require_known
 
 LARGEST = 2**31 - 1  # largest int of C libraries

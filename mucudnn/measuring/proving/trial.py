@@ -14,7 +14,7 @@ import torch
 
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.torch_settings import TORCHS_OWN, deterministic_torch
-from mucudnn.core.units import format_seconds
+from mucudnn.core.values import format_seconds
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.operands import operand_bytes

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mucudnn.core.units import parse_bytes
+from mucudnn.core.values import parse_bytes
 from mucudnn.measuring.timing.timer import StoppingRule, WallClock
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.core import warning
+from mucudnn.core import errors
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.reference import reference
@@ -94,7 +94,7 @@ def in_the_place_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     monkeypatch.setattr(registry, "cudnn_backend", lambda: backend)
     monkeypatch.setattr(choices, "_registered", {})
     monkeypatch.setattr(choices, "_failed", {})
-    monkeypatch.setattr(warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
     return backend
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mucudnn.bench.suites.scaling.prediction import Device, Point, predict
 from mucudnn.bench.suites.scaling.steps import Convolutions, MeasuredStep, MeasuredSteps
-from mucudnn.core.communication import AllReduce, Link
+from mucudnn.solver.all_reduce import AllReduce, Link
 
 UP_TO, BATCH, RANKS = 8, 32, (1, 2, 4, 64)
 MIB = 2**20

@@ -14,10 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mucudnn.bench.results.rows import Row
 from mucudnn.bench.sources.networks.objectives import mean_square
-from mucudnn.bench.suites.data_parallel import benchmark, wire
+from mucudnn.bench.suites.data_parallel import Communication, benchmark, wire
 from mucudnn.bench.suites.data_parallel.benchmark import Setting, are_equal, digest
 from mucudnn.bench.suites.data_parallel.wire import Wire
-from mucudnn.core.communication import Communication
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.distributed.link import gathered

@@ -9,8 +9,8 @@ from support.ranks.data_parallel import PARTING, ROUNDS, SETTING, SMALL_CAP, mea
 from support.ranks.group import Ranks
 
 from mucudnn.bench.results.rows import Row
+from mucudnn.bench.suites.data_parallel import Communication
 from mucudnn.bench.suites.scaling.steps import Convolutions
-from mucudnn.core.communication import Communication
 
 SLOWEST_S = 200 + 1  # of a step of rank 1, and for the clock to be read
 GRADIENTS = 4 * (4 * 3 * 9 + 4 + 4 + 4 + 4 * 4 * 9 + 4 + 160 + 10)  # bytes of all of them

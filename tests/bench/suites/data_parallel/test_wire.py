@@ -13,8 +13,8 @@ from support.ranks.alone import group_of_one
 from support.ranks.data_parallel import PERIOD, digests
 from support.ranks.group import Ranks
 
+from mucudnn.bench.suites.data_parallel import Communication
 from mucudnn.bench.suites.data_parallel.wire import Wire, levels
-from mucudnn.core.communication import Communication
 
 Digests = Mapping[str, Sequence[Sequence[str]]]  # communication -> step -> rank
 AVERAGING = [one for one in Communication if one.averages_parameters]

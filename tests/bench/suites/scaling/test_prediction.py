@@ -12,8 +12,7 @@ from support.snapshots import assert_as_stored
 from mucudnn.bench.suites.scaling.prediction import Device, Point, Scaling
 from mucudnn.bench.suites.scaling.report import in_words, scale_table
 from mucudnn.bench.suites.scaling.steps import Convolutions, MeasuredStep
-from mucudnn.core.communication import AllReduce
-from mucudnn.solver.all_reduce import all_reduce_s
+from mucudnn.solver.all_reduce import AllReduce, all_reduce_s
 
 TORCH, OURS = Convolutions
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mucudnn.bench.suites.scaling.steps import Convolutions, measure_steps
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.progress import Progress
+from mucudnn.core.terminal import Progress
 
 
 class _Slow(torch.autograd.Function):

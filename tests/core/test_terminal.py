@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import mucudnn
-from mucudnn.core import progress as module
-from mucudnn.core.progress import progress_bar, progress_of
+from mucudnn.core import terminal as module
+from mucudnn.core.terminal import progress_bar, progress_of
 
 
 class Stream(io.StringIO):
