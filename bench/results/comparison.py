@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from mucudnn.bench.results.reading import ResultFolder
-from mucudnn.bench.results.rows import Key, Line, row_key, subject_key
+from mucudnn.bench.results.reading import Key, Line, ResultFolder, row_key, subject_key
 from mucudnn.bench.results.speedups import LEAST_ROUNDS, Estimate, interval, resampled_medians
 from mucudnn.bench.results.text_tables import new_table, some
 from mucudnn.bench.results.variants import TORCH

@@ -1,25 +1,355 @@
-"""Reads result folders into pandas, and reports unreadable parts."""
+"""The format of a result folder, and the reading of one into pandas. docs/benchmarks.md describes the files.
+
+``environment.json``, the header, is written before the first measurement: everything that the rows have in common.
+``rows.jsonl`` has the result of one contestant (an implementation) on one subject (the thing that is measured, such as
+an operation of a layer) per line. Rows whose contestants were timed interleaved are written together: sample i of each
+of these rows is from round i, so the samples of a round can be compared in pairs. ``candidates.jsonl``, of benchmarks
+that tune, has the measured candidates of a subject and its desirable set, the Pareto front of configurations in time
+and workspace. ``summary.json`` is written at the end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pandas
 
-from mucudnn.bench.results.candidates import CANDIDATES_FILE, read_candidates
-from mucudnn.bench.results.header import (
-    ROWS_FILE,
-    SUMMARY_FILE,
-    Header,
-    read_header,
-    read_object,
-    require_version,
-)
-from mucudnn.bench.results.rows import COLUMNS, Line, read_rows
+import mucudnn
+from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem
+from mucudnn.core.values import shown
+from mucudnn.running.environment import Environment
+
+FORMAT_VERSION = 1  # Increased when a key or column is removed or changes its meaning, but not when one is added.
+HEADER_FILE, ROWS_FILE, CANDIDATES_FILE = "environment.json", "rows.jsonl", "candidates.jsonl"
+SUMMARY_FILE = "summary.json"
+_MOST_NAMED = 12  # the most folders that a message lists
+
+Subject = Mapping[str, Any]
+Line = dict[str, Any]
+Key = tuple[Any, ...]
+Check = tuple[Callable[[Any], bool], str]  # a check of a value, and a description of the allowed values
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value >= 0
+
+
+_ANY: Check = (lambda _: True, "a value")
+_TEXT: Check = (lambda value: isinstance(value, str), "a text")
+_FLAG: Check = (lambda value: isinstance(value, bool), "true or false")
+_COUNT: Check = (lambda value: isinstance(value, int) and value > 0, "a whole number above 0")
+_NUMBER: Check = (_is_number, "a number of at least 0")
+_OPTIONAL: Check = (lambda value: value is None or _is_number(value), "a number of at least 0, or null")
+_TIMES: Check = (
+    lambda value: isinstance(value, list) and all(_is_number(one) and one > 0 for one in value),
+    "a list of seconds above 0",
+)
+# Columns that distinguish the rows of a subject.
+CONTESTANT_COLUMNS = ("contestant", "policy", "limit_bytes")
+COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes")
+# The columns of every line, in addition to those of the subject and of the benchmark. A mapping in place of a check:
+# the value is a list of objects with these columns.
+_COLUMNS: Mapping[str, Check] = {"format_version": _ANY, "folder": _ANY}
+ROW_COLUMNS: Mapping[str, Check] = {
+    **_COLUMNS,
+    **{"turns": _COUNT, "rows_in_turns": _COUNT, "date": _ANY},
+    **{"contestant": _TEXT, "policy": _ANY, "limit_bytes": _OPTIONAL, "samples_s": _TIMES},
+    **{"configuration": _ANY, "workspace_bytes": _OPTIONAL, "relative_error": _OPTIONAL, "failure": _ANY},
+    **{"load": _OPTIONAL, "others_share": _ANY, "throttled_share": _ANY},
+}
+_CANDIDATE_COLUMNS: Mapping[str, Check | Mapping[str, Check]] = {
+    **_COLUMNS,
+    "candidates": {
+        **{"algorithm": _TEXT, "micro_batch_size": _COUNT, "is_allowed": _FLAG},
+        **dict.fromkeys(COSTS, _NUMBER),
+    },
+    "desirable": {"configuration": _TEXT, "time_s": _NUMBER, "workspace_bytes": _NUMBER},
+}
+PROBLEM_COLUMNS = (
+    *("operation", "batch_size", "c", "h", "w", "k", "r", "s"),
+    *("stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups", "dtype", "memory_format"),
+)
+_PAIRS = {"stride": "stride", "padding": "pad", "dilation": "dilation"}
+
+
+def problem_columns(problem: ConvProblem, batch_size: int) -> dict[str, Any]:
+    """Return the columns of a row that describe a convolution problem.
+
+    >>> columns = problem_columns(ConvProblem("forward", 3, 8, 8, 16, 3, 3, padding=1), 32)
+    >>> columns["batch_size"], columns["pad_h"], columns["dtype"]
+    (32, 1, 'float32')
+    """
+    columns = {"batch_size": batch_size, **asdict(problem)}
+    for name, short in _PAIRS.items():
+        columns[f"{short}_h"], columns[f"{short}_w"] = columns.pop(name)
+    return {name: columns[name] for name in PROBLEM_COLUMNS}
+
+
+def problem_of(row: Mapping[str, Any]) -> ConvProblem:
+    """Return the convolution problem that a row describes. Raises ``InvalidInputError`` if its columns are invalid."""
+    single = ("operation", "c", "h", "w", "k", "r", "s", "groups", "dtype", "memory_format")
+    fields: dict[str, Any] = {name: row[name] for name in single}
+    fields |= {name: (row[f"{short}_h"], row[f"{short}_w"]) for name, short in _PAIRS.items()}
+    return ConvProblem(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The description of a benchmark run: its name, source, settings and environment.
+
+    benchmark: name of the benchmark, such as ``network``. settings: JSON values that determine what is measured; a run
+    with different settings cannot resume in the same folder. subject_columns: columns that together identify the
+    subject of a row. wanted: total number of subjects. limits: the machine's peak rates, by dtype. is_timed: whether
+    rows have time samples. identity: stored in every row, so that a row copied from another folder is detected.
+    """
+
+    benchmark: str
+    source: str
+    settings: Mapping[str, Any]
+    environment: Environment
+    subject_columns: tuple[str, ...]
+    wanted: int
+    limits: Mapping[str, MachineLimits] = field(default_factory=dict)
+    is_timed: bool = True
+    mucudnn: str = mucudnn.__version__
+    date: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
+    identity: str = field(default_factory=lambda: uuid4().hex[:12])
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON object of ``environment.json``, with lists for tuples as JSON has them."""
+        limits = {dtype: asdict(rates) for dtype, rates in self.limits.items()}
+        record = {
+            "format_version": FORMAT_VERSION,
+            "folder": self.identity,
+            "mucudnn": self.mucudnn,
+            "date": self.date.isoformat(),
+            "benchmark": self.benchmark,
+            "source": self.source,
+            "settings": self.settings,
+            "environment": asdict(self.environment),
+            "machine_limits": {
+                dtype: {name: None if rate == inf else rate for name, rate in rates.items()}
+                for dtype, rates in limits.items()
+            },
+            "subject_columns": self.subject_columns,
+            "wanted": self.wanted,
+            "is_timed": self.is_timed,
+        }
+        return dict(json.loads(json.dumps(record)))
+
+    def differences(self, other: Header) -> list[str]:
+        """List the settings and the parts of the environment that differ between this run and another, as texts.
+
+        The machine's peak rates are ignored, because they are measured.
+        """
+        mine, others = (
+            {
+                **{name: record[name] for name in ("benchmark", "source", "mucudnn")},
+                **record["environment"],
+                **record["settings"],
+                "subject_columns": record["subject_columns"],
+            }
+            for record in (self.record(), other.record())
+        )
+
+        def text(value: object) -> str:
+            return "not set" if value is None else str(value)
+
+        return [
+            f"{name} was {text(mine.get(name))} and is {text(others.get(name))}"
+            for name in dict.fromkeys((*mine, *others))
+            if mine.get(name) != others.get(name)
+        ]
+
+
+def read_header(folder: Path) -> Header:
+    """Read ``environment.json``.
+
+    Raises ``InvalidInputError`` with file and line if the file is missing, incomplete, or of another format version. If
+    only subfolders have the file, as in the folder of a recipe, the error names the subfolders.
+    """
+    path = folder / HEADER_FILE
+    if not path.exists() and (below := folders_below(folder)):
+        raise InvalidInputError(
+            f"{path} does not exist, but {folder} contains result folders; name one of them: "
+            f"{', '.join(map(str, below[:_MOST_NAMED]))}{'' if len(below) <= _MOST_NAMED else ', ...'}"
+        )
+    record = _read_object(path)
+    known = {each.name for each in fields(Environment)}  # later versions of mucudnn may have added some
+    try:
+        return Header(
+            benchmark=str(record["benchmark"]),
+            source=str(record["source"]),
+            settings=dict(record["settings"]),
+            environment=Environment(**{name: one for name, one in record["environment"].items() if name in known}),
+            subject_columns=tuple(map(str, record["subject_columns"])),
+            wanted=int(record["wanted"]),
+            limits={
+                dtype: MachineLimits(**{name: inf if rate is None else float(rate) for name, rate in rates.items()})
+                for dtype, rates in record["machine_limits"].items()
+            },
+            is_timed=bool(record["is_timed"]),
+            mucudnn=str(record["mucudnn"]),
+            date=datetime.fromisoformat(record["date"]),
+            identity=str(record["folder"]),
+        )
+    except KeyError as error:
+        raise InvalidInputError(f"{path} has no {error}; it is not the result of a benchmark") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidInputError(f"{path} has an invalid value: {error}") from None
+
+
+def folders_below(folder: Path) -> list[Path]:
+    """Return the result folders up to three levels below a folder; recipes (stored experiments) nest them this way."""
+    return sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{HEADER_FILE}"))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object of this format version from a file.
+
+    Raises ``InvalidInputError`` with file and line if it holds anything else.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInputError(f"{path} does not exist; name a folder that a benchmark wrote with --out") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{path} cannot be read: {error}") from None
+    except json.JSONDecodeError as error:
+        what = f"invalid JSON: {error.msg}; the file is incomplete: write it again"
+        raise InvalidInputError(f"{path}, line {error.lineno}: {what}") from None
+    except RecursionError:
+        raise InvalidInputError(f"{path}: nested too deeply for the result of a benchmark") from None
+    if not isinstance(record, dict):
+        raise InvalidInputError(f"{path}, line 1: not a JSON object, but {type(record).__name__}")
+    if (version := record.get("format_version")) != FORMAT_VERSION:
+        raise InvalidInputError(
+            f"{path}: format version {version}; mucudnn {mucudnn.__version__} reads {FORMAT_VERSION}: use the version "
+            "of mucudnn that wrote it, or a newer one"
+        )
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The valid rows of ``rows.jsonl``, in the order of the file, and messages about the invalid lines.
+
+    incomplete: numbers of the groups of interleaved rows that lack rows. last_turns: the largest number of such a
+    group, or 0 if the file has no rows.
+    """
+
+    lines: tuple[Line, ...]
+    problems: tuple[str, ...]
+    incomplete: frozenset[int] = frozenset()
+    last_turns: int = 0
+
+
+def read_rows(path: Path, header: Header) -> Rows:
+    """Read ``rows.jsonl``; invalid lines, and lines of other folders, yield a message instead of a row.
+
+    If a row was measured several times, the last result is used. Raises ``InvalidInputError`` if the file cannot be
+    read.
+    """
+    if not path.exists():
+        return Rows((), (f"{path} does not exist: nothing was measured yet",))
+    found, problems = _read_lines(path, header, ROW_COLUMNS)
+    last = {row_key(line, header): line for line in found}
+    counts = Counter(line["turns"] for line in found)
+    incomplete = {line["turns"]: line["rows_in_turns"] for line in last.values()}
+    incomplete = {turns: wanted for turns, wanted in incomplete.items() if counts[turns] != wanted}
+    problems += [
+        f"{path}: turns {turns} has {counts[turns]} of {wanted} rows; a run with the same --out measures it again"
+        for turns, wanted in incomplete.items()
+    ]
+    return Rows(tuple(last.values()), tuple(problems), frozenset(incomplete), max(counts, default=0))
+
+
+def subject_key(row: Mapping[str, Any], header: Header) -> Key:
+    """Return the key of a row's subject (the thing that was measured, such as a layer's operation)."""
+    return tuple(row[name] for name in header.subject_columns)
+
+
+def row_key(row: Mapping[str, Any], header: Header) -> Key:
+    """Return the unique key of a row, which consists of its subject and its contestant."""
+    return (*subject_key(row, header), *(row[name] for name in CONTESTANT_COLUMNS))
+
+
+def _read_lines(
+    path: Path, header: Header, columns: Mapping[str, Check | Mapping[str, Check]]
+) -> tuple[list[Line], list[str]]:
+    """Return the objects of a file's valid lines, and a message about each invalid one.
+
+    Raises ``InvalidInputError`` if the file cannot be read.
+    """
+    try:
+        lines = path.read_bytes().decode(errors="replace").split("\n")
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from None
+    found, problems = list[Line](), list[str]()
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line:
+                found.append(_checked(line, header, columns))
+        except InvalidInputError as error:
+            problems.append(f"{path}, line {number}: {error}; it is left out")
+    return found, problems
+
+
+def _checked(text: str, header: Header, columns: Mapping[str, Check | Mapping[str, Check]]) -> Line:
+    """Parse and validate a line. Raises ``InvalidInputError`` if it is invalid or lacks one of ``columns``."""
+
+    def refuse(name: str) -> float:
+        raise InvalidInputError(f"{name} is not a finite number")
+
+    try:
+        line = json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(f"incomplete, or not JSON: {error.msg}") from None
+    except RecursionError:
+        raise InvalidInputError("nested too deeply") from None
+    if not isinstance(line, dict):
+        raise InvalidInputError(f"not a JSON object, but {type(line).__name__}")
+    if line.get("format_version") != FORMAT_VERSION:
+        raise InvalidInputError(f"format version {line.get('format_version')}, not {FORMAT_VERSION}")
+    if line.get("folder") != header.identity:
+        raise InvalidInputError(f"a row of another folder, {line.get('folder')}, not of {header.identity}")
+    if missing := [name for name in (*columns, *header.subject_columns) if name not in line]:
+        raise InvalidInputError(f"no column {', '.join(missing)}")
+    _require_valid(line, columns)
+    if columns is ROW_COLUMNS:
+        if "count" in line:
+            _require_valid(line, {"count": _COUNT})
+        if line.get("operation") is not None and "c" in line:
+            problem_of(line)
+        if header.is_timed and not line["samples_s"] and not line["failure"]:
+            raise InvalidInputError("samples_s is empty without a failure")
+    return line
+
+
+def _require_valid(record: object, columns: Mapping[str, Check | Mapping[str, Check]]) -> None:
+    """Raise ``InvalidInputError`` unless ``record`` is an object with valid values in these columns."""
+    if not isinstance(record, dict) or not columns.keys() <= record.keys():
+        raise InvalidInputError(f"{shown(record)} lacks one of {', '.join(columns)}")
+    for name, check in columns.items():
+        if isinstance(check, tuple):
+            is_valid, allowed = check
+            if not is_valid(record[name]):
+                raise InvalidInputError(f"{name} is {shown(record[name])}, not {allowed}")
+        elif isinstance(record[name], list):
+            for one in record[name]:
+                _require_valid(one, check)
+        else:
+            raise InvalidInputError(f"{name} is {shown(record[name])}, not a list")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +366,9 @@ class ResultFolder:
 
     lines: the valid objects of ``rows.jsonl``. rows: ``lines`` as a data frame, in the order of the file, with the
     columns described in docs/benchmarks.md and ``time_s``, the median of ``samples_s`` in seconds, NaN without samples.
-    candidates: the valid objects of ``candidates.jsonl``. summary: the object of ``summary.json``; empty until the run
-    ends. problems: messages about unreadable content, with file and line.
+    candidates: the valid objects of ``candidates.jsonl``, the last one of each subject. left_out: the subjects that the
+    benchmark did not measure, known when the run has ended. problems: messages about unreadable content, with file and
+    line.
     """
 
     path: Path
@@ -45,13 +376,8 @@ class ResultFolder:
     lines: tuple[Line, ...]
     rows: pandas.DataFrame
     candidates: tuple[Line, ...]
-    summary: Mapping[str, Any]
+    left_out: tuple[LeftOut, ...] = ()
     problems: tuple[str, ...] = ()
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """The subjects that the benchmark did not measure, with the reasons."""
-        return tuple(LeftOut(one["what"], one["reason"]) for one in self.summary.get("left_out", ()))
 
     @property
     def left_out_by_reason(self) -> dict[str, list[str]]:
@@ -68,28 +394,20 @@ def read_folder(path: Path) -> ResultFolder:
     Raises ``InvalidInputError`` if ``path`` is not a result folder, or if its environment file cannot be read.
     """
     header = read_header(path)
+    found = read_rows(path / ROWS_FILE, header)
+    file, problems, left_out = path / CANDIDATES_FILE, [*found.problems], list[LeftOut]()
+    candidates, undone = _read_lines(file, header, _CANDIDATE_COLUMNS) if file.exists() else ([], [])
+    problems += undone
     file = path / SUMMARY_FILE
-    problems: tuple[str, ...] = ()
     try:
-        summary = _checked_summary(file, read_object(file))
-    except InvalidInputError as error:
-        told = f"{file} cannot be read, so it is unknown what was left out: {error}"
-        summary, problems = {}, (told if file.exists() else f"{file} does not exist: the run has not ended",)
-    found, (candidates, undone) = read_rows(path / ROWS_FILE, header), read_candidates(path / CANDIDATES_FILE, header)
-    rows = pandas.DataFrame(list(found.lines) or {name: [] for name in (*COLUMNS, *header.subject_columns)})
+        if file.exists():
+            left_out = [LeftOut(str(one["what"]), str(one["reason"])) for one in _read_object(file)["left_out"]]
+        else:
+            problems.append(f"{file} does not exist: the run has not ended")
+    except (InvalidInputError, KeyError, TypeError) as error:
+        told = error if isinstance(error, InvalidInputError) else f"{file}: left_out is invalid: {error}"
+        problems.append(f"{file} cannot be read, so it is unknown what was left out: {told}")
+    rows = pandas.DataFrame(list(found.lines) or {name: [] for name in (*ROW_COLUMNS, *header.subject_columns)})
     rows["time_s"] = [float(pandas.Series(samples, dtype=float).median()) for samples in rows["samples_s"]]
-    problems = (*found.problems, *undone, *problems)
-    return ResultFolder(path, header, found.lines, rows, tuple(candidates), summary, problems)
-
-
-def _checked_summary(file: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """Validate the object of ``summary.json`` and return it.
-
-    Raises ``InvalidInputError`` if its list of unmeasured subjects is invalid.
-    """
-    require_version(file, summary)
-    try:
-        summary["left_out"] = [{key: str(one[key]) for key in ("what", "reason")} for one in summary["left_out"]]
-    except (KeyError, TypeError) as error:
-        raise InvalidInputError(f"{file}: left_out is invalid: {error}") from None
-    return summary
+    last = {subject_key(line, header): line for line in candidates}
+    return ResultFolder(path, header, found.lines, rows, tuple(last.values()), tuple(left_out), tuple(problems))

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
 
 from rich.table import Table
 
-from mucudnn.bench.results.records import Record, configuration_record, record_header
+import mucudnn
 from mucudnn.bench.results.text_tables import long_name, memory_bound, milliseconds, new_table, ratio, short_name
+from mucudnn.bench.results.writing import config_record
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.core.values import format_bytes, format_seconds
 from mucudnn.solver.curve import CurvePoint, budget_curve, limit_curve
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import baseline_or_declared, is_timed
 from mucudnn.tuning.result import TunedProblem, left_out_in_words
+
+FORMAT_VERSION = 1  # of JSON objects of tunings, increased when a key is removed or changes its meaning
 
 
 def tuning_table(tuning: TableTuning) -> Table:
@@ -137,10 +142,15 @@ def curve_table(tuning: TableTuning, points: Sequence[CurvePoint]) -> Table:
     return printed
 
 
-def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> Record:
+def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> dict[str, Any]:
     """Return the JSON object that ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
+    database = tuning.config.database
     return {
-        **record_header(tuning.config, tuning.environment),
+        "format_version": FORMAT_VERSION,
+        "mucudnn": mucudnn.__version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": asdict(tuning.environment),
+        "config": {**config_record(tuning.config), "database": None if database is None else str(database)},
         "source": tuning.source,
         "complete": not tuning.interrupted,
         "problems": [_tuned(row) for row in tuning.rows],
@@ -156,11 +166,11 @@ def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> Reco
     }
 
 
-def _accounts(tuning: TableTuning) -> list[Record | None]:
+def _accounts(tuning: TableTuning) -> list[dict[str, Any] | None]:
     return [None if row.tuned.account is None else row.tuned.account.to_json() for row in tuning.rows]
 
 
-def _tuned(row: TunedLayer) -> Record:
+def _tuned(row: TunedLayer) -> dict[str, Any]:
     tuned = row.tuned
     return {
         "layer": long_name(row.names),
@@ -172,7 +182,8 @@ def _tuned(row: TunedLayer) -> Record:
         "mucudnn_s": tuned.time_s,
         "predicted_s": tuned.configuration.time_s,
         "speedup": tuned.speedup,
-        **configuration_record(tuned.configuration),
+        "configuration": str(tuned.configuration),
+        "workspace_bytes": tuned.configuration.workspace_bytes,
         "relative_error": tuned.relative_error,
         "reason": tuned.reason,
         "failures": [{**asdict(failure.micro_config), "reason": failure.why} for failure in tuned.failures],

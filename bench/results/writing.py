@@ -9,30 +9,68 @@ import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from mucudnn.bench.results.bounds import MachineLimits
-from mucudnn.bench.results.candidates import CANDIDATES_FILE, line_of
-from mucudnn.bench.results.export import write_json
-from mucudnn.bench.results.header import (
+from mucudnn.bench.results.reading import (
+    CANDIDATES_FILE,
+    CONTESTANT_COLUMNS,
+    COSTS,
     FORMAT_VERSION,
     HEADER_FILE,
     ROWS_FILE,
     SUMMARY_FILE,
     Header,
+    Key,
+    LeftOut,
+    Line,
+    Rows,
+    Subject,
     read_header,
-    write_header,
+    read_rows,
+    subject_key,
 )
-from mucudnn.bench.results.reading import LeftOut
-from mucudnn.bench.results.rows import Key, Line, Row, Rows, Subject, lines_of, read_rows, subject_key
+from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, OutputError
+from mucudnn.core.files import json_line, write_json
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.measuring.timing.load import Load, Watch
+from mucudnn.solver.front import desirable_sets
 
 if TYPE_CHECKING:
     from mucudnn.tuning.result import TunedProblem
+
+_DECIDE_NOTHING = ("confirm", "first_call_time", "database")  # fields of a config
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The result of one contestant (such as torch or mucudnn) on one subject (such as an operation of a layer).
+
+    samples_s: seconds, in the order of the rounds; empty if the contestant failed or the benchmark does not time.
+    policy, limit_bytes: the batch-size policy and workspace limit under which the configuration was chosen; None for
+    contestants without such a choice, and if there is no limit. failure: why the contestant failed, or None. more:
+    columns that only this benchmark has.
+    """
+
+    subject: Subject
+    contestant: str
+    samples_s: Sequence[float] = ()
+    policy: str | None = None
+    limit_bytes: int | None = None
+    configuration: str | None = None
+    workspace_bytes: int | None = None
+    relative_error: float | None = None
+    failure: str | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def config_record(config: Config) -> dict[str, Any]:
+    """Return the settings of a config that decide what is measured, as JSON values."""
+    return {name: value for name, value in asdict(config).items() if name not in _DECIDE_NOTHING}
 
 
 class FolderWriter:
@@ -59,16 +97,62 @@ class FolderWriter:
         load: how busy the machine was during the measurement. Raises ``OutputError`` if the rows cannot be written.
         """
         self._turns += 1
-        _append(self.path / ROWS_FILE, self._stream, lines_of(self.header, self._turns, rows, load or Load()))
+        load = load or Load()
+        lines = [
+            json_line(
+                {
+                    "format_version": FORMAT_VERSION,
+                    "folder": self.header.identity,
+                    "turns": self._turns,
+                    "rows_in_turns": len(rows),
+                    "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                    **{name: row.subject[name] for name in self.header.subject_columns},
+                    **{name: getattr(row, name) for name in CONTESTANT_COLUMNS},
+                    **{name: getattr(row, name) for name in ("configuration", "workspace_bytes", "relative_error")},
+                    "failure": row.failure,
+                    **row.more,
+                    "load": load.share,
+                    **asdict(load),
+                    "samples_s": list(row.samples_s),
+                }
+            )
+            for row in rows
+        ]
+        _append(self.path / ROWS_FILE, self._stream, "".join(lines))
         self._measured |= {subject_key(row.subject, self.header) for row in rows}
 
     def add_candidates(self, subject: Subject, tunings: Sequence[TunedProblem]) -> None:
         """Write a subject's tuning results to ``candidates.jsonl``; must be called before its rows are added.
 
-        Raises ``OutputError`` if the file cannot be written.
+        tunings: the results of tuning the subject under each setting. Raises ``OutputError`` if the file cannot be
+        written.
         """
         if not tunings:
             return
+        from mucudnn.tuning.result import allowed  # Imported here because it loads torch, which readers do not need.
+
+        by_name = {m.micro_config: m for tuned in tunings for m in tuned.measurements}
+        measured = [by_name[name] for name in sorted(by_name)]
+        usable = allowed(measured, tunings[0].error_bound)
+        names = {m.micro_config for m in usable}
+        record = {
+            "format_version": FORMAT_VERSION,
+            "folder": self.header.identity,
+            **{name: subject[name] for name in self.header.subject_columns},
+            "candidates": [
+                {
+                    "algorithm": m.micro_config.algorithm,
+                    "micro_batch_size": m.micro_config.micro_batch_size,
+                    "is_allowed": m.micro_config in names,
+                    **{name: getattr(m, name) for name in COSTS},
+                }
+                for m in measured
+            ],
+            "desirable": [
+                {"configuration": str(c), "time_s": c.time_s, "workspace_bytes": c.workspace_bytes}
+                for c in desirable_sets(usable, tunings[0].batch_size).of(tunings[0].batch_size)
+            ],
+        }
         path = self.path / CANDIDATES_FILE
         try:
             stream = path.open("ab")
@@ -76,7 +160,7 @@ class FolderWriter:
             raise OutputError(f"{path} cannot be written: {error.strerror}") from error
         with stream:
             _end_last_line(path, stream)
-            _append(path, stream, line_of(self.header, subject, tunings))
+            _append(path, stream, json_line(record))
 
     def improve_limits(self, limits: Mapping[str, MachineLimits]) -> None:
         """Raise the stored peak rates of the machine to these if they are higher.
@@ -87,7 +171,7 @@ class FolderWriter:
         better = {dtype: one.or_better(mine[dtype]) if dtype in mine else one for dtype, one in limits.items()}
         if {**mine, **better} != mine:
             self.header = replace(self.header, limits={**mine, **better})
-            write_header(self.path, self.header)
+            write_json(self.path / HEADER_FILE, self.header.record())
 
     def write_summary(self, left_out: Sequence[LeftOut] = ()) -> None:
         """Write ``summary.json``: the number of measured subjects, and the unmeasured subjects with the reasons."""
@@ -110,15 +194,35 @@ def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
     Raises ``InvalidInputError`` with a list of differences for a folder with other settings, and ``OutputError`` if the
     folder cannot be written, is not a result folder, or is being written by another process.
     """
-    header = _made_or_found(path, header)
+    if (path / HEADER_FILE).exists():
+        found = read_header(path)
+        if differences := found.differences(header):
+            raise InvalidInputError(
+                f"{path} has results of other settings: {'; '.join(differences)}; name another folder, or use the same"
+            )
+        header = found
+    else:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            strange = sorted(one.name for one in path.iterdir())
+        except OSError as error:
+            raise OutputError(f"{path} cannot be created: {error.strerror}; name another folder") from error
+        if strange:
+            raise OutputError(f"{path} is not a result folder: it contains {strange[0]}; name a new or empty folder")
+        write_json(path / HEADER_FILE, header.record())
+    rows = path / ROWS_FILE
     try:
-        stream = (path / ROWS_FILE).open("ab")
+        stream = rows.open("ab")
     except OSError as error:
-        raise OutputError(f"{path / ROWS_FILE} cannot be written: {error.strerror}; name another folder") from error
+        raise OutputError(f"{rows} cannot be written: {error.strerror}; name another folder") from error
     with stream:
-        _require_alone(path, stream)
-        _end_last_line(path / ROWS_FILE, stream)
-        yield FolderWriter(path, header, stream, read_rows(path / ROWS_FILE, header))
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            told = f"{path} is being written by another process; wait for it, or name another folder"
+            raise OutputError(told) from error
+        _end_last_line(rows, stream)
+        yield FolderWriter(path, header, stream, read_rows(rows, header))
 
 
 def write_missing(
@@ -144,33 +248,6 @@ def write_missing(
                 rows = [*rows_of(subject, part)]
                 folder.add(rows, watch.since(mark))
         folder.write_summary(left_out)
-
-
-def _made_or_found(path: Path, header: Header) -> Header:
-    """Write the header of a new folder, or check it against that of an existing one; return the header on disk."""
-    if (path / HEADER_FILE).exists():
-        found = read_header(path)
-        if differences := found.differences(header):
-            raise InvalidInputError(
-                f"{path} has results of other settings: {'; '.join(differences)}; name another folder, or use the same"
-            )
-        return found
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        strange = sorted(one.name for one in path.iterdir())
-    except OSError as error:
-        raise OutputError(f"{path} cannot be created: {error.strerror}; name another folder") from error
-    if strange:
-        raise OutputError(f"{path} is not a result folder: it contains {strange[0]}; name a new or empty folder")
-    write_header(path, header)
-    return header
-
-
-def _require_alone(path: Path, stream: IO[bytes]) -> None:
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise OutputError(f"{path} is being written by another process; wait for it, or name another folder") from error
 
 
 def _end_last_line(path: Path, stream: IO[bytes]) -> None:

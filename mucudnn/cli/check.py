@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.files import FileCommand
+from mucudnn.cli.shared.commands import FileCommand
 
 
 @click.command(cls=FileCommand)

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.files import FileCommand, InputFile, OutputFile
+from mucudnn.cli.shared.commands import FileCommand
+from mucudnn.cli.shared.parameters import InputFile, OutputFile
 from mucudnn.core.files import whole_text
 from mucudnn.core.values import format_bytes
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mucudnn.cli.shared.files import FileCommand
+from mucudnn.cli.shared.commands import FileCommand
 from mucudnn.core.errors import MucudnnError, UnavailableError, first_line
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.values import format_bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.files import FileCommand
+from mucudnn.cli.shared.commands import FileCommand
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,9 +13,8 @@ import click
 
 import mucudnn
 from mucudnn.cli.run import Program
-from mucudnn.cli.shared.files import CommandError
+from mucudnn.cli.shared.commands import CommandError, guarded_streams, show_warning
 from mucudnn.cli.shared.ranks import ranks_of_torchrun
-from mucudnn.cli.shared.streams import guarded_streams, show_warning
 from mucudnn.core.config import unknown_variables
 from mucudnn.core.errors import first_line
 from mucudnn.enabling.on_import import not_with_torch

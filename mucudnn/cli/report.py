@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.files import FileCommand, OutputFile, OutputFolder, ResultFolder
+from mucudnn.cli.shared.commands import FileCommand
+from mucudnn.cli.shared.parameters import OutputFile, OutputFolder, ResultFolder
 
 _SECOND = "operations"  # suffix of the second CSV file, which has a row per operation
 
@@ -33,10 +34,9 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, pictures
 
     Nothing is measured: every number is computed from the stored samples.
     """
-    from mucudnn.bench.results.export import write_each
     from mucudnn.bench.results.pages import reports
     from mucudnn.bench.results.text_tables import output
-    from mucudnn.core.files import beside, whole_text
+    from mucudnn.core.files import beside, whole_text, write_each
 
     def write_html(path: Path) -> None:
         page = reports.html_of(found)

@@ -22,7 +22,8 @@ from zipimport import zipimporter
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.files import FileCommand, OutputFile
+from mucudnn.cli.shared.commands import FileCommand
+from mucudnn.cli.shared.parameters import OutputFile
 from mucudnn.cli.shared.ranks import rank_of_torchrun
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, OutputError

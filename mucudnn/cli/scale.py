@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from mucudnn.cli.shared import options, parameters
-from mucudnn.cli.shared.files import FileCommand
+from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.layer_tables import tuning_environment
-from mucudnn.cli.shared.outputs import Outputs, outputs
+from mucudnn.cli.shared.options import outputs
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.values import parse_bandwidth, parse_seconds

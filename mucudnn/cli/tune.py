@@ -10,9 +10,10 @@ import click
 from mucudnn.bench.sources.networks import NETWORKS
 from mucudnn.bench.sources.published import TABLES
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.files import FileCommand, OutputFile
+from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.layer_tables import load_limited, require_complete, solve_stored
-from mucudnn.cli.shared.outputs import Outputs, outputs
+from mucudnn.cli.shared.options import outputs
+from mucudnn.cli.shared.parameters import OutputFile
 from mucudnn.cli.shared.ranks import TuneTable, tune_on_ranks
 from mucudnn.core.config import Config
 from mucudnn.core.files import whole_text

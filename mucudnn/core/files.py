@@ -1,16 +1,22 @@
-"""Files that are replaced as a whole: an output file is complete or unchanged, and a database is never overwritten."""
+"""Files that are replaced as a whole: an output file is complete or unchanged, and a database is never overwritten.
+
+Results are written as JSON objects and CSV rows, with null for infinity and NaN in JSON.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from mucudnn.core.errors import OutputError
 
@@ -69,6 +75,53 @@ def beside(path: Path, what: str) -> Path:
     'memory-curve.csv'
     """
     return path if is_stream(path) and not path.is_dir() else path.with_name(f"{path.stem}-{what}{path.suffix}")
+
+
+def write_each(*files: tuple[Path | None, Callable[[Path], None]]) -> None:
+    """Write each file whose path is not None by calling its function, even if another file fails.
+
+    Raises ``OutputError`` with all failures, after trying all files.
+    """
+    failures = []
+    for path, write in files:
+        if path is not None:
+            try:
+                write(path)
+            except OutputError as error:
+                failures.append(str(error))
+    if failures:
+        raise OutputError("\n".join(failures))
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write one JSON object, with null for infinity and NaN. The file is replaced as a whole."""
+    with whole_text(path) as stream:
+        stream.write(json.dumps(_finite(record), indent=2, allow_nan=False) + "\n")
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """Return a JSON object as one line of a JSON Lines file, with null for infinity and NaN."""
+    return json.dumps(_finite(record), allow_nan=False) + "\n"
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as CSV, with the keys of the first row as columns; write an empty file if there are no rows."""
+    with whole_text(path) as stream:
+        writer = csv.DictWriter(stream, rows[0] if rows else ())
+        if rows:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if isfinite(value) else None
+        case Mapping():
+            return {key: _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+    return value
 
 
 @contextmanager

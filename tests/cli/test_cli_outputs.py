@@ -14,8 +14,7 @@ from support.command_line import TUNE, commands, fail, invoke, one_layer, rows
 
 import mucudnn.bench
 from mucudnn.bench.sources import table_tuning
-from mucudnn.cli.shared.files import FileCommand
-from mucudnn.cli.shared.streams import IN_ASCII
+from mucudnn.cli.shared.commands import IN_ASCII, FileCommand
 from mucudnn.store.database import Database
 
 NO_FILES = {"layer_name", "module_name", "network", "networks", "only"}  # parameters of plain text, which name no file

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from mucudnn.bench.results.export import write_json
 from mucudnn.core.errors import OutputError
-from mucudnn.core.files import require_writable, whole_file, whole_text
+from mucudnn.core.files import require_writable, whole_file, whole_text, write_json
 
 FILES = ("result.json", "result.json.new")
 
@@ -146,7 +145,7 @@ def test_devices_and_pipes_are_written_to_as_they_are(tmp_path: Path) -> None:
 def test_standard_output_goes_on_where_it_is(tmp_path: Path, name: str) -> None:
     """Also in a file: neither what was printed before nor after is lost."""
     code = (
-        "import sys; from pathlib import Path; from mucudnn.bench.results.export import write_json\n"
+        "import sys; from pathlib import Path; from mucudnn.core.files import write_json\n"
         "print('before'); write_json(Path(sys.argv[1]), {}); print('after')"
     )
     with (tmp_path / "out").open("w") as stream:

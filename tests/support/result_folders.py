@@ -10,10 +10,8 @@ from typing import Any
 from support.clock.machine import ENVIRONMENT
 
 from mucudnn.bench.results.bounds import MachineLimits
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import LeftOut
-from mucudnn.bench.results.rows import PROBLEM_COLUMNS, Row, problem_columns
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut, problem_columns
+from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.layers import Layer, load_source
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.results import Configuration, Measurement, MicroConfig

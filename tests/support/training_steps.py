@@ -12,8 +12,8 @@ from support.in_threads import InThreads
 from torch import nn
 from torch.nn import functional as F
 
-from mucudnn.bench.results.rows import Row
 from mucudnn.bench.results.variants import Precision, Variant
+from mucudnn.bench.results.writing import Row
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.training.benchmark import TrainingOptions, measured_rows
 from mucudnn.bench.suites.training.step_job import Setting, Subject

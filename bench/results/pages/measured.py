@@ -13,8 +13,7 @@ from typing import Any
 import pandas
 
 from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer
-from mucudnn.bench.results.reading import ResultFolder
-from mucudnn.bench.results.rows import PROBLEM_COLUMNS, problem_of
+from mucudnn.bench.results.reading import PROBLEM_COLUMNS, ResultFolder, problem_of
 from mucudnn.bench.results.speedups import Estimate, mean_speedup, speedup_of
 from mucudnn.bench.results.text_tables import shares, spread
 from mucudnn.bench.results.variants import TORCH

@@ -19,8 +19,7 @@ from mucudnn.bench.results.pages.measured import (
     unmatched_published,
 )
 from mucudnn.bench.results.pages.tables import TextTable, layer_table, problem_table, summary_table
-from mucudnn.bench.results.reading import ResultFolder
-from mucudnn.bench.results.rows import subject_key
+from mucudnn.bench.results.reading import ResultFolder, subject_key
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.published import SOURCE, TABLES
 from mucudnn.core.results import BUSY

@@ -10,15 +10,14 @@ import pandas
 from rich.table import Table
 
 import mucudnn
-from mucudnn.bench.results.export import write_csv_of
-from mucudnn.bench.results.header import HEADER_FILE, folders_below
 from mucudnn.bench.results.pages.measured import OPERATIONS
 from mucudnn.bench.results.pages.pictures import pictures_or_reason, write_pictures
 from mucudnn.bench.results.pages.report import Report, report_of
 from mucudnn.bench.results.pages.tables import DEEPBENCH, TextTable
-from mucudnn.bench.results.reading import read_folder
+from mucudnn.bench.results.reading import HEADER_FILE, folders_below, read_folder
 from mucudnn.bench.results.text_tables import new_table, some
 from mucudnn.core.errors import InvalidInputError, OutputError, UnavailableError
+from mucudnn.core.files import whole_text
 
 RESULT_FOLDER = "result_folder"  # the column that names the folder of a row
 # Columns that are not written to CSV files.
@@ -140,4 +139,5 @@ def write_frame(rows: pandas.DataFrame, path: Path) -> None:
 
     See ``whole_file``.
     """
-    write_csv_of(path, rows.drop(columns=list(_INNER), errors="ignore"))
+    with whole_text(path) as stream:
+        rows.drop(columns=list(_INNER), errors="ignore").to_csv(stream, index=False)

@@ -10,7 +10,7 @@ import pandas
 
 from mucudnn.bench.results.pages.drawing import series_label
 from mucudnn.bench.results.pages.measured import OPERATIONS, PUBLISHED, machines_of
-from mucudnn.bench.results.rows import COLUMNS
+from mucudnn.bench.results.reading import ROW_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> TextTable:
     columns += [*_OF_CONVOLUTIONS, *_PROBLEMS] if is_convolution else [*_PROBLEMS, *_OF_MODELS]
     columns += _published(rows, "ms, published elsewhere")
     if not is_convolution:
-        columns += _others(rows, {*COLUMNS, *subject, *(column.key for column in columns), "count"})
+        columns += _others(rows, {*ROW_COLUMNS, *subject, *(column.key for column in columns), "count"})
     columns.append(Column("failure", "no time", "why there is none"))
     caption = "Each operation of each layer, and each contestant: medians of the samples."
     rows = _once(rows.assign(samples=rows["samples_s"].map(len)), [*subject, "configuration", "time_s"])

@@ -15,11 +15,8 @@ from pathlib import Path
 from statistics import median
 
 from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import LeftOut
-from mucudnn.bench.results.records import config_record
-from mucudnn.bench.results.rows import PROBLEM_COLUMNS
-from mucudnn.bench.results.writing import FolderWriter, open_folder
+from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut
+from mucudnn.bench.results.writing import FolderWriter, config_record, open_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import problems_to_tune, table_tasks
 from mucudnn.bench.suites.convolutions.contest import Choices, Contests, Divided, subject_of

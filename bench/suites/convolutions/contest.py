@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
-from mucudnn.bench.results.records import configuration_record
-from mucudnn.bench.results.rows import Row, Subject, problem_columns
+from mucudnn.bench.results.reading import Subject, problem_columns
 from mucudnn.bench.results.variants import TORCH
+from mucudnn.bench.results.writing import Row
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.shared.timing import Contestant, Samples, TurnRounds, try_in_turns
 from mucudnn.core.config import BatchSizePolicy, Config
@@ -199,7 +199,8 @@ def _ours(subject: Subject, times: _Times, chosen: _Chosen) -> Iterator[Row]:
             continue
         row = replace(
             row,
-            **configuration_record(tuned.configuration),
+            configuration=str(tuned.configuration),
+            workspace_bytes=tuned.configuration.workspace_bytes,
             relative_error=tuned.relative_error,
             more={
                 **row.more,

@@ -22,12 +22,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import ResultFolder
-from mucudnn.bench.results.records import config_record
-from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.reading import Header, ResultFolder
 from mucudnn.bench.results.text_tables import bound_in_words, milliseconds, new_table, ratio, spread
 from mucudnn.bench.results.variants import TORCH
+from mucudnn.bench.results.writing import Row, config_record
 from mucudnn.bench.sources.models import blamed_in_training
 from mucudnn.bench.sources.networks.objectives import Loss
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches

@@ -25,11 +25,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import mucudnn
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.records import config_record
-from mucudnn.bench.results.rows import Row, Subject
+from mucudnn.bench.results.reading import Header, Subject
 from mucudnn.bench.results.variants import Runtime
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.suites.shared.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled
 from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes, resident_growth
 from mucudnn.bench.suites.shared.processes import OwnProcessError

@@ -18,12 +18,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from mucudnn.bench.results.bounds import MachineLimits
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import LeftOut, ResultFolder
-from mucudnn.bench.results.rows import PROBLEM_COLUMNS, Row, Subject, problem_columns
+from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut, ResultFolder, Subject, problem_columns
 from mucudnn.bench.results.text_tables import milliseconds, new_table
 from mucudnn.bench.results.variants import TORCH
-from mucudnn.bench.results.writing import write_missing
+from mucudnn.bench.results.writing import Row, write_missing
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.metrics.metrics import PASSED, cut_down, distinct_results, error_norms, gradcheck
 from mucudnn.bench.suites.shared.timing import Contestant, TurnRounds, try_in_turns

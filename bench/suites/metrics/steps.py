@@ -20,13 +20,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 import mucudnn
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import ResultFolder
-from mucudnn.bench.results.records import config_record
-from mucudnn.bench.results.rows import Row, Subject
+from mucudnn.bench.results.reading import Header, ResultFolder, Subject
 from mucudnn.bench.results.text_tables import new_table, ratio
 from mucudnn.bench.results.variants import TORCH
-from mucudnn.bench.results.writing import write_missing
+from mucudnn.bench.results.writing import Row, config_record, write_missing
 from mucudnn.bench.sources.networks.objectives import Loss
 from mucudnn.bench.sources.trainee import Batch, labelled_batches
 from mucudnn.core.config import Config

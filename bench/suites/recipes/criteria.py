@@ -10,8 +10,7 @@ from math import isnan
 from statistics import median
 from typing import Any
 
-from mucudnn.bench.results.reading import ResultFolder
-from mucudnn.bench.results.rows import Line
+from mucudnn.bench.results.reading import Line, ResultFolder
 from mucudnn.bench.results.speedups import Estimate, mean_speedup
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import InvalidInputError

@@ -18,12 +18,9 @@ from typing import Any
 
 import torch
 
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import LeftOut
-from mucudnn.bench.results.records import config_record
-from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.reading import Header, LeftOut
 from mucudnn.bench.results.variants import PRECISIONS, How, Precision, Variant, chosen_variants
-from mucudnn.bench.results.writing import FolderWriter, open_folder
+from mucudnn.bench.results.writing import FolderWriter, Row, config_record, open_folder
 from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
 from mucudnn.bench.sources.networks import NETWORKS, input_shape_of
 from mucudnn.bench.sources.networks.objectives import loss_for

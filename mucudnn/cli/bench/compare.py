@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.shared import options, parameters
-from mucudnn.cli.shared.files import FileCommand, ResultFolder
+from mucudnn.cli.shared.commands import FileCommand
+from mucudnn.cli.shared.parameters import ResultFolder
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.values import shown
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import click
 
 from mucudnn.cli.shared import options, parameters
-from mucudnn.cli.shared.files import FileCommand
-from mucudnn.cli.shared.outputs import Outputs, outputs
+from mucudnn.cli.shared.commands import FileCommand, Outputs
+from mucudnn.cli.shared.options import outputs
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.problem import ITEM_BYTES, MemoryFormat, Operation, Pair, dtype_name
 

@@ -10,16 +10,16 @@ import click
 
 from mucudnn.bench.suites.data_parallel import Communication
 from mucudnn.cli.shared import options, parameters
-from mucudnn.cli.shared.files import FileCommand
-from mucudnn.cli.shared.outputs import Outputs, outputs
+from mucudnn.cli.shared.commands import FileCommand, Outputs
+from mucudnn.cli.shared.options import outputs
 from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, SharingError, UnavailableError
 from mucudnn.core.problem import MemoryFormat
 
 if TYPE_CHECKING:
-    from mucudnn.bench.results.header import Header
-    from mucudnn.bench.results.rows import Row
+    from mucudnn.bench.results.reading import Header
+    from mucudnn.bench.results.writing import Row
     from mucudnn.bench.suites.data_parallel.benchmark import Setting
 
 _MOST_RANKS = 64  # processes on one machine

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mucudnn.cli.shared import options
-from mucudnn.cli.shared.files import FileCommand, NamedOrFile
-from mucudnn.cli.shared.outputs import Outputs, outputs
+from mucudnn.cli.shared.commands import FileCommand, Outputs
+from mucudnn.cli.shared.options import outputs
+from mucudnn.cli.shared.parameters import NamedOrFile
 from mucudnn.core.errors import InvalidInputError
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import click
 
 from mucudnn.bench.results.variants import How, Precision, Variant
 from mucudnn.cli.shared import options, parameters
-from mucudnn.cli.shared.files import SOURCE, FileCommand
-from mucudnn.cli.shared.outputs import Outputs, outputs
+from mucudnn.cli.shared.commands import FileCommand, Outputs
+from mucudnn.cli.shared.options import outputs
+from mucudnn.cli.shared.parameters import SOURCE
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 

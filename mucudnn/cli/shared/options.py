@@ -11,10 +11,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from mucudnn.cli.shared.files import SOURCE, InputFile
+from mucudnn.cli.shared.commands import Outputs
 from mucudnn.cli.shared.parameters import (
     MOST_THREADS,
+    SOURCE,
     Count,
+    InputFile,
+    OutputFile,
+    OutputFolder,
     Text,
     choice,
     parse_device,
@@ -220,6 +224,23 @@ def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorat
         return decorated
 
     return decorate
+
+
+def outputs(*kinds: str) -> Decorator:
+    """Return a decorator that adds some of the options ``--csv``, ``--json`` and ``--out`` to a command.
+
+    kinds: the options. The command gets their values as one argument, ``outputs``.
+    """
+    every: dict[str, Decorator] = {
+        "csv": option("csv", OutputFile(), "Also write the numbers to this CSV file.", variable="csv_file"),
+        "json": option("json", OutputFile(), "Also write the results to this JSON file.", variable="json_file"),
+        "out": click.option(
+            "--out",
+            type=OutputFolder(),
+            help="Keep all samples in this result folder. Run the same command again to resume.",
+        ),
+    }
+    return bundled("outputs", Outputs, *(every[kind] for kind in kinds))
 
 
 def config(*settings: Decorator | str, **fixed: Any) -> Decorator:

@@ -1,16 +1,19 @@
-"""Types of command-line parameters, and the functions that parse their texts."""
+"""Types of command-line parameters, paths among them, and the functions that parse their texts."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from enum import StrEnum
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import click
 
 from mucudnn.core.errors import InvalidInputError, MucudnnError
+from mucudnn.core.files import beside
 from mucudnn.core.problem import Pair
 from mucudnn.core.values import member, parse_bytes
 from mucudnn.running.environment import require_known
@@ -158,3 +161,88 @@ def parse_device(text: str) -> str:
     if re.fullmatch(r"cuda:[0-9]{1,4}", text) is None:
         require_known(text)
     return text
+
+
+class InputFile(click.Path):
+    """Parameter type of an input file; pipes and devices are rejected, since it may be read more than once.
+
+    ``~`` is the home folder. The file need not exist: the code that reads it reports a missing file.
+    """
+
+    def __init__(self, *, folder: bool = False) -> None:
+        super().__init__(dir_okay=folder, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("'' is empty; name a file", param, ctx)
+        path = Path(os.fsdecode(super().convert(os.path.expanduser(value), param, ctx)))  # noqa: PTH111  # text for click
+        if path.exists() and not path.is_file() and not path.is_dir():
+            self.fail(f"{path} is not a regular file; name a file that can be read more than once", param, ctx)
+        return path
+
+
+class NamedOrFile(InputFile):
+    """Parameter type of a built-in name or a file."""
+
+    def __init__(self, empty: str = "'' is empty; name a file") -> None:
+        super().__init__(folder=True)
+        self.empty = empty
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value:
+            self.fail(self.empty, param, ctx)
+        super().convert(value, param, ctx)
+        return value
+
+
+SOURCE = NamedOrFile(
+    "'' is not a source; name a network, a table, a CSV file, package.module:factory or file.py:factory"
+)
+
+
+class OutputFile(click.Path):
+    """Parameter type of an output file that is replaced as a whole; ``-`` is standard output.
+
+    suffix: allowed suffix or suffixes. second: word in the name of a second file that is written beside the first.
+    """
+
+    def __init__(self, *, suffix: str | tuple[str, ...] = "", second: str = "") -> None:
+        super().__init__(allow_dash=True, path_type=Path)
+        self.name = "file"
+        self.suffixes = (suffix,) if isinstance(suffix, str) else suffix
+        self.second = second
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("'' is empty; name a file", param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not str(path).lower().endswith(self.suffixes):
+            kinds, ends = " or ".join(one.lstrip(".").upper() for one in self.suffixes), " or ".join(self.suffixes)
+            self.fail(f"{str(path)!r} is not a {kinds} file; name one that ends in {ends}", param, ctx)
+        return path
+
+    def files(self, path: Path) -> list[Path]:
+        """Return all files that are written for this output path."""
+        return [path, beside(path, self.second)] if self.second else [path]
+
+
+class ResultFolder(click.Path):
+    """Parameter type of an existing folder with results."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.is_dir():
+            what = "is not a folder" if path.exists() else "does not exist"
+            self.fail(f"{path} {what}; name a folder that a benchmark wrote with --out", param, ctx)
+        return path
+
+
+class OutputFolder(click.Path):
+    """Parameter type of a folder for results, created if it is missing."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
+        self.name = "DIR"

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from mucudnn.bench.suites.shared.processes import Failed, OwnProcessError, Worker, attempt
+from mucudnn.cli.shared.commands import show_warning
 from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.options import use_threads
-from mucudnn.cli.shared.streams import show_warning
 from mucudnn.core.errors import MucudnnError, SharingError
 
 if TYPE_CHECKING:

@@ -10,10 +10,8 @@ import pytest
 from support.clock.machine import ENVIRONMENT, FORWARD
 from support.result_folders import made_up_tuning
 
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import read_folder
-from mucudnn.bench.results.rows import Row
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.reading import Header, read_folder
+from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.solver.front import desirable_sets
 
 HEADER = Header("convolutions", "a network", {}, ENVIRONMENT, subject_columns=("layer",), wanted=2)

@@ -13,10 +13,8 @@ from support.clock.machine import ENVIRONMENT
 from support.command_line import fail, invoke
 
 from mucudnn.bench.results.comparison import FolderComparison, Pair, Verdict, compare_folders, in_words, judged
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import read_folder
-from mucudnn.bench.results.rows import Row
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.reading import Header, read_folder
+from mucudnn.bench.results.writing import Row, open_folder
 
 SPREAD = 0.04  # of the logarithm of a call's time
 DISTURBED, DISTURBANCE = 0.08, 0.33  # share of calls, and how much longer they take

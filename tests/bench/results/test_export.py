@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mucudnn.bench.results.export import write_csv, write_each, write_json
 from mucudnn.core.errors import OutputError
+from mucudnn.core.files import write_csv, write_each, write_json
 
 
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:

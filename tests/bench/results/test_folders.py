@@ -11,10 +11,18 @@ import pytest
 from support.clock.machine import ENVIRONMENT
 
 from mucudnn.bench.results.bounds import MachineLimits
-from mucudnn.bench.results.header import HEADER_FILE, ROWS_FILE, SUMMARY_FILE, Header
-from mucudnn.bench.results.reading import LeftOut, read_folder
-from mucudnn.bench.results.rows import PROBLEM_COLUMNS, Row, problem_columns, problem_of
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.reading import (
+    HEADER_FILE,
+    PROBLEM_COLUMNS,
+    ROWS_FILE,
+    SUMMARY_FILE,
+    Header,
+    LeftOut,
+    problem_columns,
+    problem_of,
+    read_folder,
+)
+from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.core.errors import InvalidInputError, OutputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.measuring.timing.load import Load

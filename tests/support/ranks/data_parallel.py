@@ -12,7 +12,7 @@ from support.clock.ticking import TickingClock
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.writing import Row
 from mucudnn.bench.sources.networks.objectives import mean_square
 from mucudnn.bench.suites.data_parallel import Communication, benchmark, wire
 from mucudnn.bench.suites.data_parallel.benchmark import Setting, are_equal, digest

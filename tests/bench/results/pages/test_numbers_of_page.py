@@ -10,12 +10,10 @@ from support.clock.machine import ENVIRONMENT
 from support.tables_of_page import PageParser
 
 from mucudnn.bench.results.bounds import MachineLimits
-from mucudnn.bench.results.header import Header
 from mucudnn.bench.results.pages.report import report_of
 from mucudnn.bench.results.pages.reports import html_of, reports_in, write_frame, write_layers
-from mucudnn.bench.results.reading import read_folder
-from mucudnn.bench.results.rows import PROBLEM_COLUMNS, Row, problem_columns
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, problem_columns, read_folder
+from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.core.problem import ConvProblem, Operation
 
 pytest.importorskip("jinja2")

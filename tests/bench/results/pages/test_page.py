@@ -15,13 +15,11 @@ from support.clock.machine import ENVIRONMENT
 from support.result_folders import MIB, training_layers, write_random_folder
 from support.tables_of_page import PageParser
 
-from mucudnn.bench.results.header import Header
 from mucudnn.bench.results.pages.kinds import KINDS
 from mucudnn.bench.results.pages.report import report_of
 from mucudnn.bench.results.pages.reports import html_of, reports_in
-from mucudnn.bench.results.reading import LeftOut, read_folder
-from mucudnn.bench.results.rows import Row
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.reading import Header, LeftOut, read_folder
+from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.core.errors import UnavailableError
 

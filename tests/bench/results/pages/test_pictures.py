@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from support.clock.machine import ENVIRONMENT
 from support.result_folders import MIB, training_layers, write_random_folder
 
-from mucudnn.bench.results.header import Header
 from mucudnn.bench.results.pages import pictures
 from mucudnn.bench.results.pages.drawing import svg
 from mucudnn.bench.results.pages.measured import UNDIVIDED, gains
 from mucudnn.bench.results.pages.report import Report, report_of
-from mucudnn.bench.results.reading import read_folder
-from mucudnn.bench.results.rows import Row
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.reading import Header, read_folder
+from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.published import GEOMETRY as PUBLISHED_GEOMETRY
 from mucudnn.bench.sources.published import published_gains, published_times
 

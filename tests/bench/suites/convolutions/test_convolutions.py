@@ -13,8 +13,7 @@ from support.clock.machine import FORWARD, linear
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.results.bounds import kind_of_layer
-from mucudnn.bench.results.reading import ResultFolder, read_folder
-from mucudnn.bench.results.rows import problem_of
+from mucudnn.bench.results.reading import ResultFolder, problem_of, read_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.suites.convolutions import contest
 from mucudnn.bench.suites.convolutions.benchmark import Balance, Wanted

@@ -8,7 +8,7 @@ import pytest
 from support.ranks.data_parallel import PARTING, ROUNDS, SETTING, SMALL_CAP, measured
 from support.ranks.group import Ranks
 
-from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.writing import Row
 from mucudnn.bench.suites.data_parallel import Communication
 from mucudnn.bench.suites.scaling.steps import Convolutions
 

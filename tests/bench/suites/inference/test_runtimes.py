@@ -16,11 +16,9 @@ from support.own_jobs import MadeUpRuntime
 from support.snapshots import assert_as_stored
 from torch import nn
 
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import ResultFolder, read_folder
-from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.reading import Header, ResultFolder, read_folder
 from mucudnn.bench.results.variants import Runtime
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources import models
 from mucudnn.bench.suites.inference import runtimes
 from mucudnn.bench.suites.inference.report import inference_tables

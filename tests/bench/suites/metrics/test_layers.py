@@ -19,8 +19,7 @@ from torch import Tensor
 from mucudnn import ConvProblem, Operation
 from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.bench.results.pages.report import report_of
-from mucudnn.bench.results.reading import ResultFolder, read_folder
-from mucudnn.bench.results.rows import Line
+from mucudnn.bench.results.reading import Line, ResultFolder, read_folder
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.metrics.layers import (
     RUNS,

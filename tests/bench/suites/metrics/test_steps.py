@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mucudnn
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import read_folder
-from mucudnn.bench.results.rows import Line, Row
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.reading import Header, Line, read_folder
+from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.metrics import steps
 from mucudnn.bench.suites.metrics.steps import benchmark_step, step_tables

@@ -10,10 +10,8 @@ import pytest
 from support.clock.machine import ENVIRONMENT
 from support.command_line import fail, invoke, one_layer
 
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import ResultFolder, read_folder
-from mucudnn.bench.results.rows import Row
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.reading import Header, ResultFolder, read_folder
+from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.suites.recipes.criteria import Criterion, Verdict, judge
 from mucudnn.bench.suites.recipes.recipe import read_recipe, shipped_recipes
 from mucudnn.core.errors import InvalidInputError

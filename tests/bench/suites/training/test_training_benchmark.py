@@ -20,11 +20,9 @@ from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, 
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.results.header import Header
-from mucudnn.bench.results.reading import read_folder
-from mucudnn.bench.results.rows import Row
+from mucudnn.bench.results.reading import Header, read_folder
 from mucudnn.bench.results.variants import How, Precision, Variant
-from mucudnn.bench.results.writing import open_folder
+from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources import models
 from mucudnn.bench.sources.trainee import Trainee
 from mucudnn.bench.suites.training import benchmark as training_benchmark

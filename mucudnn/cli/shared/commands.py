@@ -1,0 +1,198 @@
+"""What all commands do: check their files, show errors, guard the streams, and print and write results."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from io import UnsupportedOperation
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mucudnn.cli.shared.parameters import OutputFile
+from mucudnn.core.errors import DATABASE_OPTION, InvalidInputError, MucudnnError, OutputError
+from mucudnn.core.files import SIDECARS, require_writable, write_csv, write_each, write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mucudnn.bench.results.reading import ResultFolder
+
+# One character each, so that columns stay aligned.
+IN_ASCII = {"×": "x", "±": "~", "μ": "u", "µ": "u", "‖": "|", "…": ".", "→": ">", "▲": "^"}
+
+
+def in_options(message: object) -> str:
+    """Replace names of the Python interface in a message by command-line options."""
+    return str(message).replace(DATABASE_OPTION, "--database")
+
+
+def show_warning(message: Warning | str, *where: object, **_: object) -> None:
+    """Print the text of a warning without its file and line."""
+    click.echo(f"Warning: {in_options(message)}", err=True)
+
+
+class Guarded:
+    """A standard stream that discards all output after a write error, so that the command goes on.
+
+    fault: the first write error, or None. Characters that the encoding lacks are replaced by similar ones in ASCII.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.fault: OSError | None = None
+        self._stream = stream
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="nearest")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, do: Callable[[], object]) -> None:
+        try:
+            do()
+        except OSError as error:
+            self.fault = self.fault or error
+            with suppress(UnsupportedOperation):  # else Python fails at exit to flush its buffer
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
+
+
+@contextmanager
+def guarded_streams() -> Iterator[Guarded]:
+    """Guard standard output and error in the block; yield the guard of standard output.
+
+    Closed descriptors are opened on ``/dev/null``. Otherwise a file that is opened later, such as the database, would
+    get one of them, and libraries would print into it.
+    """
+    number = 0
+    while number <= 2:
+        number = os.open(os.devnull, os.O_RDWR)
+    os.close(number)
+    before = sys.stdout, sys.stderr
+    output, errors = (Guarded(stream or Path(os.devnull).open("w")) for stream in before)  # noqa: SIM115  # stays open
+    sys.stdout, sys.stderr = output, errors
+    try:
+        yield output
+    finally:
+        output.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _nearest(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start]
+    written = IN_ASCII.get(lacking) or lacking.encode("ascii", "backslashreplace").decode()
+    return written, error.start + 1
+
+
+codecs.register_error("nearest", _nearest)
+
+
+class CommandError(click.ClickException):
+    """An error that ends a command with a message and exit status 2."""
+
+    exit_code = 2
+
+
+class FileCommand(click.Command):
+    """A command that checks its output files before it runs, so that no measured result is lost.
+
+    mucudnn's errors are shown as one paragraph, without a traceback, and exit with status 2.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        _check_outputs(ctx)
+        try:
+            return super().invoke(ctx)
+        except MucudnnError as error:
+            raise CommandError(in_options(error)) from error
+
+
+def _check_outputs(ctx: click.Context) -> None:
+    """Raise ``BadParameter`` for an output file that cannot be written, or is an input or the database."""
+    given = [(param, ctx.params.get(param.name or "")) for param in ctx.command.params]
+    taken = {
+        f"{os.path.realpath(str(value))}{suffix}": param.get_error_hint(ctx)
+        for param, value in given
+        if isinstance(value, (str, Path)) and "\0" not in str(value) and not isinstance(param.type, OutputFile)
+        for suffix in ("", *SIDECARS)
+    }
+    for param, value in given:
+        if isinstance(param.type, OutputFile) and value is not None:
+            for path in param.type.files(value):
+                try:
+                    require_writable(path)
+                except OutputError as error:
+                    raise click.BadParameter(str(error), ctx, param) from error
+                if other := taken.get(os.path.realpath(path)):
+                    raise click.BadParameter(f"{path} is also {other} and would be lost; name another file", ctx, param)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The output files requested by ``--csv``, ``--json`` and ``--out``."""
+
+    csv_file: Path | None = None
+    json_file: Path | None = None
+    out: Path | None = None
+
+    def tell(
+        self, *printed: Table | str, rows: Sequence[Mapping[str, Any]] = (), record: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write results to the requested files, then print them, even if writing fails.
+
+        printed: tables and texts. rows: the rows of the CSV file. record: the object of the JSON file.
+        """
+        from mucudnn.bench.results.text_tables import output
+
+        try:
+            write_each(
+                (self.csv_file, partial(write_csv, rows=rows)),
+                (self.json_file, partial(write_json, record=record or {})),
+            )
+        finally:
+            console = output()
+            for each in printed:
+                if each != "":
+                    console.print(each, soft_wrap=isinstance(each, str))
+
+    @contextmanager
+    def shown(self, tables: Callable[[ResultFolder], Iterable[Table | str]]) -> Iterator[Path]:
+        """Yield a result folder for a benchmark to write to; then show its results, even after an exception.
+
+        The folder is given by ``--out``, or temporary. tables: makes what is printed of the folder's content.
+        """
+
+        def show() -> None:
+            from mucudnn.bench.results.reading import HEADER_FILE, read_folder
+
+            if (path / HEADER_FILE).exists():
+                folder = read_folder(path)
+                nothing = [f"nothing was measured: {reason}" for reason in folder.left_out_by_reason]
+                self.tell(str(folder.header.environment), *(tables(folder) if folder.lines else nothing))
+
+        with ExitStack() as stack:
+            path = self.out or Path(stack.enter_context(TemporaryDirectory(prefix="mucudnn-")))
+            try:
+                yield path
+            except (InvalidInputError, OutputError):
+                raise
+            except BaseException:
+                show()
+                raise
+            show()
