@@ -18,7 +18,7 @@ from support.ranks.group import Ranks
 
 from mucudnn.core.errors import first_line
 from mucudnn.kernels import registry
-from mucudnn.measuring.timing import cold_caches
+from mucudnn.measuring import clocks
 from mucudnn.optimizing import confirm_model
 
 with suppress(ModuleNotFoundError):  # make gpu does without it
@@ -69,7 +69,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # fixture: those of modules tune before it.
 os.environ["MUCUDNN_WATCH"] = "0"
 # No test asserts a time, and writing as much memory as the caches hold takes most of a measurement.
-cold_caches._LEAST_BYTES = cold_caches._MOST_BYTES = 2**20
+clocks._LEAST_BYTES = clocks._MOST_BYTES = 2**20
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ class MachineLimits:
         Half precision gets the rate of float32: torch's half-precision products on the CPU give no valid bound.
         """
         # Imported here because it loads torch, which reports of stored results do not need.
-        from mucudnn.measuring.timing.peak_rate import copied_bytes_per_s, sustained_flops_per_s
+        from mucudnn.measuring.clocks import copied_bytes_per_s, sustained_flops_per_s
 
         of_products = "float32" if ITEM_BYTES[dtype] == 2 else dtype
         return cls(sustained_flops_per_s(device, of_products), copied_bytes_per_s(device))

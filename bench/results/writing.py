@@ -37,7 +37,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, OutputError
 from mucudnn.core.files import json_line, write_json
 from mucudnn.core.terminal import Progress, share_of, silent
-from mucudnn.measuring.timing.load import Load, Watch
+from mucudnn.measuring.load import Load, Watch
 from mucudnn.solver.front import desirable_sets
 
 if TYPE_CHECKING:

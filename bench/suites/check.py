@@ -12,9 +12,9 @@ from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_seconds
 from mucudnn.kernels.registry import algorithm, as_called
 from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.clocks import peak_flops_per_s
 from mucudnn.measuring.proofs import BarredError, Proof
 from mucudnn.measuring.proving.prover import Prover
-from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
 
 _SLOW = 20.0  # Slower calls, as a multiple of the time of the arithmetic at float32's peak rate, count as slow.
 _FORMATS = {MemoryFormat.CONTIGUOUS: "contiguous_format", MemoryFormat.CHANNELS_LAST: "channels_last"}

@@ -1,4 +1,4 @@
-"""Recognizes out-of-memory errors, which can be retried.
+"""Recognizes out-of-memory errors, which can be retried, and frees memory for that.
 
 On the CPU, torch and some libraries raise a plain ``RuntimeError`` when out of memory, so the message decides.
 """
@@ -27,3 +27,9 @@ def is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, LibraryError):
         return error.is_lack_of_memory
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in str(error) for words in _WORDS)
+
+
+def give_back_cache() -> None:
+    """Free the GPU memory that torch's allocator caches, since a library may have failed for lack of memory."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()

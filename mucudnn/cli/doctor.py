@@ -18,7 +18,7 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.values import format_bytes
 
 if TYPE_CHECKING:
-    from mucudnn.measuring.timing.load import Watch
+    from mucudnn.measuring.load import Watch
 
 Finding = tuple[str, str]  # name of a component; what the machine has of it, or lacks, and how to get it
 _COLUMNS, _INDENT = 100, 17
@@ -36,8 +36,7 @@ def doctor() -> None:
 def machine() -> Iterator[Finding]:
     """Yield findings on the CPU and its load, PyTorch and its libraries, our compiled code, and the database."""
     from mucudnn.kernels.registry import algorithms
-    from mucudnn.measuring.timing.load import watch_of
-    from mucudnn.measuring.timing.processor_use import Processors
+    from mucudnn.measuring.load import Processors, watch_of
     from mucudnn.running.environment import current_environment
     from mucudnn.store.database import default_path
 
@@ -54,7 +53,7 @@ def machine() -> Iterator[Finding]:
 
 def threads(number: int, allowed: float) -> str:
     """Compare PyTorch's number of threads with the number of cores that this process may use."""
-    from mucudnn.measuring.timing.load import too_many_threads
+    from mucudnn.measuring.load import too_many_threads
 
     cores = f"{number}; this process may use {allowed:g} core{'' if allowed == 1 else 's'}"
     return ": ".join(filter(None, (cores, too_many_threads(number, allowed))))

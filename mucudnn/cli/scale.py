@@ -80,7 +80,7 @@ def scale(
     from mucudnn.bench.suites.scaling.report import in_words, scale_table
     from mucudnn.bench.suites.scaling.steps import measure_steps
     from mucudnn.core.terminal import progress_bar
-    from mucudnn.measuring.timing.cuda_clock import wall_clock
+    from mucudnn.measuring.clocks import wall_clock
     from mucudnn.optimizing.optimize import optimize
 
     environment = tuning_environment(device, config)  # fails early if the device is missing

@@ -80,6 +80,19 @@ class BrokenDeviceError(MucudnnError):
     """A measured algorithm left the device unusable for this process. Later processes skip it."""
 
 
+class UnsoundError(RuntimeError):
+    """Error of a candidate that wrote outside its buffers or computed a wrong result."""
+
+
+# Errors of algorithms that are measured. Torch reports out-of-memory as a RuntimeError, on the CPU and on a GPU.
+CANDIDATE_ERRORS = (RuntimeError, MemoryError, LibraryError)
+
+
+def without_frames(error: Exception) -> Exception:
+    """Return the error without its traceback, whose frames would keep every tensor in them alive."""
+    return error.with_traceback(None)
+
+
 def first_line(error: BaseException) -> str:
     """Return the message without the stack traces that torch appends, or the error's type if the message is empty.
 

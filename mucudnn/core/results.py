@@ -9,7 +9,8 @@ from statistics import median
 from typing import Self
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.samples import MeasuredSamples, PairedSamples, uncertainty
+from mucudnn.core.samples import MeasuredSamples, PairedSamples
+from mucudnn.core.statistics import uncertainty
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import instance, plain, settle, several, text, whole
 

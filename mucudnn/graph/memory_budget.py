@@ -29,7 +29,7 @@ from mucudnn.graph.operators import Barrier, Input
 from mucudnn.graph.refine import refined
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.measuring.timing.comparison import Rounds
+from mucudnn.measuring.turns import Rounds, compare_in_turns
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
@@ -297,7 +297,7 @@ class _Fitting:
                 baseline = runs[0]
             self._require_right(contenders[0], expected)
             self.progress("running the model", 1.0)
-            results = machine.in_turns(baseline, runs, _ROUNDS)
+            results = compare_in_turns(baseline, runs, machine.clock, _ROUNDS, machine.watch)
         timed = [(run.time_s, index) for index, run in enumerate(results) if isinstance(run, WholeRun)]
         if not timed:
             raise next(run for run in results if isinstance(run, Exception))

@@ -16,8 +16,7 @@ from mucudnn.graph.operators import Band, Barrier, Input, Moments, Operator
 from mucudnn.graph.steps import array_of, convolution_steps, perform, run_array
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.allocation import aligned_buffer, peak_allocated_bytes
-from mucudnn.measuring.timing.cuda_clock import wall_clock
-from mucudnn.measuring.timing.timer import Clock
+from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.solver.bands import Costs, Reach
 
 _ROWS = 4, 32  # two heights of bands, between which costs are linear

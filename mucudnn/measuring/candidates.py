@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.results import Failure, Measurement, MicroConfig, package_of
 from mucudnn.kernels.contract.algorithm import Algorithm, BaseAlgorithm, Workspace
-from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.kernels.contract.out_of_memory import give_back_cache, is_out_of_memory
 from mucudnn.kernels.registry import as_called
 from mucudnn.measuring.proofs import Proof, Proofs
-from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
 
 _IN_A_TURN = 8  # number of a source's algorithms that are measured at all sizes before its next ones
 

@@ -8,9 +8,9 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mucudnn.core.errors import UnsoundError
 from mucudnn.core.results import MicroConfig
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.measuring.timing.candidate_errors import UnsoundError
 
 if TYPE_CHECKING:
     from mucudnn.measuring.candidates import Candidate

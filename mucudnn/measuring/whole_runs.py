@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
 from mucudnn.core.problem import ConvProblem, Operation, Pair
 from mucudnn.core.results import Configuration, WholeRun
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
-from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.kernels.contract.out_of_memory import give_back_cache, is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.measuring.clocks import Clock, ColdClock, CudaClock, WallClock
+from mucudnn.measuring.load import Watch, watch_of
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.proofs import Proofs
 from mucudnn.measuring.proving.prover import Prover, prover
-from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, give_back_cache, without_frames
-from mucudnn.measuring.timing.cold_caches import ColdClock
-from mucudnn.measuring.timing.comparison import THOROUGH, Rounds, compare_in_turns
-from mucudnn.measuring.timing.load import Load, Watch, watch_of
-from mucudnn.measuring.timing.timer import Clock, WallClock
+from mucudnn.measuring.turns import THOROUGH, Rounds, compare_in_turns
 from mucudnn.running.choices import Measured
 from mucudnn.running.devices import made_current
 from mucudnn.running.eager.calls import convolve
@@ -93,9 +92,8 @@ class Machine:
         """Return the machine with this device. Raises ``UnavailableError`` if the device is missing."""
         environment = current_environment(device)
         offered, watch = sources(device), watch_of(device)
-        return cls(
-            environment, algorithms(device), device, _clock(device), sources=offered, watch=watch, prover=prover()
-        )
+        clock = ColdClock() if device == "cpu" else CudaClock()
+        return cls(environment, algorithms(device), device, clock, sources=offered, watch=watch, prover=prover())
 
     def proofs(self, batch_size: int, *, checks_samples: bool) -> Proofs | None:
         """Return a new ``Proofs`` for the foreign candidates of one problem; None if this machine has no prover."""
@@ -122,21 +120,13 @@ class Machine:
             operands = training_operands(problem, batch_size, self.device)
             runs = [self._ready(problem, c, operands, keeps_workspace) for c in configurations]
             with torch.inference_mode(False), torch.enable_grad():
-                return [*self.in_turns(partial(self.run_torch, problem, operands), runs, rounds)]
+                baseline = partial(self.run_torch, problem, operands)
+                return [*compare_in_turns(baseline, runs, self.clock, rounds, self.watch)]
         except CANDIDATE_ERRORS as error:
             if not is_out_of_memory(error):
                 raise
         give_back_cache()
         return [None] * len(configurations)
-
-    def in_turns(
-        self, baseline: Callable[[], object], runs: Sequence[Callable[[], object]], rounds: Rounds = THOROUGH
-    ) -> list[WholeRun | Exception]:
-        """Compare calls with a baseline, interleaved; return results and the load. Raises the baseline's errors."""
-        mark = self.watch.mark()
-        results = compare_in_turns(baseline, runs, self.clock, rounds)
-        load = self.watch.since(mark)
-        return [_under(load, result) if isinstance(result, WholeRun) else result for result in results]
 
     def _ready(
         self, problem: ConvProblem, configuration: Configuration, operands: Operands, keeps_workspace: bool
@@ -151,17 +141,5 @@ class Machine:
             return partial(_fail, without_frames(error))
 
 
-def _under(load: Load, run: WholeRun) -> WholeRun:
-    return replace(run, load=load.share)
-
-
 def _fail(error: Exception) -> None:
     raise error
-
-
-def _clock(device: str) -> Clock:
-    if device == "cpu":
-        return ColdClock()
-    from mucudnn.measuring.timing.cuda_clock import CudaClock  # where there is CUDA
-
-    return CudaClock()

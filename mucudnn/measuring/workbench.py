@@ -13,17 +13,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mucudnn.core.errors import UnavailableError
+from mucudnn.core.errors import CANDIDATE_ERRORS, UnavailableError, UnsoundError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.values import format_bytes
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.kernels.contract.out_of_memory import give_back_cache, is_out_of_memory
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.float64_results import ExactResults, Float64Results, SampledResults
 from mucudnn.measuring.guard_zones import GuardedBuffer
 from mucudnn.measuring.operands import Operands, operand_bytes, random_operands, written_shape
 from mucudnn.measuring.proofs import Proof
-from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, UnsoundError, give_back_cache
 
 _WRONG = 0.1  # a relative error that rounding cannot explain: bfloat16 has less than 0.01
 _MEMORY_INFO = Path("/proc/meminfo")

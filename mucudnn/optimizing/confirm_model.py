@@ -13,8 +13,8 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import SharingError, first_line, warn
 from mucudnn.core.terminal import Progress
 from mucudnn.distributed.team import Team
-from mucudnn.measuring.timing.candidate_errors import give_back_cache
-from mucudnn.measuring.timing.load import watch_of
+from mucudnn.kernels.contract.out_of_memory import give_back_cache
+from mucudnn.measuring.load import watch_of
 from mucudnn.optimizing.confirm import confirm
 from mucudnn.optimizing.confirmation import Confirmation
 from mucudnn.optimizing.steps import ModelSteps, PutIn, Step, restored_on_failure

@@ -10,7 +10,7 @@ from typing import Self
 
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.results import is_busy
-from mucudnn.core.samples import uncertainty
+from mucudnn.core.statistics import uncertainty
 from mucudnn.core.values import format_seconds
 
 LEAST_LOSS = 0.01  # with few rounds the noise may be underestimated

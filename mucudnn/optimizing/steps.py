@@ -12,8 +12,7 @@ from torch import nn
 from mucudnn.core.config import Config
 from mucudnn.core.results import is_busy
 from mucudnn.distributed.team import Team
-from mucudnn.measuring.timing.cuda_clock import wall_clock
-from mucudnn.measuring.timing.timer import Clock
+from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.optimizing.confirmation import InTurns
 from mucudnn.optimizing.in_place import InPlaceTimes, Place, Spent
 from mucudnn.running.dispatcher import untouched

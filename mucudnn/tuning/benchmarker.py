@@ -16,8 +16,8 @@ from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.measuring.candidates import find_candidates
-from mucudnn.measuring.timing.comparison import QUICK, THOROUGH
-from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
+from mucudnn.measuring.clocks import peak_flops_per_s
+from mucudnn.measuring.turns import QUICK, THOROUGH
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes

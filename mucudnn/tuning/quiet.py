@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from mucudnn.core.errors import say_once
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy
-from mucudnn.measuring.timing.load import Load, Watch
+from mucudnn.measuring.load import Load, Watch
 from mucudnn.tuning.race import Race
 
 MOST_WAITED_S = 3.0  # total of all waits in a run; results under load are marked and can be measured again

@@ -14,17 +14,17 @@ from math import inf
 from statistics import median
 from typing import Self
 
-from mucudnn.core.errors import BrokenDeviceError, first_line
+from mucudnn.core.errors import BrokenDeviceError, UnsoundError, first_line, without_frames
 from mucudnn.core.results import Failure, Measurement, MicroConfig
 from mucudnn.core.samples import MeasuredSamples
+from mucudnn.core.statistics import spread
 from mucudnn.core.task import Task
-from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.kernels.contract.out_of_memory import give_back_cache, is_out_of_memory
 from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.clocks import Clock, StoppingRule
+from mucudnn.measuring.load import ProcessorUse, Watch
 from mucudnn.measuring.proofs import BarredError, UnprovenError
-from mucudnn.measuring.timing.candidate_errors import UnsoundError, give_back_cache, without_frames
-from mucudnn.measuring.timing.load import Watch
-from mucudnn.measuring.timing.processor_use import ProcessorUse
-from mucudnn.measuring.timing.timer import Clock, Stop, StoppingRule, Timer, measure_in_turns
+from mucudnn.measuring.turns import Stop, Timer, in_turns
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.measuring.workbench import Workbench
 from mucudnn.tuning.prior import Prior
@@ -76,7 +76,7 @@ class Entry:
             prepared_bytes=self.candidate.workspace.prepared_bytes,
             scratch_bytes=self.candidate.scratch_bytes,
             relative_error=self.relative_error,
-            noise=self.timer.noise,
+            noise=spread(samples_s),
             samples=len(samples_s),
         )
 
@@ -206,19 +206,23 @@ class Race:
         for candidate in missing:
             if candidate.micro_config not in self.failed and self._plan.may_win(candidate):
                 yield from self._look_at(candidate)
-        of_timer = {id(entry.timer): entry for entry in self.entries.values()}
-
-        def is_hopeless(timer: Timer) -> bool:
-            entry = of_timer[id(timer)]
-            self._add(entry)
-            margin = HOPELESS if len(timer.samples_s) < 2 else CLOSE
-            return not self._can_win(entry, margin) or self._is_late()
-
-        for entry in self.entries.values():  # only now, after all first samples, are all rivals known
-            if entry.timer.stop is None and is_hopeless(entry.timer):
-                entry.timer.stop = Stop.DROPPED
-        for timer in measure_in_turns([entry.timer for entry in self.entries.values()], is_hopeless):
-            yield from self._end(of_timer[id(timer)])
+        racing = list(self.entries.values())
+        rounds = in_turns([entry.timer.sample for entry in racing])
+        while racing:
+            for entry in racing:
+                if entry.timer.error is not None:  # the device may be unusable from here on
+                    yield from self._end(entry)
+            for entry in racing:  # only now, after all first samples, are all rivals known
+                if entry.timer.stop is None:
+                    self._add(entry)
+                    margin = HOPELESS if len(entry.timer.samples_s) < 2 else CLOSE
+                    if not self._can_win(entry, margin) or self._is_late():
+                        entry.timer.stop = Stop.DROPPED
+            for entry in racing:
+                if entry.timer.stop is not None and entry.timer.error is None:
+                    yield from self._end(entry)
+            racing = [entry for entry in racing if entry.timer.stop is None]
+            next(rounds)
 
     def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
         """Return all candidates; after the time limit, only the baseline or the first one if there is no answer yet."""
@@ -413,8 +417,8 @@ class Race:
                 self._setup_samples_s[name] = (warm_s,)
             else:
                 timer = Timer(set_up, clock, self.setup_rule, warms_up=self.thorough)
-                for _ in measure_in_turns([timer]):
-                    pass
+                while timer.stop is None:
+                    timer.sample()
                 if timer.error is not None:
                     raise timer.error
                 self._setup_samples_s[name] = tuple(timer.samples_s)

@@ -18,7 +18,7 @@ from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import deterministic_torch
 from mucudnn.core.values import instance, several, shown, whole
 from mucudnn.distributed import propagate_errors, team_of
-from mucudnn.measuring.timing.kept_heap import kept_heap
+from mucudnn.measuring.clocks import kept_heap
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import device_named, largest_batch_size, made_current
 from mucudnn.running.dispatcher import untouched

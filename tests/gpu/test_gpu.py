@@ -23,7 +23,7 @@ from support.cuda.either_device import (
     wait_for_all,
 )
 
-from mucudnn.core.errors import first_line
+from mucudnn.core.errors import UnsoundError, first_line
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import Algorithm
@@ -33,7 +33,6 @@ from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.operands import random_operands
-from mucudnn.measuring.timing.candidate_errors import UnsoundError
 from mucudnn.measuring.workbench import Workbench
 
 pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library warns of is no failure of a convolution

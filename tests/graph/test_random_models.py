@@ -25,7 +25,7 @@ from mucudnn.graph.operators import Local
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithms
-from mucudnn.measuring.timing.timer import WallClock
+from mucudnn.measuring.clocks import WallClock
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.solver.bands import Costs, Graph
 from mucudnn.solver.plans import Plan, plans

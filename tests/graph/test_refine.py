@@ -17,7 +17,7 @@ from mucudnn.graph.refine import refined
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
-from mucudnn.measuring.timing.timer import WallClock
+from mucudnn.measuring.clocks import WallClock
 from mucudnn.solver.bands import Cut, Segment
 from mucudnn.solver.plans import Plan
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from mucudnn.core.errors import CANDIDATE_ERRORS
 from mucudnn.kernels.cuda import cupy_launcher
 from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, LaunchError
-from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS
 
 SOURCE = 'extern "C" __global__ void add(float* a, Sizes sizes) {}'
 STREAM = SimpleNamespace(cuda_stream=77)

@@ -10,7 +10,7 @@ import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from torch import Tensor
 
-from mucudnn.core.errors import UnavailableError
+from mucudnn.core.errors import UnavailableError, UnsoundError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.allocation import peak_allocated_bytes
@@ -21,7 +21,6 @@ from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.float64_results import ExactResults
 from mucudnn.measuring.guard_zones import GUARD_BYTES, GuardedBuffer
 from mucudnn.measuring.operands import operand_bytes
-from mucudnn.measuring.timing.candidate_errors import UnsoundError
 from mucudnn.measuring.workbench import Workbench
 
 BATCH = 8

@@ -16,7 +16,7 @@ from mucudnn.bench.sources.layers import Layer, load_source
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.results import Configuration, Measurement, MicroConfig
 from mucudnn.core.samples import MeasuredSamples
-from mucudnn.measuring.timing.load import Load
+from mucudnn.measuring.load import Load
 from mucudnn.tuning.result import TunedProblem
 
 MIB = 2**20

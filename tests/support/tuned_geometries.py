@@ -15,9 +15,9 @@ from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR, Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.task import Task
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.measuring.clocks import WallClock
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.proving.trial import check_heap
-from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.measuring.whole_runs import Machine, whole_run
 from mucudnn.store.database import Database
 from mucudnn.testing.geometries import random_problem

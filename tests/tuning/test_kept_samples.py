@@ -17,8 +17,7 @@ from mucudnn.bench.results.tuning_report import tuning_record, tuning_table
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.core.config import Config
 from mucudnn.core.results import MicroConfig
-from mucudnn.core.samples import uncertainty
-from mucudnn.measuring.timing.timer import relative_spread
+from mucudnn.core.statistics import spread, uncertainty
 from mucudnn.optimizing.report import Report
 from mucudnn.store.database import Database
 from mucudnn.store.samples import unpacked
@@ -65,7 +64,7 @@ def test_every_measurement_can_be_computed_from_its_samples(noisy: NoisyBench) -
         steps, setups = (unpacked(row[name]) for name in ("step_samples_s", "setup_samples_s"))
         assert len(steps) == row["samples"]
         assert row["step_s"] == (median(steps) if len(steps) > 2 else min(steps))
-        assert row["noise"] == relative_spread(steps)
+        assert row["noise"] == spread(steps)
         assert row["setup_s"] == median(setups)
     assert max(row["noise"] for row in measurements) > 0
 

@@ -14,7 +14,7 @@ from support.clock.shared_machine import SharedProcessors
 from mucudnn.core import errors
 from mucudnn.core.config import Config
 from mucudnn.core.results import Configuration, Measurement, MicroConfig, WholeRun, passed_over
-from mucudnn.measuring.timing.load import Watch
+from mucudnn.measuring.load import Watch
 from mucudnn.store.database import Database
 from mucudnn.tuning import quiet
 from mucudnn.tuning.tuner import Tuning

@@ -14,7 +14,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import BrokenDeviceError
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.results import Failure, MicroConfig
-from mucudnn.measuring.timing.timer import Clock
+from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database
 from mucudnn.tuning.tuner import TuningInterrupted, tune

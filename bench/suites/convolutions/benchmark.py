@@ -26,7 +26,7 @@ from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.values import format_seconds
-from mucudnn.measuring.timing.kept_heap import kept_heap
+from mucudnn.measuring.clocks import kept_heap
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database
 from mucudnn.tuning.job import expected_s

@@ -14,16 +14,15 @@ from mucudnn.bench.results.reading import Subject, problem_columns
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.results.writing import Row
 from mucudnn.bench.sources.layers import Layer
-from mucudnn.bench.suites.shared.timing import Contestant, Samples, TurnRounds, try_in_turns
+from mucudnn.bench.suites.shared.timing import Contestant, Samples, try_in_turns
 from mucudnn.core.config import BatchSizePolicy, Config
-from mucudnn.core.errors import InfeasibleError, first_line
+from mucudnn.core.errors import CANDIDATE_ERRORS, InfeasibleError, UnsoundError, first_line
 from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.results import Configuration, MicroConfig
 from mucudnn.core.task import Task
 from mucudnn.core.terminal import Progress, share_of
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.measuring.timing.candidate_errors import CANDIDATE_ERRORS, UnsoundError
-from mucudnn.measuring.timing.timer import Runner
+from mucudnn.measuring.turns import Rounds, Runner
 from mucudnn.measuring.whole_runs import Machine, training_operands
 from mucudnn.store.database import Database
 from mucudnn.tuning.result import TunedProblem, Tuning
@@ -162,7 +161,7 @@ class Contests:
     def _timed(self, calls: Sequence[Mapping[_Call, Contestant | Exception]]) -> list[_Times]:
         """Time the calls of one problem in all its dtypes and memory formats, interleaved."""
         contestants = [call for each in calls for call in each.values() if isinstance(call, Contestant)]
-        rounds = TurnRounds(self.choices.rounds, max(self.choices.rounds, MOST_ROUNDS), SHORT_S)
+        rounds = Rounds(self.choices.rounds, max(self.choices.rounds, MOST_ROUNDS), SHORT_S)
         times = iter(try_in_turns(contestants, rounds, self.machine.clock) if contestants else ())
         return [
             {name: next(times) if isinstance(call, Contestant) else call for name, call in each.items()}

@@ -38,8 +38,7 @@ from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.distributed.link import gathered
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.measuring.timing.cuda_clock import wall_clock
-from mucudnn.measuring.timing.timer import Clock
+from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.running.environment import Environment
 
 _TUNING = 0.5  # fraction of the displayed progress that tuning takes

@@ -37,7 +37,7 @@ from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import MemoryFormat, Operation
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.graph.model import BandedModel
-from mucudnn.measuring.timing.timer import WallClock
+from mucudnn.measuring.clocks import WallClock
 from mucudnn.running.environment import current_environment
 
 _Arrays = list[np.ndarray[Any, Any]]

@@ -24,7 +24,7 @@ from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.results.writing import Row, write_missing
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.metrics.metrics import PASSED, cut_down, distinct_results, error_norms, gradcheck
-from mucudnn.bench.suites.shared.timing import Contestant, TurnRounds, try_in_turns
+from mucudnn.bench.suites.shared.timing import Contestant, try_in_turns
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, LibraryError, first_line
 from mucudnn.core.problem import ConvProblem, Operation
@@ -35,6 +35,7 @@ from mucudnn.core.values import format_bytes
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.choices import Choices
 from mucudnn.running.modules.conv2d import Conv2d
@@ -186,7 +187,7 @@ def _rows(
             row = replace(row, failure=first_line(error))
         rows.append(row)
     rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S)
-    count = TurnRounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S)
+    count = Rounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S)
     found = try_in_turns([Contestant(call) for call in calls.values()], count, machine.clock, rule)
     for index, times in zip(calls, found, strict=True):
         failed = isinstance(times, Exception)

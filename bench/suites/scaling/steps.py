@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.terminal import Progress, share_of, silent
-from mucudnn.measuring.timing.timer import Clock
+from mucudnn.measuring.clocks import Clock
 from mucudnn.tuning.own_step import OwnStep
 
 _TUNING = 0.9  # share of the progress bar

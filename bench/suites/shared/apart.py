@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +21,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from mucudnn.bench.suites.shared.processes import Failed, OwnProcessError, Worker, attempt
 from mucudnn.core.errors import UnavailableError, first_line
-from mucudnn.measuring.timing.timer import EVERY_ROUND, Clock, Runner, Timer, WallClock, here, sample_in_rounds
+from mucudnn.measuring.clocks import EVERY_ROUND, Clock, WallClock
+from mucudnn.measuring.turns import Runner, Timer, here, in_turns
 
 T = TypeVar("T")
 
@@ -220,7 +220,8 @@ class Entrant(Generic[T]):
 
 def sampled(entrants: Iterable[Entrant[T]], rounds: int) -> Iterator[int]:
     """Time each contestant that is ready once per round; yield the number of completed rounds."""
-    return islice(sample_in_rounds([one.timer for one in entrants if one.timer is not None]), rounds)
+    turns = in_turns([one.timer.sample for one in entrants if one.timer is not None])
+    return (done for done, _ in zip(range(1, rounds + 1), turns, strict=False))
 
 
 def require_torch(torchs: Entrant[T]) -> None:

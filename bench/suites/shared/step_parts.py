@@ -21,7 +21,8 @@ from typing import Any, Self
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.bench.results.bounds import kind_of_layer
-from mucudnn.measuring.timing.timer import Clock, Runner, here
+from mucudnn.measuring.clocks import Clock
+from mucudnn.measuring.turns import Runner, here
 from mucudnn.optimizing.in_place import InPlaceTimes
 
 

@@ -15,7 +15,8 @@ from typing import ParamSpec, Self, TypeVar
 import torch
 
 from mucudnn.bench.results.variants import TORCH
-from mucudnn.measuring.timing.timer import Clock, Runner, StoppingRule, T, Timer, here, sample_in_rounds
+from mucudnn.measuring.clocks import Clock, StoppingRule
+from mucudnn.measuring.turns import Rounds, Runner, T, Timer, here, in_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +30,19 @@ class Contestant:
 Samples = tuple[float, ...]  # seconds, in the order of the rounds
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRounds:
-    """A rule for the number of rounds: from ``least`` to ``most``, until contestants took ``short_s`` s on average.
-
-    Short calls therefore get more samples, because interruptions distort short times more.
-    """
-
-    least: int
-    most: int
-    short_s: float
-
-    def is_enough(self, done: int, timers: Sequence[Timer]) -> bool:
-        """Return whether the contestants need no more rounds after ``done`` rounds."""
-        if done < self.least:
-            return False
-        return done >= self.most or sum(timer.spent_s for timer in timers) >= self.short_s * len(timers)
-
-
 def try_in_turns(
-    contestants: Sequence[Contestant], rounds: TurnRounds, clock: Clock, rule: StoppingRule | None = None
+    contestants: Sequence[Contestant], rounds: Rounds, clock: Clock, rule: StoppingRule | None = None
 ) -> list[Samples | Exception]:
-    """Time the contestants interleaved, after a warm-up call of each; return the samples or the error of each.
+    """Time the contestants in turns, after a warm-up call of each; return the samples or the error of each.
 
-    If a contestant fails, the others continue. rule: of each contestant's samples; by default the clock's.
+    If a contestant fails, the others continue. The time limit of the rounds is of one contestant on average, so that
+    short calls get more samples: interruptions distort short times more. rule: of each contestant's samples; by default
+    the clock's.
     """
     rule = rule or clock.every_round
     timers = [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]
-    for done in sample_in_rounds(timers):
-        if rounds.is_enough(done, timers):
+    for done, _ in enumerate(in_turns([timer.sample for timer in timers]), 1):
+        if not timers or rounds.is_enough(done, sum(timer.spent_s for timer in timers) / len(timers)):
             break
     return [timer.error or tuple(timer.samples_s) for timer in timers]
 

@@ -33,9 +33,8 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.terminal import Progress, share_of, silent
+from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.operands import input_shape
-from mucudnn.measuring.timing.cuda_clock import wall_clock
-from mucudnn.measuring.timing.timer import Clock
 from mucudnn.running.environment import current_environment
 
 ROUNDS = 9

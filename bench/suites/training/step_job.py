@@ -23,7 +23,8 @@ from mucudnn.core.errors import MucudnnError, first_line
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.torch_settings import rounding_to_tf32, searching
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.measuring.timing.timer import Clock, Runner, T, here
+from mucudnn.measuring.clocks import Clock
+from mucudnn.measuring.turns import Runner, T, here
 
 SPLIT_ON = ("cpu",)  # Splitting a step on a GPU would need CUDA events, which is untested.
 COLUMNS = ("network", "batch_size", "precision", "memory_format", "how")

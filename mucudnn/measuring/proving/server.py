@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import TextIO
 
-from mucudnn.core.errors import first_line
+from mucudnn.core.errors import UnsoundError, first_line
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
 from mucudnn.measuring.proving import trial as trials
 from mucudnn.measuring.proving.trial import Trial
-from mucudnn.measuring.timing.candidate_errors import UnsoundError
 
 IDLE_S = 60.0  # idle time after which the process exits; the next batch starts another
 

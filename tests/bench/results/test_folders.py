@@ -25,7 +25,7 @@ from mucudnn.bench.results.reading import (
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.core.errors import InvalidInputError, OutputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat
-from mucudnn.measuring.timing.load import Load
+from mucudnn.measuring.load import Load
 
 HEADER = Header(
     benchmark="network",

@@ -13,8 +13,8 @@ from mucudnn.core.results import Configuration
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.reference import reference
+from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.operands import Operands
-from mucudnn.measuring.timing.timer import Clock
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 

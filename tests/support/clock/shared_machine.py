@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from mucudnn.measuring.timing.load import Watch
-from mucudnn.measuring.timing.processor_use import ProcessorUse
+from mucudnn.measuring.load import ProcessorUse, Watch
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mucudnn.measuring.timing.timer import Clock
+from mucudnn.measuring.clocks import Clock
 
 
 @dataclass(slots=True)

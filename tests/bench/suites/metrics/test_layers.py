@@ -37,8 +37,8 @@ from mucudnn.core.results import MicroConfig
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.gemm import GEMM
+from mucudnn.measuring.clocks import WallClock
 from mucudnn.measuring.operands import Operands, random_operands
-from mucudnn.measuring.timing.timer import WallClock
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.testing.checks import IMAGE, dependent
 

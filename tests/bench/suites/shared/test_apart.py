@@ -11,7 +11,7 @@ from support import own_jobs
 
 from mucudnn.bench.suites.shared.apart import OwnProcess
 from mucudnn.bench.suites.shared.processes import OwnProcessError
-from mucudnn.measuring.timing.timer import Stop, Timer
+from mucudnn.measuring.turns import Stop, Timer
 
 LONG_S = 120.0
 

@@ -12,7 +12,7 @@ from mucudnn.bench.results.text_tables import shares
 from mucudnn.bench.suites.shared.step_parts import REST, KindTimes, kind_of_operator, median_by_kind
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.results import Configuration, MicroConfig
-from mucudnn.measuring.timing.timer import WallClock
+from mucudnn.measuring.clocks import WallClock
 from mucudnn.running.choices import Choices
 
 

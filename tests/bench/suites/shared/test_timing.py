@@ -11,8 +11,8 @@ from support.clock.machine import FakeClock
 from support.clock.ticking import TickingClock
 
 from mucudnn.bench.results.variants import TORCH
-from mucudnn.bench.suites.shared.timing import Contestant, TurnRounds, torch_variants, try_in_turns
-from mucudnn.measuring.timing.timer import here
+from mucudnn.bench.suites.shared.timing import Contestant, torch_variants, try_in_turns
+from mucudnn.measuring.turns import Rounds, here
 
 
 def settings() -> tuple[object, ...]:
@@ -29,7 +29,7 @@ def test_every_round_runs_each_once() -> None:
         order += name
         clock.advance(next(costs[name]))
 
-    cells = try_in_turns([Contestant(lambda: run("a")), Contestant(lambda: run("b"))], TurnRounds(3, 3, 0.0), clock)
+    cells = try_in_turns([Contestant(lambda: run("a")), Contestant(lambda: run("b"))], Rounds(3, 3, 0.0), clock)
     rounds = [order[:4], order[4:6], order[6:]]
     assert ["".join(sorted(each)) for each in rounds] == ["aabb", "ab", "ab"]  # the first of each does not count
     assert cells == [(1.0, 5.0, 1.0), (2.0, 2.0, 2.0)]
@@ -49,7 +49,7 @@ def test_the_clock_is_read_where_the_call_is_made() -> None:
         thread.join()
 
     clock = Watched()
-    try_in_turns([Contestant(lambda: clock.advance(1.0), elsewhere)], TurnRounds(2, 2, 0.0), clock)
+    try_in_turns([Contestant(lambda: clock.advance(1.0), elsewhere)], Rounds(2, 2, 0.0), clock)
     assert read_in == {"elsewhere"}
 
 
@@ -63,7 +63,7 @@ def test_short_calls_get_more_rounds() -> None:
     calls = [Contestant(lambda: None), Contestant(lambda: None)]
 
     def samples(least: int, most: int, short_s: float) -> set[int]:
-        times = try_in_turns(calls, TurnRounds(least, most, short_s), TickingClock())
+        times = try_in_turns(calls, Rounds(least, most, short_s), TickingClock())
         return {len(time) for time in times if isinstance(time, tuple)}
 
     assert samples(3, 5, 0.0) == {3}
@@ -75,6 +75,6 @@ def test_a_contestant_that_fails_does_not_stop_the_others() -> None:
     def fail() -> None:
         raise RuntimeError("no memory")
 
-    failed, timed = try_in_turns([Contestant(fail), Contestant(lambda: None)], TurnRounds(2, 2, 0.0), TickingClock())
+    failed, timed = try_in_turns([Contestant(fail), Contestant(lambda: None)], Rounds(2, 2, 0.0), TickingClock())
     assert str(failed) == "no memory"
     assert timed == (1.0, 1.0)

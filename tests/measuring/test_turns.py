@@ -11,15 +11,9 @@ import pytest
 from support.clock.machine import FakeClock
 
 from mucudnn.core.results import WholeRun
-from mucudnn.measuring.timing.comparison import QUICK, Rounds, compare_in_turns
-from mucudnn.measuring.timing.timer import (
-    EVERY_ROUND,
-    Stop,
-    StoppingRule,
-    Timer,
-    measure_in_turns,
-    sample_in_rounds,
-)
+from mucudnn.core.statistics import spread
+from mucudnn.measuring.clocks import StoppingRule
+from mucudnn.measuring.turns import QUICK, Rounds, Stop, Timer, compare_in_turns, in_turns
 
 
 def timer_of(durations: Iterable[float], rule: StoppingRule | None = None, clock: FakeClock | None = None) -> Timer:
@@ -31,8 +25,9 @@ def timer_of(durations: Iterable[float], rule: StoppingRule | None = None, clock
 
 
 def finish(timer: Timer) -> Timer:
-    (stopped,) = measure_in_turns([timer])
-    return stopped
+    while timer.stop is None:
+        timer.sample()
+    return timer
 
 
 def test_a_quiet_timer_stops_at_the_smallest_number_of_samples() -> None:
@@ -40,7 +35,7 @@ def test_a_quiet_timer_stops_at_the_smallest_number_of_samples() -> None:
     assert timer.stop is Stop.QUIET
     assert len(timer.samples_s) == 3
     assert median(timer.samples_s) == pytest.approx(0.01)
-    assert timer.noise == pytest.approx(0.0, abs=1e-9)
+    assert spread(timer.samples_s) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_noise_that_shrinks_goes_on_until_it_is_small() -> None:
@@ -53,7 +48,7 @@ def test_noise_that_does_not_shrink_ends_the_measurement() -> None:
     durations = [0.01, *[0.01, 0.02] * 50]
     timer = finish(timer_of(durations, StoppingRule(sample_s=0.0, patience=4, time_limit_s=100.0)))
     assert timer.stop is Stop.STEADY
-    assert timer.noise > 0.02
+    assert spread(timer.samples_s) > 0.02
 
 
 def test_a_slow_function_stops_for_lack_of_time_with_one_sample() -> None:
@@ -84,35 +79,23 @@ def test_an_error_is_kept_and_ends_the_measurement() -> None:
 def test_turns_are_interleaved() -> None:
     clock, turns = FakeClock(), []
     rule = StoppingRule(sample_s=0.0)
-    names = "abc"
-    timers = [Timer(lambda n=name: (turns.append(n), clock.advance(0.01)), clock, rule) for name in names]
-    assert list(measure_in_turns(timers)) == timers
-    rounds = [turns[:6], turns[6:9], turns[9:]]
+    timers = [Timer(lambda n=name: (turns.append(n), clock.advance(0.01)), clock, rule) for name in "abc"]
+    for _ in islice(in_turns([timer.sample for timer in timers]), 5):
+        pass
+    rounds = [turns[:6], turns[6:9], turns[9:]]  # each of three samples, when it stops
     assert ["".join(sorted(each)) for each in rounds] == ["aabbcc", "abc", "abc"]  # a warm-up before each first sample
 
 
 def test_the_order_is_drawn_anew_for_each_round_and_alike_in_each_run() -> None:
     def turns() -> str:
-        clock, turns = FakeClock(), []
-        timers = [Timer(lambda n=name: (turns.append(n), clock.advance(0.01)), clock, EVERY_ROUND) for name in "abc"]
-        for _ in islice(sample_in_rounds(timers), 12):
-            pass
+        turns: list[str] = []
+        for results in islice(in_turns([lambda n=name: (turns.append(n), n)[1] for name in "abc"]), 12):
+            assert results == ["a", "b", "c"]
         return "".join(turns)
 
-    rounds = [turns()[i : i + 3] for i in range(6, 36, 3)]
+    rounds = [turns()[i : i + 3] for i in range(0, 36, 3)]
     assert len(set(rounds)) > 3
     assert turns() == turns()
-
-
-def test_a_hopeless_timer_is_dropped_and_keeps_its_samples() -> None:
-    clock = FakeClock()
-    rule = StoppingRule(sample_s=0.0, noise=-1.0, patience=9)
-    slow, fast = timer_of([0.05], rule, clock), timer_of([0.01], rule, clock)
-    stopped = list(measure_in_turns([slow, fast], lambda timer: median(timer.samples_s) > 2 * median(fast.samples_s)))
-    assert stopped == [slow, fast]
-    assert slow.stop is Stop.DROPPED
-    assert len(slow.samples_s) == 1
-    assert len(fast.samples_s) > 3
 
 
 def rounds_of(run: WholeRun) -> int:

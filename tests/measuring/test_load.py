@@ -8,7 +8,7 @@ import pytest
 from support.clock.shared_machine import SharedProcessors
 
 from mucudnn.core.results import BUSY
-from mucudnn.measuring.timing.load import Load, Watch, too_many_threads, watch_of
+from mucudnn.measuring.load import Load, Watch, too_many_threads, watch_of
 
 
 def load_of(processors: SharedProcessors, seconds: float, **changes: float) -> Load:

@@ -8,9 +8,9 @@ import weakref
 import pytest
 import torch
 
+from mucudnn.core.errors import UnsoundError, without_frames
 from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.measuring.timing.candidate_errors import UnsoundError, without_frames
 
 
 @pytest.mark.parametrize(

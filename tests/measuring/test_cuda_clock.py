@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mucudnn.measuring.timing import cuda_clock
-from mucudnn.measuring.timing.cuda_clock import CudaClock
+from mucudnn.measuring import clocks
+from mucudnn.measuring.clocks import CudaClock
 
 CACHE_BYTES = 4096
 
@@ -63,8 +63,8 @@ def test_each_pass_is_timed_by_events_behind_a_flushed_cache_and_waited_for_once
 def test_the_device_waits_until_all_calls_are_launched(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Launching takes a second by this clock, of the first call of all ten, and once more by accident."""
     now_s = 0.0
-    monkeypatch.setattr(cuda_clock, "_LONGEST_WAIT_S", 100.0)
-    monkeypatch.setattr(cuda_clock.time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(clocks, "_LONGEST_WAIT_S", 100.0)
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: now_s)
     durations = iter([10.0, *[1.0] * 4, *[5.0] * 5, 1.0])
 
     def launch() -> None:
@@ -74,13 +74,13 @@ def test_the_device_waits_until_all_calls_are_launched(log: list[str], monkeypat
     clock = CudaClock()
     for calls in (1, 4, 5, 1):
         clock.time(launch, calls)
-    sleeps = [int(entry.removeprefix("sleep ")) / cuda_clock._CYCLES_PER_S for entry in log if "sleep" in entry]
+    sleeps = [int(entry.removeprefix("sleep ")) / clocks._CYCLES_PER_S for entry in log if "sleep" in entry]
     assert sleeps == [0, 2 * 4 * 10.0, 2 * 5 * 1.0, 2 * 1 * 1.0]
 
 
 def test_no_first_call_makes_the_device_wait_for_long(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(100))
-    monkeypatch.setattr(cuda_clock.time, "perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: float(next(seconds)))
     clock = CudaClock()
 
     def call() -> None:
@@ -89,7 +89,7 @@ def test_no_first_call_makes_the_device_wait_for_long(log: list[str], monkeypatc
     for _ in range(2):
         clock.time(call, 1)
     cycles = [int(entry.removeprefix("sleep ")) for entry in log if "sleep" in entry]
-    assert cycles[1] == cuda_clock._LONGEST_WAIT_S * cuda_clock._CYCLES_PER_S
+    assert cycles[1] == clocks._LONGEST_WAIT_S * clocks._CYCLES_PER_S
 
 
 def test_now_waits_for_what_was_started(log: list[str]) -> None:

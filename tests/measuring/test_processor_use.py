@@ -9,8 +9,8 @@ import psutil
 import pytest
 import torch
 
-from mucudnn.measuring.timing import processor_use
-from mucudnn.measuring.timing.processor_use import Processors
+from mucudnn.measuring import load
+from mucudnn.measuring.load import Processors
 
 Times = namedtuple("Times", "user nice system idle iowait irq softirq steal guest guest_nice")
 THREE_CORES = [
@@ -22,7 +22,7 @@ THREE_CORES = [
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor_use, "_affinity", lambda: frozenset({0, 1}))
+    monkeypatch.setattr(load, "_affinity", lambda: frozenset({0, 1}))
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def test_busy_is_what_the_allowed_cores_did_by_anybody(tmp_path: Path, proc: Pat
 def test_all_online_cores_count_by_any_numbers_and_others_that_are_missing_are_unknown(
     tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor_use, "_affinity", lambda: frozenset({0, 2, 4}))
+    monkeypatch.setattr(load, "_affinity", lambda: frozenset({0, 2, 4}))
     assert Processors(proc, tmp_path).use().busy_s == pytest.approx(9.9)
-    monkeypatch.setattr(processor_use, "_affinity", lambda: frozenset({2, 4}))
+    monkeypatch.setattr(load, "_affinity", lambda: frozenset({2, 4}))
     assert Processors(proc, tmp_path).use().busy_s is None
 
 

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from mucudnn.measuring.timing import cold_caches, peak_rate
-from mucudnn.measuring.timing.cold_caches import ColdClock, last_level_bytes
-from mucudnn.measuring.timing.peak_rate import peak_flops_per_s
+from mucudnn.measuring import clocks
+from mucudnn.measuring.clocks import ColdClock, last_level_bytes, peak_flops_per_s
 
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log: list[str] = []
-    monkeypatch.setattr(cold_caches, "empty_caches", lambda: log.append("empty"))
+    monkeypatch.setattr(clocks, "empty_caches", lambda: log.append("empty"))
     return log
 
 
@@ -39,16 +38,16 @@ def test_emptying_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def take(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(cold_caches.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(cold_caches, "empty_caches", lambda: take(100.0))
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(clocks, "empty_caches", lambda: take(100.0))
     assert ColdClock().time(lambda: take(1.0), 3) == 3.0
 
 
 def test_more_than_the_last_level_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold_caches, "_MOST_BYTES", 64 * 2**20)  # conftest.py has made it small
-    monkeypatch.setattr(cold_caches, "_memory", cache(cold_caches._memory.__wrapped__))
-    cold_caches.empty_caches()
-    written = cold_caches._memory()
+    monkeypatch.setattr(clocks, "_MOST_BYTES", 64 * 2**20)  # conftest.py has made it small
+    monkeypatch.setattr(clocks, "_memory", cache(clocks._memory.__wrapped__))
+    clocks.empty_caches()
+    written = clocks._memory()
     assert written.numel() * 4 >= min(64 * 2**20, last_level_bytes())
     assert written.min() > 0
 
@@ -69,7 +68,7 @@ def test_the_last_level_is_the_largest(tmp_path: Path, sizes: list[str], expecte
 
 KEPT = """
 import ctypes
-from mucudnn.measuring.timing.kept_heap import kept_heap
+from mucudnn.measuring.clocks import kept_heap
 
 class Heap(ctypes.Structure):
     _fields_ = [(str(i), ctypes.c_size_t) for i in range(9)] + [("free_at_its_end", ctypes.c_size_t)]
@@ -105,6 +104,6 @@ def test_what_is_freed_stays_in_the_heap_meanwhile() -> None:
 def test_the_best_of_the_first_looks_counts(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one meets a busy moment; after ten of them nobody looks any more."""
     looks = iter([1e9, 3e9, *[2e9] * 8])
-    monkeypatch.setattr(peak_rate, "_seen_flops_per_s", defaultdict(list))
-    monkeypatch.setattr(peak_rate, "_flops_per_s", lambda dtype, least_s: next(looks))
+    monkeypatch.setattr(clocks, "_seen_flops_per_s", defaultdict(list))
+    monkeypatch.setattr(clocks, "_flops_per_s", lambda dtype, least_s: next(looks))
     assert [peak_flops_per_s("cpu", dtype) for _ in range(12)] == [1e9, *[3e9] * 11]
