@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from mucudnn.core.errors import InvalidInputError, UnavailableError
-from mucudnn.core.results import package_of
+from mucudnn.core.records import package_of
 from mucudnn.core.values import shown
 from mucudnn.kernels import plug_ins
 from mucudnn.kernels.compiled import algorithms as compiled

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         UnavailableError,
     )
     from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-    from mucudnn.core.results import Configuration, MicroConfig
+    from mucudnn.core.records import Configuration, MicroConfig
     from mucudnn.enabling.status import Status
     from mucudnn.enabling.switch import disable, enable, status, tuned
     from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
@@ -76,7 +76,7 @@ _MODULES = {
     "kernels.contract.algorithm": ("BaseAlgorithm", "Workspace"),
     "kernels.registry": ("register",),
     "core.config": ("BatchSizePolicy", "Config"),
-    "core.results": ("Configuration", "MicroConfig"),
+    "core.records": ("Configuration", "MicroConfig"),
     "core.errors": (
         *("DatabaseError", "InfeasibleError", "InvalidInputError"),
         *("MucudnnError", "SharingError", "UnavailableError"),

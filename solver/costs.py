@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.results import Configuration, Measurement, MicroConfig
+from mucudnn.core.records import Configuration, Measurement, MicroConfig
 from mucudnn.core.values import whole
 
 FloatArray: TypeAlias = NDArray[np.float64]

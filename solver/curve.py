@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.results import Configuration
+from mucudnn.core.records import Configuration
 from mucudnn.solver.division import TIME_LIMIT_S, DivisionProblem, check_limits
 from mucudnn.solver.knapsack import breakpoints
 

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Generic, TypeVar
 
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
-from mucudnn.core.results import Configuration
+from mucudnn.core.records import Configuration
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.solver.account import Answer, Status
 from mucudnn.solver.costs import PICOSECONDS

@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.results import Configuration, Measurement
+from mucudnn.core.records import Configuration, Measurement
 from mucudnn.solver.costs import PICOSECONDS, Costs, FloatArray, IntArray, pool
 from mucudnn.solver.sweep import AlgorithmSet, ConfigurationColumns, sweep
 

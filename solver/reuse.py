@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
-from mucudnn.core.results import Configuration, Measurement
+from mucudnn.core.records import Configuration, Measurement
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.solver.account import Answer, Status
 from mucudnn.solver.front import desirable_sets

@@ -26,8 +26,7 @@ from mucudnn.bench.sources.models import load_model
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, MucudnnError
 from mucudnn.core.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem
-from mucudnn.core.results import Configuration, MicroConfig
-from mucudnn.core.task import Task
+from mucudnn.core.records import Configuration, MicroConfig, Task
 from mucudnn.core.values import LARGEST, flag, pair, parse_bandwidth, parse_bytes, parse_seconds, real, whole
 
 NINES = "9" * 5000

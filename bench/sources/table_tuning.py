@@ -13,7 +13,7 @@ from mucudnn.bench.sources.models import blamed_in_training, load_model
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.task import Task
+from mucudnn.core.records import Task
 from mucudnn.core.terminal import Progress
 from mucudnn.distributed import team_of
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS

@@ -22,7 +22,7 @@ from torch import Tensor
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, first_line, say_once, warnings_deferred
 from mucudnn.core.problem import Operation
-from mucudnn.core.task import Task
+from mucudnn.core.records import Task
 from mucudnn.enabling.calls import DispatchedCall, call_of
 from mucudnn.enabling.status import Origin, ShapeStats, Status
 from mucudnn.enabling.workshop import Workshop, nearest

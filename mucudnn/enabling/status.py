@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, source_of
+from mucudnn.core.records import Configuration, source_of
 from mucudnn.core.terminal import aligned, filled
 from mucudnn.core.values import format_seconds
 from mucudnn.running.choices import Choices

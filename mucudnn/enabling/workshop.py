@@ -14,8 +14,7 @@ import torch
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError, LibraryError, UnavailableError, say_once
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import Configuration, MicroConfig
-from mucudnn.core.task import Task
+from mucudnn.core.records import Configuration, MicroConfig, Task
 from mucudnn.core.torch_settings import TORCHS_OWN, TorchSettings, deterministic_torch
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.measuring.candidates import is_foreign

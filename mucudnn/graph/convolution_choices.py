@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Measurement, MicroConfig
-from mucudnn.core.task import Task
+from mucudnn.core.records import Measurement, MicroConfig, Task
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.graph.builder import Captured

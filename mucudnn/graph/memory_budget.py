@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError, MucudnnError, UnavailableError, first_line, warn
-from mucudnn.core.results import WholeRun
+from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.graph.builder import Captured
@@ -63,7 +63,7 @@ class Fitted:
     front: tuple[Plan, ...]
     budget_bytes: int | None
     time_s: float
-    whole_run: WholeRun | None
+    whole_run: Comparison | None
     torch_bytes: int | None
     convolutions: tuple[tuple[str, TunedProblem], ...]
 
@@ -298,12 +298,12 @@ class _Fitting:
             self._require_right(contenders[0], expected)
             self.progress("running the model", 1.0)
             results = compare_in_turns(baseline, runs, machine.clock, _ROUNDS, machine.watch)
-        timed = [(run.time_s, index) for index, run in enumerate(results) if isinstance(run, WholeRun)]
+        timed = [(run.time_s, index) for index, run in enumerate(results) if isinstance(run, Comparison)]
         if not timed:
             raise next(run for run in results if isinstance(run, Exception))
         time_s, index = min(timed)
         run = results[index]
-        assert isinstance(run, WholeRun)
+        assert isinstance(run, Comparison)
         whole_run = None if torch_bytes is None else run
         contenders[index].forget_other_filters()
         return Fitted(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from mucudnn.core.results import BUSY
+from mucudnn.core.records import BUSY
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _COUNTED = 8  # user to steal; guest time is already included in the first two

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mucudnn.core.errors import UnsoundError
-from mucudnn.core.results import MicroConfig
+from mucudnn.core.records import MicroConfig
 from mucudnn.core.torch_settings import TORCHS_OWN
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from random import Random
 from typing import Protocol, TypeVar
 
 from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
-from mucudnn.core.results import WholeRun
+from mucudnn.core.records import Comparison
 from mucudnn.core.statistics import spread
 from mucudnn.measuring.clocks import Clock, StoppingRule, WallClock
 from mucudnn.measuring.load import Watch
@@ -164,7 +164,7 @@ def compare_in_turns(
     clock: Clock,
     rounds: Rounds = THOROUGH,
     watch: Watch | None = None,
-) -> list[WholeRun | Exception]:
+) -> list[Comparison | Exception]:
     """Time ``runs`` and the baseline round by round, until every verdict is clear or time is up.
 
     A call that fails has its error in place of a result. Without a time limit, the rounds have the clock's. watch:
@@ -204,9 +204,9 @@ def compare_in_turns(
     return [one.error or replace(_compared(base, one), load=load) for one in timers]
 
 
-def _compared(baseline: Timer, timer: Timer) -> WholeRun:
+def _compared(baseline: Timer, timer: Timer) -> Comparison:
     """Compare a call's timer with the baseline's, over the rounds in which both ran."""
-    return WholeRun.of(baseline.samples_s[: len(timer.samples_s)], timer.samples_s)
+    return Comparison.of(baseline.samples_s[: len(timer.samples_s)], timer.samples_s)
 
 
 def _is_lapped(timer: Timer, other: Timer) -> bool:
@@ -214,10 +214,9 @@ def _is_lapped(timer: Timer, other: Timer) -> bool:
     return len(pairs) >= _LAPPED and all(own_s > _LAP * other_s for own_s, other_s in pairs)
 
 
-def _is_obvious(result: WholeRun, done: int, is_long: bool) -> bool:
+def _is_obvious(result: Comparison, done: int, is_long: bool) -> bool:
     """Whether the call was much faster than the baseline in each of the ``done`` rounds, or slower in each of three."""
-    assert result.raw is not None
-    least, most = min(result.raw.speedups), max(result.raw.speedups)
+    least, most = min(result.speedups), max(result.speedups)
     if done >= 2 and is_long and (least > _FAR_AHEAD or most < 1 / _FAR_AHEAD):
         return True
     return done >= 3 and (least > _AHEAD or most < 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
 from mucudnn.core.problem import ConvProblem, Operation, Pair
-from mucudnn.core.results import Configuration, WholeRun
+from mucudnn.core.records import Comparison, Configuration
 from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.contract.out_of_memory import give_back_cache, is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
@@ -110,7 +110,7 @@ class Machine:
         *,
         keeps_workspace: bool,
         rounds: Rounds = THOROUGH,
-    ) -> list[WholeRun | Exception | None]:
+    ) -> list[Comparison | Exception | None]:
         """Compare whole calls of the configurations with torch's own, interleaved; return a result or error for each.
 
         keeps_workspace: whether the workspace is kept between calls. All results are None if there is not

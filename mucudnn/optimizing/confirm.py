@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_seconds
 from mucudnn.optimizing.confirmation import Confirmation, InTurns, PutBack

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Self
 
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import is_busy
+from mucudnn.core.records import is_busy
 from mucudnn.core.statistics import uncertainty
 from mucudnn.core.values import format_seconds
 
@@ -20,7 +20,7 @@ LEAST_LOSS = 0.01  # with few rounds the noise may be underestimated
 class InTurns:
     """Interleaved times of torch's own convolutions and ours: medians over the rounds, in seconds.
 
-    speedup: median over the rounds of torch / ours. uncertainty: noise of the speedup, computed as in ``WholeRun``.
+    speedup: median over the rounds of torch / ours. uncertainty: noise of the speedup, computed as in ``Comparison``.
     """
 
     torch_s: float

@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_map
 from mucudnn.core.config import Config, config_or_default
 from mucudnn.core.errors import InvalidInputError, warn, warnings_deferred
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration
-from mucudnn.core.task import Task
+from mucudnn.core.records import Configuration, Task
 from mucudnn.core.terminal import Progress, progress_of
 from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.core.values import instance, shown

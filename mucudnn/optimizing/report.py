@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, MicroConfig, source_of
+from mucudnn.core.records import Configuration, MicroConfig, source_of
 from mucudnn.core.terminal import aligned, filled, listed, preformatted
 from mucudnn.core.values import format_bytes, format_seconds, instance
 from mucudnn.optimizing.confirmation import Confirmation, PutBack

@@ -10,7 +10,7 @@ from functools import cached_property
 from torch import nn
 
 from mucudnn.core.config import Config
-from mucudnn.core.results import is_busy
+from mucudnn.core.records import is_busy
 from mucudnn.distributed.team import Team
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.optimizing.confirmation import InTurns

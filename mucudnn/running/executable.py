@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mucudnn.core.errors import InvalidInputError, LibraryError, MisalignedError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import Algorithm, BoundStage, Workspace
 from mucudnn.kernels.contract.buffers import torch_dtype
 from mucudnn.kernels.registry import algorithm as algorithm_named

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MOST_SAMPLES
-from mucudnn.core.results import MicroConfig
+from mucudnn.core.records import MicroConfig
 from mucudnn.core.values import shown
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self, cast
 
 from mucudnn.core.errors import DATABASE_OPTION, InvalidInputError, say_once
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import Failure, Measurement, MicroConfig, WholeRun
+from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig
 from mucudnn.running.environment import Environment
 from mucudnn.store import schema
 from mucudnn.store.configuration_keys import configuration_key, micro_configs_from, whole_run_from
@@ -147,7 +147,7 @@ class Database:
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, measurement: Measurement
     ) -> None:
         """Commit one measurement."""
-        values = {name: getattr(measurement, name) for name in _MEASURED} | sample_columns(measurement.raw)
+        values = {name: getattr(measurement, name) for name in _MEASURED} | sample_columns(measurement)
         key = _key(measurement.micro_config, algorithm_version)
         self._add("measurement", environment, problem, **key, **values)
 
@@ -170,7 +170,7 @@ class Database:
         problem: ConvProblem,
         micro_configs: Sequence[MicroConfig],
         versions: Mapping[str, int],
-        run: WholeRun,
+        run: Comparison,
         *,
         fresh: bool = False,
     ) -> None:
@@ -179,7 +179,7 @@ class Database:
         versions: versions of at least the algorithms that ran. fresh: whether each call allocated its workspace.
         """
         key = configuration_key(micro_configs, versions, fresh=fresh)
-        values = {name: getattr(run, name) for name in _RUN} | sample_columns(run.raw)
+        values = {name: getattr(run, name) for name in _RUN} | sample_columns(run)
         self._add("verification", environment, problem, configuration=key, **values)
 
     def _add(self, kind: str, environment: Environment, problem: ConvProblem, **values: object) -> None:
@@ -270,7 +270,7 @@ class Database:
         versions: Mapping[str, int],
         *,
         fresh: bool = False,
-    ) -> WholeRun | None:
+    ) -> Comparison | None:
         """Return the whole run (times of complete calls) of exactly this configuration; None if there is none."""
         condition = f"{self._of(environment, [problem])} AND configuration = ?"
         key = configuration_key(micro_configs, versions, fresh=fresh)
@@ -279,7 +279,7 @@ class Database:
 
     def whole_runs(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], *, fresh: bool = False
-    ) -> dict[tuple[MicroConfig, ...], WholeRun]:
+    ) -> dict[tuple[MicroConfig, ...], Comparison]:
         """Return the whole run (times of complete calls) of each configuration, of any batch size.
 
         Arguments are as for ``whole_run``.
@@ -366,5 +366,5 @@ def _is_readable(configuration: str) -> bool:
     return True
 
 
-def _whole_run(row: sqlite3.Row) -> WholeRun:
-    return WholeRun(*(row[name] for name in _RUN))
+def _whole_run(row: sqlite3.Row) -> Comparison:
+    return Comparison(*(row[name] for name in _RUN))

@@ -8,7 +8,7 @@ from typing import ParamSpec
 
 from mucudnn.core.errors import DatabaseError, InvalidInputError, warn
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import Failure, Measurement
+from mucudnn.core.records import Failure, Measurement
 from mucudnn.running.environment import Environment
 from mucudnn.store.database import Database
 

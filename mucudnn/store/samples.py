@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import fields
 from math import inf
-from typing import Any
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.samples import MeasuredSamples, PairedSamples
+from mucudnn.core.records import Comparison, Measurement
 from mucudnn.core.values import shown
-from mucudnn.store.schema import SAMPLE_COLUMNS
+from mucudnn.store.schema import SAMPLES
 
 
 def packed(name: str, samples: Sequence[float]) -> bytes:
@@ -29,10 +27,10 @@ def unpacked(stored: bytes) -> list[float]:
     return [*struct.unpack(f"<{len(stored) // 8}d", stored)]
 
 
-def sample_columns(raw: MeasuredSamples | PairedSamples | None) -> dict[str, Any]:
-    """Return the fields of raw samples (timings) as columns of a database row; an empty dict for None.
+def sample_columns(result: Measurement | Comparison) -> dict[str, bytes]:
+    """Return the raw samples (timings) of a new result as columns of a database row.
 
     Raises ``InvalidInputError`` for samples that are not times.
     """
-    values = {} if raw is None else {field.name: getattr(raw, field.name) for field in fields(raw)}
-    return {name: packed(name, value) if name in SAMPLE_COLUMNS else value for name, value in values.items()}
+    names = SAMPLES["measurement" if isinstance(result, Measurement) else "verification"]
+    return {name: packed(name, samples) for name in names if (samples := getattr(result, name))}

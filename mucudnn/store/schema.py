@@ -12,7 +12,7 @@ from typing import Any
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import BUSY
+from mucudnn.core.records import BUSY
 from mucudnn.running.environment import Environment
 from mucudnn.store.configuration_keys import whole_run_from
 

@@ -10,8 +10,7 @@ from functools import partial
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, source_of
-from mucudnn.core.task import Task
+from mucudnn.core.records import Comparison, Configuration, Failure, Measurement, MicroConfig, Task, source_of
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.contract.algorithm import Algorithm
@@ -229,12 +228,12 @@ class Benchmarker:
         )
         outcomes = self.quiet.compared(problem, missing, compare)
         for configuration, outcome in zip(missing, outcomes, strict=True):
-            if isinstance(outcome, WholeRun):
+            if isinstance(outcome, Comparison):
                 self.store.add_whole_run(problem, configuration.micro_configs, self.versions, outcome, fresh=fresh)
             known[configuration] = outcome
         return known
 
-    def runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], WholeRun]:
+    def runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], Comparison]:
         """Return the stored whole runs of a task's problem, for any batch size."""
         return self.store.whole_runs(task.problem, self.versions, fresh=task.in_headroom)
 

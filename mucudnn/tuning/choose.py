@@ -12,8 +12,7 @@ from functools import partial
 from math import inf
 
 from mucudnn.core.errors import InfeasibleError
-from mucudnn.core.results import Configuration, Measurement, MicroConfig, WholeRun
-from mucudnn.core.task import Task
+from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes
 from mucudnn.solver.front import desirable_sets
@@ -30,7 +29,7 @@ _COARSE = 4  # multiple of the baseline's error above which JUST_AS_FAST counts 
 LEAST_GAIN = 0.03
 _SURPRISING = 1.25  # multiple of the prediction above which a whole run is no noise, and others are tried
 
-Outcome = WholeRun | Exception | None  # the whole run, its error, or None if it was not run
+Outcome = Comparison | Exception | None  # the whole run, its error, or None if it was not run
 Verify = Callable[[Task, Sequence[Configuration]], Mapping[Configuration, Outcome]]
 
 
@@ -84,8 +83,8 @@ def _surprising_s(
     return min(time_s, baseline.time_s) if _fits(task, baseline) else time_s
 
 
-def _runs(outcomes: Mapping[Configuration, Outcome]) -> dict[Configuration, WholeRun]:
-    return {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, WholeRun)}
+def _runs(outcomes: Mapping[Configuration, Outcome]) -> dict[Configuration, Comparison]:
+    return {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, Comparison)}
 
 
 def _choose(
@@ -119,7 +118,7 @@ def is_solvable(task: Task, measurements: Sequence[Measurement]) -> bool:
 
 
 def refuted(
-    task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], WholeRun]
+    task: Task, measurements: Sequence[Measurement], runs: Mapping[tuple[MicroConfig, ...], Comparison]
 ) -> tuple[tuple[MicroConfig, ...], ...]:
     """Return configurations of smaller batches whose whole runs were not faster than torch's own, where that fits."""
     slower = (parts for parts, run in runs.items() if not is_gain(run))
@@ -163,7 +162,7 @@ def is_timed(baseline: Configuration) -> bool:
 
 def timed(baseline: Configuration, run: Outcome) -> Configuration:
     """Return the baseline (torch's own), with its time from the whole run if it was not measured."""
-    if is_timed(baseline) or not isinstance(run, WholeRun):
+    if is_timed(baseline) or not isinstance(run, Comparison):
         return baseline
     return replace(baseline, time_s=run.baseline_s)
 
@@ -175,7 +174,7 @@ def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:
     return None
 
 
-def _verdict(task: Task, best: Configuration, run: WholeRun, baseline: Configuration) -> TunedProblem:
+def _verdict(task: Task, best: Configuration, run: Comparison, baseline: Configuration) -> TunedProblem:
     if best.is_baseline:
         reason = "PyTorch's own, undivided: nothing else that is allowed can compute this"
         return TunedProblem.of(task, baseline, run.baseline_s, run.baseline_s, reason, run.load)
@@ -202,7 +201,7 @@ def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configurati
     if not is_timed(baseline):
         reason = "fastest by prediction, not run; PyTorch's own was not measured at this batch size"
         return TunedProblem.of(task, fastest, None, fastest.time_s, reason)
-    predicted = WholeRun(baseline.time_s, fastest.time_s, 0.0)
+    predicted = Comparison(baseline.time_s, fastest.time_s, 0.0)
     if fastest.is_baseline or not _fits(task, baseline) or is_gain(predicted):
         reason = "fastest by prediction, not run"
         return TunedProblem.of(task, fastest, baseline.time_s, fastest.time_s, reason)
@@ -216,12 +215,12 @@ def _fits(task: Task, baseline: Configuration) -> bool:
     return baseline.workspace_bytes <= task.limit_bytes
 
 
-def is_gain(run: WholeRun) -> bool:
+def is_gain(run: Comparison) -> bool:
     """Whether the configuration of this run is faster than torch's own by more than the noise."""
     return run.speedup - max(run.noise, LEAST_GAIN) > 1
 
 
-def with_noise(run: WholeRun) -> str:
+def with_noise(run: Comparison) -> str:
     return f"{run.speedup:.2f} ± {run.noise:.2f}"
 
 
@@ -267,7 +266,7 @@ def fastest_within(measurements: Sequence[Measurement], batch_size: int, limit_b
     return set() if fastest is None else {fastest}
 
 
-def best_of(runs: Mapping[Configuration, WholeRun], measurements: Sequence[Measurement]) -> Configuration:
+def best_of(runs: Mapping[Configuration, Comparison], measurements: Sequence[Measurement]) -> Configuration:
     """Return the configuration with the fastest whole run, or an equally fast one with fewer micro-batches.
 
     An equally fast configuration with at most half the error is preferred, since the least accurate layers determine

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from mucudnn.core.results import Configuration, Measurement, WholeRun
-from mucudnn.core.task import Task
+from mucudnn.core.records import Comparison, Configuration, Measurement, Task
 from mucudnn.core.values import format_bytes
 from mucudnn.solver.division import Division, DivisionProblem, solve_wd
 from mucudnn.solver.front import desirable_sets
@@ -78,7 +77,7 @@ class _Options:
     baseline_bytes: int | None
     configurations: list[Configuration] = field(init=False)
     baseline: Configuration = field(init=False)
-    runs: dict[Configuration, WholeRun | None] = field(default_factory=dict)
+    runs: dict[Configuration, Comparison | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = self.task.batch_size

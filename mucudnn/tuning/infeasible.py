@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from mucudnn.core.errors import InfeasibleError
-from mucudnn.core.results import Failure, Measurement, source_of
-from mucudnn.core.task import Task
+from mucudnn.core.records import Failure, Measurement, Task, source_of
 from mucudnn.core.values import exact_bytes, format_bytes
 from mucudnn.solver.front import desirable_sets
 

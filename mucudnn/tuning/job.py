@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from mucudnn.core.errors import MucudnnError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import Failure, Measurement, MicroConfig, WholeRun
-from mucudnn.core.task import Task
+from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig, Task
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.tuning.choose import Outcome, refuted
 from mucudnn.tuning.infeasible import smallest_bytes
@@ -100,7 +99,7 @@ class Job:
     def failures(self) -> list[Failure]:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
-    def tuned(self, choice: TunedProblem, runs: Mapping[tuple[MicroConfig, ...], WholeRun]) -> TunedProblem:
+    def tuned(self, choice: TunedProblem, runs: Mapping[tuple[MicroConfig, ...], Comparison]) -> TunedProblem:
         """Return the choice with the measurements and failures of all candidates.
 
         runs: whole runs of the problem, for any batch size.

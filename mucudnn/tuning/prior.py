@@ -8,7 +8,7 @@ from math import inf, log2
 from typing import Any, NamedTuple
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Failure, Measurement
+from mucudnn.core.records import Failure, Measurement
 from mucudnn.tuning.thresholds import HOPELESS_ELSEWHERE, HOPELESS_IN_LIKE, NEIGHBOURS, REACH
 
 _Class = tuple[Any, ...]

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING
 
-from mucudnn.core.results import Failure, Measurement, MicroConfig, passed_over, too_large
+from mucudnn.core.records import Failure, Measurement, MicroConfig, passed_over, too_large
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.tuning.prior import Expectation, Prior

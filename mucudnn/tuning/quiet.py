@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mucudnn.core.errors import say_once
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import Configuration, Failure, Measurement, MicroConfig, WholeRun, is_busy
+from mucudnn.core.records import Comparison, Configuration, Failure, Measurement, MicroConfig, is_busy
 from mucudnn.measuring.load import Load, Watch
 from mucudnn.tuning.race import Race
 
 MOST_WAITED_S = 3.0  # total of all waits in a run; results under load are marked and can be measured again
 
-Outcomes = Sequence[WholeRun | Exception | None]
+Outcomes = Sequence[Comparison | Exception | None]
 _BUSY = (
     "other programs were running: some timings may be too high, and are marked; the next tuning on a quiet machine "
     "measures them again"
@@ -75,13 +75,13 @@ class Quiet:
             return []
         self.wait()
         outcomes = compare(configurations)
-        if any(isinstance(one, WholeRun) and is_busy(one.load) for one in outcomes) and self.wait().is_quiet:
+        if any(isinstance(one, Comparison) and is_busy(one.load) for one in outcomes) and self.wait().is_quiet:
             outcomes = compare(configurations)
         for configuration, outcome in zip(configurations, outcomes, strict=True):
-            self._remember(problem, configuration, outcome.load if isinstance(outcome, WholeRun) else None)
+            self._remember(problem, configuration, outcome.load if isinstance(outcome, Comparison) else None)
         return outcomes
 
-    def believed(self, run: WholeRun | None) -> WholeRun | None:
+    def believed(self, run: Comparison | None) -> Comparison | None:
         """Return the stored whole run, or None if it was disturbed and can be repeated now, on a quiet machine."""
         return None if run is None or (run.is_disturbed and self.is_now()) else run
 

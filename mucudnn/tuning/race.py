@@ -15,10 +15,8 @@ from statistics import median
 from typing import Self
 
 from mucudnn.core.errors import BrokenDeviceError, UnsoundError, first_line, without_frames
-from mucudnn.core.results import Failure, Measurement, MicroConfig
-from mucudnn.core.samples import MeasuredSamples
+from mucudnn.core.records import Failure, Measurement, MicroConfig, Task
 from mucudnn.core.statistics import spread
-from mucudnn.core.task import Task
 from mucudnn.kernels.contract.out_of_memory import give_back_cache, is_out_of_memory
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.clocks import Clock, StoppingRule
@@ -60,8 +58,10 @@ class Entry:
     def final(self) -> Measurement:
         """Return the candidate's measurement with its raw samples, and the machine's load while they were taken."""
         load = self.watch.since(self.began)
-        raw = MeasuredSamples(self.setup_samples_s, tuple(self.timer.samples_s))
-        return replace(self.measurement(), load=load.share, raw=raw)
+        samples_s = tuple(self.timer.samples_s)
+        return replace(
+            self.measurement(), load=load.share, setup_samples_s=self.setup_samples_s, step_samples_s=samples_s
+        )
 
     def measurement(self) -> Measurement:
         """Return the candidate's measurement so far, without raw samples, as the race reads it after every round.

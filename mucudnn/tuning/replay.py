@@ -7,8 +7,7 @@ from math import inf
 from typing import Protocol
 
 from mucudnn.core.config import BatchSizePolicy, Config
-from mucudnn.core.results import Configuration, Measurement, WholeRun
-from mucudnn.core.task import Task
+from mucudnn.core.records import Comparison, Configuration, Measurement, Task
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
@@ -28,7 +27,7 @@ class Stored(Protocol):
     def measurements(self, task: Task) -> Sequence[Measurement]:
         """Return the stored measurements of the task's micro-batch sizes, which cover its mini-batch."""
 
-    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
+    def whole_run(self, task: Task, configuration: Configuration) -> Comparison | None:
         """Return the stored whole run of this configuration under the task's conditions; None if there is none."""
 
 

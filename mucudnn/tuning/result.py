@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import Configuration, Failure, Measurement, MicroConfig, is_busy, source_of
-from mucudnn.core.task import Task
+from mucudnn.core.records import Configuration, Failure, Measurement, MicroConfig, Task, is_busy, source_of
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes, format_seconds
 from mucudnn.running.environment import Environment

@@ -12,7 +12,7 @@ from itertools import chain
 from mucudnn.core import VERSION
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.task import Task
+from mucudnn.core.records import Task
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.measuring.whole_runs import Machine

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from mucudnn.core.config import Config, config_or_default
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem
-from mucudnn.core.task import Task
+from mucudnn.core.records import Task
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import deterministic_torch
 from mucudnn.core.values import instance, several, shown, whole

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mucudnn.core.results import Configuration
-from mucudnn.core.task import Task
+from mucudnn.core.records import Configuration, Task
 from mucudnn.tuning.benchmarker import Benchmarker
 from mucudnn.tuning.choose import JUST_AS_FAST, NEARLY_AS_FAST, choose
 from mucudnn.tuning.divide import divide

@@ -21,8 +21,7 @@ from support.clock.machine import FORWARD
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Configuration, MicroConfig
-from mucudnn.core.task import Task
+from mucudnn.core.records import Configuration, MicroConfig, Task
 from mucudnn.core.values import flag, pair, real, shown, whole
 from mucudnn.running.devices import largest_batch_size
 from mucudnn.solver.policies import BatchSizePolicy

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from mucudnn.core import errors
 from mucudnn.core.problem import Operation
-from mucudnn.core.task import Task
+from mucudnn.core.records import Task
 from mucudnn.enabling.session import Session
 from mucudnn.enabling.status import Origin
 

@@ -25,7 +25,7 @@ from support.cuda.either_device import (
 
 from mucudnn.core.errors import UnsoundError, first_line
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import Algorithm
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine

@@ -20,7 +20,7 @@ import mucudnn
 from mucudnn.bench.sources.networks.large_images import EDSR, DnCNN, SegmentingUNet
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
-from mucudnn.core.results import WholeRun
+from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import silent
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.convolution_choices import ConvolutionChoices
@@ -144,7 +144,7 @@ def test_the_model_itself_runs_where_it_is_faster(quick: dict[str, Any]) -> None
     with torch.no_grad(), mock.patch.object(Schedule, "run", autospec=True, side_effect=run) as runs:
         fitted(x)
     assert (runs.call_count == 0) == found.runs_torchs == is_faster
-    slower = replace(found, whole_run=WholeRun(1.0, 2.0, 0.0), budget_bytes=found.torch_bytes)
+    slower = replace(found, whole_run=Comparison(1.0, 2.0, 0.0), budget_bytes=found.torch_bytes)
     assert slower.runs_torchs
     assert not replace(slower, budget_bytes=found.torch_bytes - 1).runs_torchs, "its memory is beyond the budget"
 

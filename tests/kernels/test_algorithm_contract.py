@@ -17,7 +17,7 @@ import mucudnn
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.contract.reference import reference
 from mucudnn.kernels.registry import algorithm, algorithms

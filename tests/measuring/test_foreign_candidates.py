@@ -14,7 +14,7 @@ from support.races import CLOCK, fake, race_on, results_of
 
 from mucudnn.core.errors import BrokenDeviceError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Failure, Measurement, MicroConfig
+from mucudnn.core.records import Failure, Measurement, MicroConfig
 from mucudnn.kernels.contract.algorithm import Workspace
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines, Plan
 from mucudnn.measuring.candidates import find_candidates

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.clock.shared_machine import SharedProcessors
 
-from mucudnn.core.results import BUSY
+from mucudnn.core.records import BUSY
 from mucudnn.measuring.load import Load, Watch, too_many_threads, watch_of
 
 

@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 from support.clock.machine import FakeClock
 
-from mucudnn.core.results import WholeRun
+from mucudnn.core.records import Comparison
 from mucudnn.core.statistics import spread
 from mucudnn.measuring.clocks import StoppingRule
 from mucudnn.measuring.turns import QUICK, Rounds, Stop, Timer, compare_in_turns, in_turns
@@ -98,44 +98,43 @@ def test_the_order_is_drawn_anew_for_each_round_and_alike_in_each_run() -> None:
     assert turns() == turns()
 
 
-def rounds_of(run: WholeRun) -> int:
-    assert run.raw is not None
-    assert len(run.raw.baseline_samples_s) == len(run.raw.time_samples_s)
-    return len(run.raw.time_samples_s)
+def rounds_of(run: Comparison) -> int:
+    assert len(run.baseline_samples_s) == len(run.time_samples_s)
+    return len(run.time_samples_s)
 
 
-def compared(baseline: Iterable[float], run: Iterable[float], **limits: Rounds) -> WholeRun:
+def compared(baseline: Iterable[float], run: Iterable[float], **limits: Rounds) -> Comparison:
     clock = FakeClock()
     bases, runs = (chain([0.1], list(durations), repeat(0.1)) for durations in (baseline, run))
     (result,) = compare_in_turns(
         lambda: clock.advance(next(bases)), [lambda: clock.advance(next(runs))], clock, **limits
     )
-    assert isinstance(result, WholeRun)
+    assert isinstance(result, Comparison)
     return result
 
 
 def test_in_a_quick_comparison_short_calls_are_warmed_up_and_need_more_rounds_than_long_ones() -> None:
-    def of_calls(seconds: float) -> WholeRun:
+    def of_calls(seconds: float) -> Comparison:
         clock = FakeClock()
         bases = chain([9 * seconds], repeat(2 * seconds))  # torch's first call builds what later ones find
         (result,) = compare_in_turns(
             lambda: clock.advance(next(bases)), [lambda: clock.advance(seconds)], clock, rounds=QUICK
         )
-        assert isinstance(result, WholeRun)
+        assert isinstance(result, Comparison)
         return result
 
     short, long = of_calls(0.001), of_calls(0.1)
     assert (rounds_of(short), rounds_of(long)) == (3, 2)
-    assert (short.speedup, max(long.raw.speedups)) == (pytest.approx(2.0), pytest.approx(9.0))
+    assert (short.speedup, max(long.speedups)) == (pytest.approx(2.0), pytest.approx(9.0))
 
 
-def raced(baseline_s: float, *run_s: Sequence[float]) -> list[WholeRun]:
+def raced(baseline_s: float, *run_s: Sequence[float]) -> list[Comparison]:
     """Race runs, each with its seconds in round after round; all count, since they are long."""
     clock = FakeClock()
     seconds = [cycle(of_run) for of_run in run_s]
     runs = [lambda of=of: clock.advance(next(of)) for of in seconds]
     results = compare_in_turns(lambda: clock.advance(baseline_s), runs, clock, replace(QUICK, time_limit_s=100.0))
-    return [result for result in results if isinstance(result, WholeRun)]
+    return [result for result in results if isinstance(result, Comparison)]
 
 
 @pytest.mark.parametrize(

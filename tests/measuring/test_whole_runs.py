@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.torch_ops import gemm
 from mucudnn.measuring.whole_runs import Machine, run_torch, training_operands, whole_run
 from mucudnn.running.executable import Executable

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.distributed.team import Team
 from mucudnn.optimizing import steps as bounds
 from mucudnn.optimizing.confirm import confirm

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mucudnn
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.optimizing.in_place import InPlaceTimes, Place
 from mucudnn.running import definition, dispatcher, operators
 from mucudnn.running.choices import Choices

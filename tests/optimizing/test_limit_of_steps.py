@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
 from mucudnn.optimizing.optimize import _most_kept, _put_in

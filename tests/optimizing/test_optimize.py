@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 import mucudnn
 from mucudnn.core import errors
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import MicroConfig
+from mucudnn.core.records import MicroConfig
 from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import tuned_of
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.core.terminal import WIDTH
 from mucudnn.optimizing.confirmation import Confirmation, InTurns, PutBack
 from mucudnn.optimizing.report import Report

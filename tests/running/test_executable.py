@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution

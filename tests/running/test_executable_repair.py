@@ -16,7 +16,7 @@ from torch import Tensor
 from mucudnn.core import errors
 from mucudnn.core.errors import CapturingError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.cudnn import algorithms
 from mucudnn.kernels.cudnn.algorithms import Plan
 from mucudnn.kernels.cudnn.engines import Engine, EngineConfig

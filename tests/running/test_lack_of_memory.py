@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mucudnn.core import errors
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution

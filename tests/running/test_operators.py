@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.running import operators
 from mucudnn.running.choices import UNTUNED, Choices
 

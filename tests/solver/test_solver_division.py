@@ -19,7 +19,7 @@ from support.problems.solver_cases import Options, configuration, correlated, ha
 
 import mucudnn.solver.knapsack as knapsack
 from mucudnn.core.errors import InfeasibleError
-from mucudnn.core.results import Configuration
+from mucudnn.core.records import Configuration
 from mucudnn.solver.account import Status
 from mucudnn.solver.division import DivisionProblem, solve_wd
 
@@ -100,7 +100,7 @@ def test_without_a_budget_each_problem_gets_its_fastest() -> None:
 def test_another_seed_of_hashes_gives_the_same_answer() -> None:
     """Answers of new processes: sets and dictionaries of text have another order in each."""
     code = """
-from mucudnn.core.results import Configuration, Measurement, MicroConfig
+from mucudnn.core.records import Configuration, Measurement, MicroConfig
 from mucudnn.solver.curve import budget_curve
 from mucudnn.solver.division import DivisionProblem, solve_wd
 from mucudnn.solver.reuse import solve_wr

@@ -18,7 +18,7 @@ from support.problems.solver_cases import Key, Problem, all_keys, key_of, key_of
 
 from mucudnn.core.config import BatchSizePolicy
 from mucudnn.core.errors import InfeasibleError
-from mucudnn.core.results import Configuration, Measurement, MicroConfig
+from mucudnn.core.records import Configuration, Measurement, MicroConfig
 from mucudnn.solver.account import Status
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from support.database_rows import FAST, HERE, PROBLEM, VERSIONS
 
-from mucudnn.core.results import (
+from mucudnn.core.records import (
     BUSY,
+    Comparison,
     Failure,
     Measurement,
     MicroConfig,
-    WholeRun,
 )
 from mucudnn.store.configuration_keys import configuration_key, whole_run_from
 from mucudnn.store.database import Database
@@ -78,7 +78,7 @@ def test_merging_is_the_union_in_any_order() -> None:
 
 
 def test_a_whole_run_under_load_replaces_no_other() -> None:
-    runs = [WholeRun(2.0, 1.0, 0.1, load) for load in (0.9, 0.05, 0.5)]
+    runs = [Comparison(2.0, 1.0, 0.1, load) for load in (0.9, 0.05, 0.5)]
     with Database(":memory:") as database:
         for run, expected in zip(runs, (runs[0], runs[1], runs[1]), strict=True):
             database.add_whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS, run)
@@ -98,7 +98,7 @@ def test_the_key_of_a_whole_run_tells_what_ran() -> None:
 
 
 def test_exporting_keeps_whole_runs_with_a_fresh_workspace(tmp_path: Path) -> None:
-    runs = {fresh: WholeRun(2.0 + fresh, 1.0, 0.1, 0.0) for fresh in (False, True)}
+    runs = {fresh: Comparison(2.0 + fresh, 1.0, 0.1, 0.0) for fresh in (False, True)}
     key = (HERE, PROBLEM, [MicroConfig("gemm", 8)], {"gemm": 1, "native": 1, "fft": 1})
     with Database(tmp_path / "some.sqlite") as database:
         for fresh, run in runs.items():

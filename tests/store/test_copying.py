@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.clock.machine import ENVIRONMENT, FORWARD
 
-from mucudnn.core.results import Configuration, Failure, Measurement, MicroConfig, WholeRun
+from mucudnn.core.records import Comparison, Configuration, Failure, Measurement, MicroConfig
 from mucudnn.store.copying import CopyingDatabase
 from mucudnn.store.database import Database
 
@@ -49,7 +49,7 @@ def test_everything_that_is_added_is_copied_with_its_time_stamp(file: Database) 
     configuration = Configuration((MicroConfig("gemm", 2),), 1.0, 0)
     with CopyingDatabase(file) as database:
         database.add_failure(*HERE, Failure(MicroConfig("gemm", 3), "too slow"))
-        database.add_whole_run(ENVIRONMENT, FORWARD, configuration.micro_configs, VERSIONS, WholeRun(2.0, 1.0, 0.0))
+        database.add_whole_run(ENVIRONMENT, FORWARD, configuration.micro_configs, VERSIONS, Comparison(2.0, 1.0, 0.0))
         rows = [one.every_row(ENVIRONMENT) for one in (database, file)]
         assert rows[0] == rows[1]
         assert len(rows[0]) == 3

@@ -16,7 +16,7 @@ from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, c
 from mucudnn.core import errors
 from mucudnn.core.errors import DatabaseError
 from mucudnn.core.problem import MemoryFormat, Operation
-from mucudnn.core.results import Failure, Measurement, MicroConfig, WholeRun
+from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig
 from mucudnn.store import database as module
 from mucudnn.store import schema
 from mucudnn.store.database import Database, EnvironmentRows, MergeCounts, default_path
@@ -79,8 +79,8 @@ def test_only_algorithms_and_configurations_asked_for_come_back(path: Path) -> N
         assert database.measurements(HERE, PROBLEM, {"fft": 1}) == ()
         assert database.failures(HERE, PROBLEM, {"fft": 1}) == (FAILED,)
         for baseline_s in (3.0, 4.0):
-            database.add_whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS, WholeRun(baseline_s, 2.0, 0.1))
-        assert database.whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS) == WholeRun(4.0, 2.0, 0.1)
+            database.add_whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS, Comparison(baseline_s, 2.0, 0.1))
+        assert database.whole_run(HERE, PROBLEM, [eight, four, four], VERSIONS) == Comparison(4.0, 2.0, 0.1)
         assert database.whole_run(HERE, PROBLEM, [eight], VERSIONS) == FULL[2]
         for other in ([eight, four], [four, four, eight], [eight, four, four, four]):
             assert database.whole_run(HERE, PROBLEM, other, VERSIONS) is None

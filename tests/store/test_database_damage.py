@@ -18,7 +18,7 @@ from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, V
 from support.effort import how_many
 
 from mucudnn.core.errors import DatabaseError, InvalidInputError
-from mucudnn.core.results import WholeRun
+from mucudnn.core.records import Comparison
 from mucudnn.running.environment import Environment
 from mucudnn.store import schema
 from mucudnn.store.database import Database
@@ -182,7 +182,7 @@ def read_everything(path: Path) -> None:
                 database.measurements(environment, problem, versions)
                 database.failures(environment, problem, versions)
                 found = database.whole_run(environment, problem, [FAST.micro_config], VERSIONS)
-                assert found is None or isinstance(found, WholeRun)
+                assert found is None or isinstance(found, Comparison)
             database.measurements_of_all(environment, database.problems(environment), versions)
         database.info()
 

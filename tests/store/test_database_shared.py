@@ -13,7 +13,7 @@ import pytest
 from support.database_rows import FAILED, FAST, HERE, PROBLEM, VERSIONS, change, fill
 
 from mucudnn.core.errors import DatabaseError
-from mucudnn.core.results import Measurement, MicroConfig
+from mucudnn.core.records import Measurement, MicroConfig
 from mucudnn.store import sqlite_file
 from mucudnn.store.database import Database
 from mucudnn.store.environment_store import EnvironmentStore

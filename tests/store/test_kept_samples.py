@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.database_rows import FAST, HERE, PAIRS, PROBLEM, SAMPLES, VERSIONS, fill
+from support.database_rows import FAST, HERE, PROBLEM, VERIFIED, VERSIONS, fill
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.results import MicroConfig
+from mucudnn.core.records import MicroConfig
 from mucudnn.store.copying import CopyingDatabase
 from mucudnn.store.database import Database
 from mucudnn.store.samples import packed, unpacked
@@ -41,12 +41,12 @@ NOTHING = dict.fromkeys(("setup_samples_s", "step_samples_s", "baseline_samples_
 KEPT = [
     {
         **{"kind": "measurement", **NOTHING},
-        **{"setup_samples_s": [*SAMPLES.setup_samples_s], "step_samples_s": [*SAMPLES.step_samples_s]},
+        **{"setup_samples_s": [*FAST.setup_samples_s], "step_samples_s": [*FAST.step_samples_s]},
     },
     {"kind": "failure", **NOTHING},
     {
         **{"kind": "verification", **NOTHING},
-        **{"baseline_samples_s": [*PAIRS.baseline_samples_s], "time_samples_s": [*PAIRS.time_samples_s]},
+        **{"baseline_samples_s": [*VERIFIED.baseline_samples_s], "time_samples_s": [*VERIFIED.time_samples_s]},
     },
 ]
 
@@ -84,4 +84,4 @@ def test_samples_are_kept_with_their_row_and_not_read_to_choose(path: Path) -> N
         (measured,) = database.measurements(HERE, PROBLEM, VERSIONS)
         run = database.whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS)
     assert run is not None
-    assert (measured.raw, run.raw) == (None, None)
+    assert measured.step_samples_s == run.time_samples_s == ()

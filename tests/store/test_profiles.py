@@ -18,8 +18,7 @@ from support.database_rows import FAST, HERE, PROBLEM, VERSIONS, fill
 
 from mucudnn.core.errors import DatabaseError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Failure, Measurement, MicroConfig, WholeRun
-from mucudnn.core.samples import MeasuredSamples, PairedSamples
+from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig
 from mucudnn.store import schema
 from mucudnn.store.database import Database
 from mucudnn.store.exports import export_json_lines, open_stored, read_profile
@@ -28,23 +27,25 @@ TWO_BYTES = st.integers(0, 2**16)
 NOT_NEGATIVE = st.floats(min_value=0, allow_infinity=False)
 COSTS = NOT_NEGATIVE | st.integers(0, 2**63 - 1)
 MICRO_CONFIGS = st.builds(MicroConfig, st.sampled_from(sorted(VERSIONS)), st.integers(1, 64))
-SAMPLES = st.lists(NOT_NEGATIVE, min_size=1, max_size=5).map(tuple)
+SAMPLES = st.lists(NOT_NEGATIVE, max_size=5).map(tuple)
 SHARES = st.none() | st.floats(0, 1)
 MEASUREMENTS = st.builds(
     Measurement,
     *(MICRO_CONFIGS, COSTS, COSTS, TWO_BYTES, TWO_BYTES, COSTS, COSTS, st.integers(1, 2**63 - 1)),
     load=SHARES,
-    raw=st.none() | st.builds(MeasuredSamples, SAMPLES, SAMPLES),
+    setup_samples_s=SAMPLES,
+    step_samples_s=SAMPLES,
 )
 FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text(), least_s=st.none() | st.floats(1e-9, 1e9))
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 VERIFICATIONS = st.builds(
-    WholeRun,
+    Comparison,
     POSITIVE,
     POSITIVE,
     COSTS,
     SHARES,
-    raw=st.none() | st.builds(PairedSamples, SAMPLES, SAMPLES),
+    baseline_samples_s=SAMPLES,
+    time_samples_s=SAMPLES,
 )
 OTHER = ConvProblem(
     Operation.BACKWARD_DATA, 3, 8, 9, 4, 1, 2, memory_format=MemoryFormat.CHANNELS_LAST, dtype="float16"
@@ -71,7 +72,7 @@ def add(database: Database, row: tuple[Any, ...]) -> None:
             database.add(environment, problem, 1, value)
         case Failure():
             database.add_failure(environment, problem, 1, value)
-        case WholeRun():
+        case Comparison():
             database.add_whole_run(environment, problem, [MicroConfig("gemm", 2)] * 3, VERSIONS, value)
 
 

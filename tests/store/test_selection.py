@@ -16,13 +16,13 @@ from support.problems.measurements import measured as made_up
 from mucudnn.core.config import BatchSizePolicy
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import (
+from mucudnn.core.records import (
+    Comparison,
     Configuration,
     Failure,
     MicroConfig,
-    WholeRun,
+    Task,
 )
-from mucudnn.core.task import Task
 from mucudnn.running.environment import Environment
 from mucudnn.solver.policies import micro_batch_sizes
 from mucudnn.store.database import Database
@@ -176,12 +176,12 @@ HALVES = Configuration((MicroConfig("gemm", 2),) * 2, 1.0, 0)
 def test_verifications_are_of_the_same_environment_and_version(opened: Database) -> None:
     fill(opened, version=2)
     fill(opened, environment=ELSEWHERE, version=2)
-    newest = WholeRun(2.0, 1.0, 0.1)
+    newest = Comparison(2.0, 1.0, 0.1)
     for environment, version, verification in (
-        (HERE, 2, WholeRun(4.0, 1.0, 0.1)),
+        (HERE, 2, Comparison(4.0, 1.0, 0.1)),
         (HERE, 2, newest),
-        (HERE, 1, WholeRun(5.0, 1.0, 0.1)),
-        (ELSEWHERE, 2, WholeRun(6.0, 1.0, 0.1)),
+        (HERE, 1, Comparison(5.0, 1.0, 0.1)),
+        (ELSEWHERE, 2, Comparison(6.0, 1.0, 0.1)),
     ):
         opened.add_whole_run(environment, FORWARD, HALVES.micro_configs, {"gemm": version}, verification)
     stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS, environment="EPYC")
@@ -192,7 +192,7 @@ def test_verifications_are_of_the_same_environment_and_version(opened: Database)
 
 def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
     fill(opened)
-    kept, fresh = (WholeRun(4.0, time_s, 0.1) for time_s in (1.0, 2.0))
+    kept, fresh = (Comparison(4.0, time_s, 0.1) for time_s in (1.0, 2.0))
     for run, is_fresh in ((fresh, True), (kept, False)):
         opened.add_whole_run(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, run, fresh=is_fresh)
     tasks = [Task(FORWARD, 4), Task(FORWARD, 4, in_headroom=True)]

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mucudnn.core.results import Measurement, MicroConfig
-from mucudnn.core.task import Task
+from mucudnn.core.records import Measurement, MicroConfig, Task
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.tuning import choose as choosing
 

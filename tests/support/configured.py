@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import Configuration
+from mucudnn.core.records import Configuration
 from mucudnn.running.devices import made_current
 from mucudnn.running.executable import Executable
 

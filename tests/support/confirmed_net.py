@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
-from mucudnn.core.results import Configuration, Measurement, MicroConfig
+from mucudnn.core.records import Configuration, Measurement, MicroConfig
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.optimizing.confirm_model import confirm_model
 from mucudnn.optimizing.confirmation import Confirmation

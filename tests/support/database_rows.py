@@ -6,19 +6,17 @@ import sqlite3
 from pathlib import Path
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Failure, Measurement, MicroConfig, WholeRun
-from mucudnn.core.samples import MeasuredSamples, PairedSamples
+from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig
 from mucudnn.running.environment import Environment
 from mucudnn.store.database import Database
 
 HERE = Environment("AMD EPYC", "AVX512", 2, "2.13.0", "oneDNN 3.12.0", "avx512")
 PROBLEM = ConvProblem(Operation.FORWARD, 64, 27, 28, 192, 5, 4, (1, 2), (2, 1), (1, 3), 2)
-SAMPLES = MeasuredSamples((1e-6,), (2.6e-3, 2.4e-3, 2.5e-3, 2.49e-3, 2.51e-3))
-FAST = Measurement(MicroConfig("gemm", 8), 1e-6, 2.5e-3, 64, 2**40, 1e-16, 0.01, 5, raw=SAMPLES)
+STEPS_S = (2.6e-3, 2.4e-3, 2.5e-3, 2.49e-3, 2.51e-3)
+FAST = Measurement(MicroConfig("gemm", 8), 1e-6, 2.5e-3, 64, 2**40, 1e-16, 0.01, 5, None, (1e-6,), STEPS_S)
 FAILED = Failure(MicroConfig("fft", 8), "out of memory")
 VERSIONS = {"gemm": 1, "fft": 1}
-PAIRS = PairedSamples((2.1, 2.0, 1.9), (1.2, 1.0, 0.9))
-VERIFIED = WholeRun(2.0, 1.0, 0.1, raw=PAIRS)
+VERIFIED = Comparison(2.0, 1.0, 0.1, None, (2.1, 2.0, 1.9), (1.2, 1.0, 0.9))
 FULL = ((FAST,), (FAILED,), VERIFIED)
 
 

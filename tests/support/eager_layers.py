@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running.choices import Choices
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import mucudnn
 from mucudnn.bench.sources.networks.blocks import Branches, Residual
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration
+from mucudnn.core.records import Configuration
 from mucudnn.running import choices as choices_module
 from mucudnn.running import operators
 from mucudnn.running.executable import Executable, Result

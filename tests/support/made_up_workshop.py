@@ -10,8 +10,7 @@ import torch
 from support.clock.machine import FakeClock
 
 from mucudnn.core.config import Config
-from mucudnn.core.results import Configuration, Measurement, MicroConfig
-from mucudnn.core.task import Task
+from mucudnn.core.records import Configuration, Measurement, MicroConfig, Task
 from mucudnn.enabling import switch
 from mucudnn.enabling.session import Session
 from mucudnn.tuning.result import TunedProblem

@@ -8,8 +8,7 @@ from typing import Any
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, FakeClock, linear
 
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import Failure, Measurement
-from mucudnn.core.task import Task
+from mucudnn.core.records import Failure, Measurement, Task
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.race import Race

@@ -14,8 +14,7 @@ from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut, prob
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.layers import Layer, load_source
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, Measurement, MicroConfig
-from mucudnn.core.samples import MeasuredSamples
+from mucudnn.core.records import Configuration, Measurement, MicroConfig
 from mucudnn.measuring.load import Load
 from mucudnn.tuning.result import TunedProblem
 
@@ -92,7 +91,8 @@ def _measurement(of: MicroConfig, step_s: float, setup_s: float, scratch: int, r
         prepared_bytes=0 if of.algorithm == "native" else 4096,
         scratch_bytes=scratch * of.micro_batch_size,
         relative_error=1.0 if of.algorithm == "bad" else 1e-6 * random.uniform(0.1, 1),
-        raw=MeasuredSamples((setup_s,) * 5, samples),
+        setup_samples_s=(setup_s,) * 5,
+        step_samples_s=samples,
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR, Config
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.task import Task
+from mucudnn.core.records import Task
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.measuring.clocks import WallClock
 from mucudnn.measuring.operands import Operands, random_operands

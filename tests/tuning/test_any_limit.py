@@ -14,8 +14,7 @@ from support.configured import run
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR, Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Configuration
-from mucudnn.core.task import Task
+from mucudnn.core.records import Configuration, Task
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithms

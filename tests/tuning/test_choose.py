@@ -9,8 +9,7 @@ import pytest
 from support.clock.machine import FORWARD
 from support.problems.measurements import measured
 
-from mucudnn.core.results import Configuration, Measurement, WholeRun
-from mucudnn.core.task import Task
+from mucudnn.core.records import Comparison, Configuration, Measurement, Task
 from mucudnn.tuning.choose import Outcome, choose
 from mucudnn.tuning.divide import divide
 
@@ -40,7 +39,7 @@ class WholeRuns:
         self.asked.append((task.name, algorithm))
         if self.outcome is not None:
             return self.outcome(task, algorithm)
-        return WholeRun(TORCH.step_s, configuration.time_s * self.slowdown(task, algorithm), 0.0)
+        return Comparison(TORCH.step_s, configuration.time_s * self.slowdown(task, algorithm), 0.0)
 
 
 def chosen(measurements: Mapping[Task, Sequence[Measurement]], budget: int | None, runs: WholeRuns) -> dict[str, str]:
@@ -101,7 +100,7 @@ def test_a_slower_one_is_taken_where_torch_needs_too_much() -> None:
 
 def test_what_cannot_run_whole_is_left_out() -> None:
     def outcome(task: Task, algorithm: str) -> Outcome:
-        return RuntimeError("it crashed") if algorithm == "large" else WholeRun(0.1, 0.08, 0.0)
+        return RuntimeError("it crashed") if algorithm == "large" else Comparison(0.1, 0.08, 0.0)
 
     assert chosen(BOTH, None, WholeRuns(outcome=outcome)) == {"first": "small", "second": "small"}
 
@@ -149,7 +148,7 @@ def test_where_torchs_own_does_not_fit_the_slowest_of_whole_runs_is_not_kept() -
     single = measured("native", 1, 0.001, 0)
     needy = measured("native", BATCH, 0.01, 100)
     slow_looking = measured("small", BATCH, 0.05, 10)
-    runs = WholeRuns(outcome=lambda task, algorithm: WholeRun(0.01, 0.06 if algorithm == "native" else 0.005, 0.0))
+    runs = WholeRuns(outcome=lambda task, algorithm: Comparison(0.01, 0.06 if algorithm == "native" else 0.005, 0.0))
     choice = choose(replace(FIRST, limit_bytes=10), [single, needy, slow_looking], runs)
     assert choice.configuration.algorithms == ("small",)
 
@@ -166,7 +165,7 @@ def test_an_undivided_one_that_is_as_fast_is_preferred(divided_s: float, undivid
     half = measured("small", BATCH // 2, 0.039, 10)
 
     def run(task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
-        return {c: WholeRun(0.1, divided_s if len(c.micro_configs) > 1 else undivided_s, 0.0) for c in configurations}
+        return {c: Comparison(0.1, divided_s if len(c.micro_configs) > 1 else undivided_s, 0.0) for c in configurations}
 
     choice = choose(FIRST, [TORCH, SMALL, half], run)
     assert choice.configuration.algorithms == ("small",)
@@ -188,5 +187,5 @@ def test_half_the_error_is_preferred_at_equal_speed_which_includes_more_where_to
 ) -> None:
     coarse = measured("coarse", BATCH, 0.050, 10, relative_error=error)
     fine = measured("fine", BATCH, 0.051, 10, relative_error=2e-7)
-    runs = WholeRuns(outcome=lambda task, name: WholeRun(0.1, 0.05 if name == "coarse" else fine_s, 0.0))
+    runs = WholeRuns(outcome=lambda task, name: Comparison(0.1, 0.05 if name == "coarse" else fine_s, 0.0))
     assert choose(FIRST, [TORCH, coarse, fine], runs).configuration.algorithms == (algorithm,)

@@ -16,7 +16,7 @@ from support.snapshots import assert_as_stored, printed
 from mucudnn.bench.results.tuning_report import tuning_record, tuning_table
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.core.config import Config
-from mucudnn.core.results import MicroConfig
+from mucudnn.core.records import MicroConfig
 from mucudnn.core.statistics import spread, uncertainty
 from mucudnn.optimizing.report import Report
 from mucudnn.store.database import Database
@@ -82,11 +82,11 @@ def test_every_whole_run_can_be_computed_from_its_samples_round_by_round(noisy: 
 
 def test_measurements_to_choose_from_carry_no_samples(noisy: NoisyBench) -> None:
     tuning: Tuning = noisy.tune()
-    assert all(measured.raw is None for tuned in tuning.problems for measured in tuned.measurements)
+    assert all(not measured.step_samples_s for tuned in tuning.problems for measured in tuned.measurements)
     versions = {"native": 1, "quick": 1}
     stored = noisy.database.measurements_of_all(ENVIRONMENT, [FORWARD], versions)[FORWARD]
     assert stored
-    assert all(measured.raw is None for measured in stored)
+    assert all(not measured.step_samples_s for measured in stored)
 
 
 # Time limits: the answer says what was left out, and the next run with more time makes up for it.

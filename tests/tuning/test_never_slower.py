@@ -17,14 +17,14 @@ from torch import Tensor
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import (
+from mucudnn.core.records import (
+    Comparison,
     Configuration,
     Failure,
     Measurement,
     MicroConfig,
-    WholeRun,
+    Task,
 )
-from mucudnn.core.task import Task
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.tuning.choose import LEAST_GAIN, Outcome, choose
 from mucudnn.tuning.divide import divide
@@ -76,7 +76,7 @@ class World:
         if kind < 0.3 and not configuration.is_baseline:
             return RuntimeError("it crashed")
         ratio = 1.0 if configuration.is_baseline else self.random.choice((0.2, 0.9, 0.99, 1.01, 1.05, 1.5))
-        return WholeRun(self.baseline_s, self.baseline_s / ratio, self.random.choice((0.0, 0.02, 0.3, inf)))
+        return Comparison(self.baseline_s, self.baseline_s / ratio, self.random.choice((0.0, 0.02, 0.3, inf)))
 
     @property
     def baseline_bytes(self) -> int:
@@ -98,7 +98,7 @@ class World:
 
 def lead(run: Outcome) -> float:
     """The speedup beyond what the noise and the least gain ask for; inf where nothing was run."""
-    if not isinstance(run, WholeRun):
+    if not isinstance(run, Comparison):
         return inf
     return run.baseline_s / run.time_s - 1 - max(run.noise, LEAST_GAIN)
 
@@ -150,7 +150,7 @@ def test_of_a_budget_what_runs_slower_is_not_chosen_where_torchs_own_would_fit_i
         for task, choice in divided.choices.items():
             worlds[task].require_sound(choice)
             run = worlds[task].runs.get(choice.configuration.micro_configs)
-            if isinstance(run, WholeRun) and lead(run) < 0 and not choice.configuration.is_baseline:
+            if isinstance(run, Comparison) and lead(run) < 0 and not choice.configuration.is_baseline:
                 instead = in_all - choice.configuration.workspace_bytes + worlds[task].baseline_bytes
                 assert instead > (inf if budget is None else budget), f"seed {seed}"
             if "PyTorch's own needs" in choice.reason:
@@ -251,8 +251,8 @@ class StoredRuns:
             Measurement(MicroConfig(TORCHS_OWN, n), 0.0, 0.001 * n, 0, self.scratch_bytes * n, 1e-7) for n in (1, 2)
         ]
 
-    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
-        return None if configuration.is_baseline else WholeRun(0.1, 0.5, 0.01)
+    def whole_run(self, task: Task, configuration: Configuration) -> Comparison | None:
+        return None if configuration.is_baseline else Comparison(0.1, 0.5, 0.01)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support.clock.shared_machine import SharedProcessors
 
 from mucudnn.core import errors
 from mucudnn.core.config import Config
-from mucudnn.core.results import Configuration, Measurement, MicroConfig, WholeRun, passed_over
+from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, passed_over
 from mucudnn.measuring.load import Watch
 from mucudnn.store.database import Database
 from mucudnn.tuning import quiet
@@ -120,7 +120,7 @@ def test_a_stored_verdict_under_load_is_not_believed_though_measurements_are() -
         stored.add(ENVIRONMENT, FORWARD, 1, result)
     runs = bench.database.whole_runs(ENVIRONMENT, FORWARD, VERSIONS)
     for parts in runs:
-        stored.add_whole_run(ENVIRONMENT, FORWARD, parts, VERSIONS, WholeRun(0.3, 0.5, 0.06, 0.7))
+        stored.add_whole_run(ENVIRONMENT, FORWARD, parts, VERSIONS, Comparison(0.3, 0.5, 0.06, 0.7))
     bench.database, steps = stored, bench.steps
     assert chosen(bench.tune()) == "quick"
     assert bench.steps == steps, "measurements are believed"
@@ -134,15 +134,15 @@ def test_whole_runs_under_load_are_made_again_once() -> None:
     watch = processors.watch()
     waiting, compared = quiet.Quiet(watch, told.append), list[float]()
 
-    def compare(configurations: Sequence[Configuration]) -> list[WholeRun]:
+    def compare(configurations: Sequence[Configuration]) -> list[Comparison]:
         mark = watch.mark()
         processors.work(1.0)
         compared.append(watch.since(mark).share or 0.0)
-        return [WholeRun(2.0, 1.0, 0.1, compared[-1])]
+        return [Comparison(2.0, 1.0, 0.1, compared[-1])]
 
     (outcome,) = waiting.compared(FORWARD, [one], compare)
     assert compared == [1.0, 0.0]
-    assert isinstance(outcome, WholeRun)
+    assert isinstance(outcome, Comparison)
     assert outcome.load == 0.0
     waiting.end()
     assert waiting.compared(FORWARD, [], compare) == []
@@ -155,8 +155,8 @@ def test_whole_runs_have_the_load_of_their_turns() -> None:
     bench.processors.rest(10.0)
     bench.processors.others = 0.0
     (calm,) = bench.machine.compare(FORWARD, BATCH, [one], keeps_workspace=True)
-    assert isinstance(busy, WholeRun)
-    assert isinstance(calm, WholeRun)
+    assert isinstance(busy, Comparison)
+    assert isinstance(calm, Comparison)
     assert (busy.load, calm.load) == (1.0, 0.0)
 
 

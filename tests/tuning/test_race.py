@@ -12,7 +12,7 @@ from support.clock.machine import FakeAlgorithm, linear
 from support.races import CLOCK, SIZES, fake, given_of, race_of
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Failure, Measurement, MicroConfig, passed_over, too_large
+from mucudnn.core.records import Failure, Measurement, MicroConfig, passed_over, too_large
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, Proofs
 from mucudnn.solver.reuse import solve_wr

@@ -16,8 +16,7 @@ import mucudnn
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import Configuration, Measurement, WholeRun
-from mucudnn.core.task import Task
+from mucudnn.core.records import Comparison, Configuration, Measurement, Task
 from mucudnn.kernels import registry
 from mucudnn.running.environment import Environment
 from mucudnn.store.database import Database
@@ -38,7 +37,7 @@ class Stored:
     def measurements(self, task: Task) -> Sequence[Measurement]:
         return self.database.measurements(ENVIRONMENT, task.problem, VERSIONS)
 
-    def whole_run(self, task: Task, configuration: Configuration) -> WholeRun | None:
+    def whole_run(self, task: Task, configuration: Configuration) -> Comparison | None:
         return self.database.whole_run(ENVIRONMENT, task.problem, configuration.micro_configs, VERSIONS)
 
 

@@ -10,7 +10,7 @@ from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 from support.races import CLOCK, SIZES, fake, race_of, race_on, results_of
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Failure, Measurement
+from mucudnn.core.records import Failure, Measurement
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.clocks import StoppingRule
 from mucudnn.measuring.operands import random_operands

@@ -12,7 +12,7 @@ from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
-from mucudnn.core.results import Configuration, MicroConfig, passed_over
+from mucudnn.core.records import Configuration, MicroConfig, passed_over
 from mucudnn.tuning.tuner import TuningInterrupted, tune
 
 OTHER = replace(FORWARD, k=3)

@@ -13,7 +13,7 @@ from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from mucudnn.core.config import Config
 from mucudnn.core.errors import BrokenDeviceError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import Failure, MicroConfig
+from mucudnn.core.records import Failure, MicroConfig
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database

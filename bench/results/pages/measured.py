@@ -19,7 +19,7 @@ from mucudnn.bench.results.text_tables import shares, spread
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
 from mucudnn.core.problem import Operation
-from mucudnn.core.results import BUSY
+from mucudnn.core.records import BUSY
 
 PUBLISHED = "published "  # prefix of the columns with DeepBench's published times
 UNDIVIDED = "undivided"  # name of both the contestant and its policy

@@ -22,7 +22,7 @@ from mucudnn.bench.results.pages.tables import TextTable, layer_table, problem_t
 from mucudnn.bench.results.reading import ResultFolder, subject_key
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.published import SOURCE, TABLES
-from mucudnn.core.results import BUSY
+from mucudnn.core.records import BUSY
 from mucudnn.core.values import format_bytes
 
 _SIZES = {"workspace_limit", "workspace_budget", "cache_budget"}  # settings in bytes

@@ -18,8 +18,7 @@ from mucudnn.bench.suites.shared.timing import Contestant, Samples, try_in_turns
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import CANDIDATE_ERRORS, InfeasibleError, UnsoundError, first_line
 from mucudnn.core.problem import ConvProblem, MemoryFormat
-from mucudnn.core.results import Configuration, MicroConfig
-from mucudnn.core.task import Task
+from mucudnn.core.records import Configuration, MicroConfig, Task
 from mucudnn.core.terminal import Progress, share_of
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.measuring.turns import Rounds, Runner

@@ -16,7 +16,7 @@ from mucudnn.bench.results.reading import ResultFolder
 from mucudnn.bench.results.text_tables import milliseconds, new_table, ratio, some
 from mucudnn.bench.results.variants import TORCH, shown_name
 from mucudnn.bench.suites.convolutions.contest import UNDIVIDED
-from mucudnn.core.results import BUSY
+from mucudnn.core.records import BUSY
 
 _KIND = ["dtype", "memory_format"]
 _CONTESTANT = ["contestant", "policy", "limit_bytes"]

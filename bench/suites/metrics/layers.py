@@ -28,7 +28,7 @@ from mucudnn.bench.suites.shared.timing import Contestant, try_in_turns
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, LibraryError, first_line
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes

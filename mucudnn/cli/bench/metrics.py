@@ -12,7 +12,7 @@ from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.layer_tables import named_layer
 from mucudnn.cli.shared.options import outputs
 from mucudnn.core.config import Config, from_text
-from mucudnn.core.results import Configuration, counts_in
+from mucudnn.core.records import Configuration, counts_in
 
 
 def parse_configuration(text: str) -> Configuration:

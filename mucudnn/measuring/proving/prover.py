@@ -20,7 +20,7 @@ import torch
 
 from mucudnn.core.errors import first_line
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import package_of
+from mucudnn.core.records import package_of
 from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate

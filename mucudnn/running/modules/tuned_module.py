@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem
-from mucudnn.core.results import Configuration
+from mucudnn.core.records import Configuration
 from mucudnn.running.choices import Choices
 
 _TORCHS: Any = Tensor.__torch_function__

@@ -15,7 +15,7 @@ from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer, of_table
 from mucudnn.cli.layers import layers_table
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, Failure, Measurement, MicroConfig
+from mucudnn.core.records import Configuration, Failure, Measurement, MicroConfig
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.replay import replay

@@ -14,7 +14,7 @@ from support.cudnn.backend import PICKY, RANDOM, STEADY, FakeBackend, in_the_pla
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels import registry
 from mucudnn.kernels.contract.algorithm import Algorithm, Workspace

@@ -15,7 +15,7 @@ from support.cudnn.library import FakeCudnn, FakeEngine, workspace_of
 
 from mucudnn.core.errors import InvalidInputError, MisalignedError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan
 from mucudnn.kernels.cudnn.constants import HeuristicMode, NumericalNote
 from mucudnn.kernels.cudnn.descriptor import operation_graph

@@ -12,8 +12,7 @@ import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, Measurement, MicroConfig
-from mucudnn.core.task import Task
+from mucudnn.core.records import Configuration, Measurement, MicroConfig, Task
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.result import TunedProblem, Tuning
 

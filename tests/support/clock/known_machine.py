@@ -16,7 +16,7 @@ from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
 from mucudnn.bench.suites.convolutions.contest import Choices
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration
+from mucudnn.core.records import Configuration
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database

@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration
+from mucudnn.core.records import Configuration
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.contract.reference import reference

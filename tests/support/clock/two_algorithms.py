@@ -8,7 +8,7 @@ from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machin
 
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.results import Configuration
+from mucudnn.core.records import Configuration
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database
 from mucudnn.tuning.tuner import Tuning, tune

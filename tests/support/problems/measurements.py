@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mucudnn.core.results import Measurement, MicroConfig
+from mucudnn.core.records import Measurement, MicroConfig
 
 
 def measured(

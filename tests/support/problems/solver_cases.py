@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mucudnn.core.results import Configuration, Measurement, MicroConfig
+from mucudnn.core.records import Configuration, Measurement, MicroConfig
 from mucudnn.solver.division import Division, solve_wd
 
 US = 1e-6

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.running.choices import Choices
 from mucudnn.running.modules.tuned_classes import make_tunable, why_left_alone
 from mucudnn.running.modules.tuned_module import TunedModule

@@ -20,7 +20,7 @@ from mucudnn.bench.suites.convolutions.benchmark import Balance, Wanted
 from mucudnn.bench.suites.convolutions.contest import Choices
 from mucudnn.bench.suites.convolutions.report import convolutions_tables, left_out_in_words
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.results import Failure, MicroConfig
+from mucudnn.core.records import Failure, MicroConfig
 from mucudnn.store.database import Database
 from mucudnn.tuning import workspaces
 from mucudnn.tuning.result import TunedProblem

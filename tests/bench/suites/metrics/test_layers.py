@@ -33,7 +33,7 @@ from mucudnn.bench.suites.metrics.metrics import PASSED, cut_down, distinct_resu
 from mucudnn.cli.bench.metrics import parse_configuration
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MemoryFormat
-from mucudnn.core.results import MicroConfig
+from mucudnn.core.records import MicroConfig
 from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.gemm import GEMM

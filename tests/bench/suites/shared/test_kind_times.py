@@ -11,7 +11,7 @@ import mucudnn
 from mucudnn.bench.results.text_tables import shares
 from mucudnn.bench.suites.shared.step_parts import REST, KindTimes, kind_of_operator, median_by_kind
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.measuring.clocks import WallClock
 from mucudnn.running.choices import Choices
 

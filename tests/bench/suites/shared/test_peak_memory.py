@@ -11,7 +11,7 @@ from torch import nn
 
 import mucudnn
 from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes, resident_growth
-from mucudnn.core.results import Configuration, MicroConfig
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.running.choices import Choices
 from mucudnn.tuning.trace import trace
 from mucudnn.tuning.training_step import trace_step

@@ -1,4 +1,4 @@
-"""Results of tuning: costs of micro-configs (algorithm and micro-batch size), and configurations made of them."""
+"""Records of the main line: a task, its measurements and failures, configurations, and comparisons of whole calls."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from statistics import median
 from typing import Self
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.samples import MeasuredSamples, PairedSamples
+from mucudnn.core.problem import MOST_SAMPLES, ConvProblem
 from mucudnn.core.statistics import uncertainty
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.core.values import instance, plain, settle, several, text, whole
+from mucudnn.core.values import flag, instance, plain, settle, several, text, whole
 
 # Largest load at which a measurement is trusted. An idle desktop takes 5 % of a core, kernel ticks blur the reading by
 # as much, and lasting disturbances take a third or more.
@@ -54,14 +54,55 @@ class MicroConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Task:
+    """A problem (one operation of a convolution) to tune, with batch size, workspace limit and number of occurrences.
+
+    limit_bytes: largest workspace, inclusive; None if unlimited. count: number of occurrences in the network. name:
+    text that is shown in progress, errors and accounts. in_headroom: whether the limit is the memory free below the
+    peak of a training step; then torch's own convolution always fits by definition, and the workspace is allocated for
+    each call. baseline_exempt: whether torch's own convolution may exceed the limit.
+
+    Raises ``InvalidInputError`` for other values, for batches of more than ``MOST_SAMPLES``.
+    """
+
+    problem: ConvProblem
+    batch_size: int
+    limit_bytes: int | None = None
+    count: int = 1
+    name: str = ""
+    in_headroom: bool = False
+    baseline_exempt: bool = False
+
+    def __post_init__(self) -> None:
+        settle(
+            self,
+            problem=instance(ConvProblem, self.problem, "problem"),
+            batch_size=whole(self.batch_size, "batch_size", 1, MOST_SAMPLES),
+            limit_bytes=None if self.limit_bytes is None else whole(self.limit_bytes, "limit_bytes"),
+            count=whole(self.count, "count", 1),
+            name=text(self.name, "name"),
+            in_headroom=flag(self.in_headroom, "in_headroom"),
+            baseline_exempt=flag(self.baseline_exempt, "baseline_exempt"),
+        )
+
+    @property
+    def baseline(self) -> MicroConfig:
+        """Torch's own convolution with the undivided batch, to which configurations are compared."""
+        return MicroConfig(TORCHS_OWN, self.batch_size)
+
+    def __str__(self) -> str:
+        return self.name or str(self.problem)
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """The costs of a micro-config on one problem in seconds and bytes, and its relative error against float64.
 
     A micro-config is an algorithm and a micro-batch size. setup_s (open and close, once a call) and prepared_bytes
     belong to the algorithm, step_s and scratch_bytes to each micro-batch. Times are medians of the samples, or of fewer
     than three of a step the fastest. noise: IQR / median of the step samples. load: fraction of the machine's speed
-    lost to other work, limits or slow clocks, from 0 to 1; None if unknown. raw: the samples of a new measurement, None
-    for one that was read from the database.
+    lost to other work, limits or slow clocks, from 0 to 1; None if unknown. setup_samples_s, step_samples_s: samples
+    of a new measurement, in chronological order; empty for one that was read from the database.
     """
 
     micro_config: MicroConfig
@@ -73,7 +114,8 @@ class Measurement:
     noise: float = 0.0
     samples: int = 1
     load: float | None = None
-    raw: MeasuredSamples | None = field(default=None, compare=False, repr=False)
+    setup_samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    step_samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def is_disturbed(self) -> bool:
@@ -190,24 +232,27 @@ def counts_in(configuration: str) -> tuple[tuple[MicroConfig, int], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeRun:
+class Comparison:
     """Times of complete calls of a configuration and of its baseline, interleaved: medians over the rounds, in seconds.
 
     The baseline is torch's own convolution.
-    noise: the ``uncertainty`` of the median of the rounds' speedups. load, raw: as in ``Measurement``.
+    noise: the ``uncertainty`` of the median of the rounds' speedups. load: as in ``Measurement``. baseline_samples_s,
+    time_samples_s: the samples of a new comparison, one of each per round; empty for one from the database.
     """
 
     baseline_s: float
     time_s: float
     noise: float
     load: float | None = None
-    raw: PairedSamples | None = field(default=None, compare=False, repr=False)
+    baseline_samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    time_samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def of(cls, baseline_s: Sequence[float], time_s: Sequence[float]) -> Self:
-        """Return the whole run with these samples in seconds, one of the baseline and one of the run per round."""
-        raw = PairedSamples(tuple(baseline_s), tuple(time_s))
-        return cls(median(baseline_s), median(time_s), uncertainty(raw.speedups), raw=raw)
+        """Return the comparison of these samples in seconds, one of the baseline and one of the run per round."""
+        noise = uncertainty([b / t for b, t in zip(baseline_s, time_s, strict=True)])
+        of_rounds = tuple(baseline_s), tuple(time_s)
+        return cls(median(baseline_s), median(time_s), noise, None, *of_rounds)
 
     @property
     def is_disturbed(self) -> bool:
@@ -217,3 +262,8 @@ class WholeRun:
     @property
     def speedup(self) -> float:
         return self.baseline_s / self.time_s
+
+    @property
+    def speedups(self) -> list[float]:
+        """Time of the baseline / time of the run, by round; slowdowns of the machine affect both times and cancel."""
+        return [b / t for b, t in zip(self.baseline_samples_s, self.time_samples_s, strict=True)]
