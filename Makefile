@@ -32,7 +32,7 @@ help:
 	@echo "            and the recipes on it; installs nothing (under 10 minutes)"
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m mucudnn.bench.suites.metrics.demo
+	$(BIN)/python -m mucudnn.bench.suites.demo
 
 # One process per core, at most four: a process takes up to 1 GiB. Fixtures expect a file's tests in a single process.
 # A test that hangs ends its process (pyproject.toml), and with it the run: pytest-xdist 3.8 hangs if it restarts one.

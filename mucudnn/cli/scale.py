@@ -76,9 +76,7 @@ def scale(
     """
     from mucudnn.bench.results.text_tables import memory_bound
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
-    from mucudnn.bench.suites.scaling.prediction import Device, predict
-    from mucudnn.bench.suites.scaling.report import in_words, scale_table
-    from mucudnn.bench.suites.scaling.steps import measure_steps
+    from mucudnn.bench.suites.scaling import Device, in_words, measure_steps, predict, scale_table
     from mucudnn.core.terminal import progress_bar
     from mucudnn.measuring.clocks import wall_clock
     from mucudnn.optimizing.optimize import optimize

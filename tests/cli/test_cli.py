@@ -21,7 +21,7 @@ from support.processes import loaded_by
 import mucudnn
 from mucudnn.bench.sources import table_tuning
 from mucudnn.bench.sources.layers import LayerTable, load_source
-from mucudnn.bench.suites.training import benchmark as training
+from mucudnn.bench.suites import training
 from mucudnn.cli import doctor
 from mucudnn.cli.shared import options
 from mucudnn.core.config import Config

@@ -10,8 +10,8 @@ import pytest
 from support.command_line import HEADING, invoke
 
 from mucudnn.bench.results.reading import read_folder
-from mucudnn.bench.suites.convolutions import benchmark as module
-from mucudnn.bench.suites.convolutions.contest import Contests
+from mucudnn.bench.suites import convolutions as module
+from mucudnn.bench.suites.convolutions import Contests
 from mucudnn.core.config import BatchSizePolicy
 from mucudnn.core.problem import Operation
 

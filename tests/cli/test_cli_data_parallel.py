@@ -13,9 +13,9 @@ from support.ranks.launching import torchrun
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.results.reading import read_folder
+from mucudnn.bench.results.variants import Communication
 from mucudnn.bench.results.writing import Row, open_folder
-from mucudnn.bench.suites.data_parallel import Communication
-from mucudnn.bench.suites.data_parallel.benchmark import Setting, data_parallel_tables
+from mucudnn.bench.suites.data_parallel import Setting, data_parallel_tables
 from mucudnn.cli.bench import data_parallel as command
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat

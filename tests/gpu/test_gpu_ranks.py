@@ -19,7 +19,7 @@ from support.ranks.group import Ranks
 from support.ranks.ways_of_training import ONLY_ON_A_GPU, WAYS
 
 from mucudnn.bench.results.reading import read_folder
-from mucudnn.bench.suites.data_parallel import Communication
+from mucudnn.bench.results.variants import Communication
 
 # A warning of a driver or a library is no failure of a convolution.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]

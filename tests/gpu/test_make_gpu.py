@@ -10,7 +10,7 @@ import click
 import pytest
 from support.places import TESTS
 
-from mucudnn.bench.suites.recipes.recipe import shipped_recipes
+from mucudnn.bench.suites.recipe import shipped_recipes
 from mucudnn.cli.main import main
 
 PYTHON = """#!/bin/sh

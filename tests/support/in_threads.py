@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from mucudnn.bench.suites import training as training_benchmark
 from mucudnn.bench.suites.shared.apart import Apart, OwnProcess, Ready
 from mucudnn.bench.suites.shared.processes import OwnProcessError
 from mucudnn.bench.suites.shared.timing import OwnThread
-from mucudnn.bench.suites.training import benchmark as training_benchmark
 from mucudnn.core.errors import first_line
 
 T = TypeVar("T")

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from mucudnn.bench.results.variants import Precision, Variant
 from mucudnn.bench.results.writing import Row
 from mucudnn.bench.sources.trainee import labelled_batches
-from mucudnn.bench.suites.training.benchmark import TrainingOptions, measured_rows
-from mucudnn.bench.suites.training.step_job import Setting, Subject
+from mucudnn.bench.suites.training import Setting, Subject, TrainingOptions, measured_rows
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 

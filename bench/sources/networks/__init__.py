@@ -46,13 +46,13 @@ NETWORKS = MappingProxyType(
     {
         "alexnet": Network(_loaded("plain", "alexnet")),
         "vgg16": Network(_loaded("plain", "vgg16")),
-        "resnet18": Network(_loaded("resnet", "resnet18")),
-        "resnet50": Network(_loaded("resnet", "resnet50")),
+        "resnet18": Network(_loaded("residual", "resnet18")),
+        "resnet50": Network(_loaded("residual", "resnet50")),
         "googlenet": Network(_loaded("plain", "googlenet")),
         "squeezenet": Network(_loaded("plain", "squeezenet")),
-        "mobilenetv2": Network(_loaded("mobilenet", "mobilenetv2")),
-        "efficientnet-b0": Network(_loaded("mobilenet", "efficientnet_b0")),
-        "convnext-t": Network(_loaded("convnext", "convnext_t")),
+        "mobilenetv2": Network(_loaded("residual", "mobilenetv2")),
+        "efficientnet-b0": Network(_loaded("residual", "efficientnet_b0")),
+        "convnext-t": Network(_loaded("residual", "convnext_t")),
         "densenet40": Network(_loaded("plain", "densenet40"), 10, (3, 32, 32)),
     }
 )

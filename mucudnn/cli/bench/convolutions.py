@@ -93,9 +93,7 @@ def convolutions(
         raise click.UsageError("--batch replaces the sizes of a table: give it or --batch-scale, not both")
     from mucudnn.bench.sources.layers import load_source, with_filters
     from mucudnn.bench.sources.published import TABLES
-    from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
-    from mucudnn.bench.suites.convolutions.contest import Choices
-    from mucudnn.bench.suites.convolutions.report import convolutions_tables
+    from mucudnn.bench.suites.convolutions import Choices, benchmark_convolutions, convolutions_tables
     from mucudnn.core.terminal import progress_bar
 
     table = load_source(source, batch=batch, batch_scale=batch_scale or 1.0, input_shape=input_shape)

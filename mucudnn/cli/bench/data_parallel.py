@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mucudnn.bench.suites.data_parallel import Communication
+from mucudnn.bench.results.variants import Communication
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.options import outputs
@@ -20,7 +20,7 @@ from mucudnn.core.problem import MemoryFormat
 if TYPE_CHECKING:
     from mucudnn.bench.results.reading import Header
     from mucudnn.bench.results.writing import Row
-    from mucudnn.bench.suites.data_parallel.benchmark import Setting
+    from mucudnn.bench.suites.data_parallel import Setting
 
 _MOST_RANKS = 64  # processes on one machine
 _BATCH = {"cuda": 64, "cpu": 8}  # samples of each rank
@@ -64,8 +64,8 @@ class _Measuring:
         import torch.distributed as dist
 
         from mucudnn.bench.sources.models import importable, load_model
-        from mucudnn.bench.sources.networks.objectives import loss_for
-        from mucudnn.bench.suites.data_parallel.benchmark import measure_data_parallel
+        from mucudnn.bench.sources.trainee import loss_for
+        from mucudnn.bench.suites.data_parallel import measure_data_parallel
         from mucudnn.core.terminal import progress_bar, silent
 
         options.use_threads(self.threads)
@@ -151,7 +151,7 @@ def data_parallel(
     compared bit by bit. Also under torchrun: torchrun --nproc-per-node 4 -m mucudnn bench data-parallel SOURCE.
     """
     from mucudnn.bench.results.writing import open_folder
-    from mucudnn.bench.suites.data_parallel.benchmark import Setting, data_parallel_tables
+    from mucudnn.bench.suites.data_parallel import Setting, data_parallel_tables
 
     _require_suitable(communication, device, memory_format)
     ranks = _number_of_ranks(ranks)

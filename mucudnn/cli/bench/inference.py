@@ -57,8 +57,7 @@ def inference(
     """
     from mucudnn.bench.sources.models import importable, seeded_model, settle_statistics
     from mucudnn.bench.sources.networks import NETWORKS
-    from mucudnn.bench.suites.inference.report import inference_tables
-    from mucudnn.bench.suites.inference.runtimes import compare_runtimes
+    from mucudnn.bench.suites.inference import compare_runtimes, inference_tables
     from mucudnn.core.terminal import progress_bar
 
     model, x = seeded_model(source, batch, input_shape=input_shape, memory_format=memory_format)

@@ -79,9 +79,9 @@ def metrics(
 
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.sources.models import blamed_in_training, importable, model_of
-    from mucudnn.bench.sources.networks.objectives import loss_for
-    from mucudnn.bench.suites.metrics.layers import benchmark_layer, layer_tables
-    from mucudnn.bench.suites.metrics.steps import benchmark_step, step_tables
+    from mucudnn.bench.sources.trainee import loss_for
+    from mucudnn.bench.suites.layer_metrics import benchmark_layer, layer_tables
+    from mucudnn.bench.suites.step_metrics import benchmark_step, step_tables
     from mucudnn.core.terminal import progress_bar
     from mucudnn.measuring.whole_runs import Machine
 

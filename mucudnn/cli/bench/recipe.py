@@ -17,7 +17,7 @@ from mucudnn.core.errors import InvalidInputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mucudnn.bench.suites.recipes.recipe import Recipe
+    from mucudnn.bench.suites.recipe import Recipe
 
 _FAILED = 1
 
@@ -37,8 +37,7 @@ def recipe(context: click.Context, /, name: str | None, outputs: Outputs, **give
     """
     from mucudnn.bench.results.reading import read_folder
     from mucudnn.bench.results.text_tables import new_table
-    from mucudnn.bench.suites.recipes.criteria import judge
-    from mucudnn.bench.suites.recipes.recipe import find_recipe, read_recipe
+    from mucudnn.bench.suites.recipe import find_recipe, judge, read_recipe
 
     if name is None:
         outputs.tell(_listed())
@@ -96,7 +95,7 @@ def _words(own: Mapping[str, Any], known: Mapping[str, click.Parameter]) -> Iter
 
 def _listed() -> Table:
     from mucudnn.bench.results.text_tables import new_table
-    from mucudnn.bench.suites.recipes.recipe import read_recipe, shipped_recipes
+    from mucudnn.bench.suites.recipe import read_recipe, shipped_recipes
 
     every = shipped_recipes()
     printed = new_table("", ("recipe", "what it shows"), ("about",))

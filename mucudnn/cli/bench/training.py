@@ -70,8 +70,7 @@ def training(
     precision and memory format; shown are images per second and peak memory. On the CPU, separate steps time each layer
     in place, to compare convolutions and the rest. Rows that the folder of --out already has are not measured again.
     """
-    from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
-    from mucudnn.bench.suites.training.report import training_tables
+    from mucudnn.bench.suites.training import TrainingOptions, benchmark_training, training_tables
     from mucudnn.core.terminal import progress_bar
 
     asked = TrainingOptions(

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mucudnn.bench.sources.networks.objectives import loss_for, mean_square
-from mucudnn.bench.sources.trainee import Trainee, labelled_batches
+from mucudnn.bench.sources.trainee import Trainee, labelled_batches, loss_for, mean_square
 
 SHAPE = (3, 8, 8)
 

@@ -12,8 +12,7 @@ from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear
 
 from mucudnn.bench.results.reading import ResultFolder, read_folder
 from mucudnn.bench.sources.layers import LayerTable
-from mucudnn.bench.suites.convolutions.benchmark import benchmark_convolutions
-from mucudnn.bench.suites.convolutions.contest import Choices
+from mucudnn.bench.suites.convolutions import Choices, benchmark_convolutions
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration

@@ -12,11 +12,11 @@ from support.clock.ticking import TickingClock
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mucudnn.bench.results.variants import Communication
 from mucudnn.bench.results.writing import Row
-from mucudnn.bench.sources.networks.objectives import mean_square
-from mucudnn.bench.suites.data_parallel import Communication, benchmark, wire
-from mucudnn.bench.suites.data_parallel.benchmark import Setting, are_equal, digest
-from mucudnn.bench.suites.data_parallel.wire import Wire
+from mucudnn.bench.sources.trainee import mean_square
+from mucudnn.bench.suites import data_parallel
+from mucudnn.bench.suites.data_parallel import Setting, Wire, are_equal, digest
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.distributed.link import gathered
@@ -60,25 +60,25 @@ def net(clock: TickingClock) -> nn.Module:
 def measured(rank: int, database: Path) -> dict[str, list[Row]]:
     """Steps of a small net by each communication, with known times: a message takes ten seconds where fp16 is sent."""
     clock = TickingClock()
-    send = wire.fp16_compress_hook
+    send = data_parallel.fp16_compress_hook
 
     def fp16_compress_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch would look at annotations
         clock.seconds += 10
         return send(state, bucket)
 
-    with patch.object(wire, "fp16_compress_hook", fp16_compress_hook):
+    with patch.object(data_parallel, "fp16_compress_hook", fp16_compress_hook):
         found = {
             communication.value: steps(communication, clock, database)
             for communication in Communication
             if communication is not Communication.BF16
         }
-    with patch.object(benchmark, "are_equal", parting):
+    with patch.object(data_parallel, "are_equal", parting):
         return {**found, PARTING: steps(Communication.ALLREDUCE, clock, database)}
 
 
 def steps(communication: Communication, clock: TickingClock, database: Path) -> list[Row]:
     torch.manual_seed(0)
-    return benchmark.measure_data_parallel(
+    return data_parallel.measure_data_parallel(
         replace(
             SETTING,
             communication=communication,

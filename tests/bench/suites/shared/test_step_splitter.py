@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.suites.shared.step_parts import StepSplitter
-from mucudnn.bench.suites.training.benchmark import TrainingOptions
-from mucudnn.bench.suites.training.step_job import StepParts, _Parts
+from mucudnn.bench.suites.training import StepParts, TrainingOptions, _Parts
 from mucudnn.running import dispatcher
 
 

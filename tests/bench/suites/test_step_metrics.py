@@ -18,8 +18,8 @@ import mucudnn
 from mucudnn.bench.results.reading import Header, Line, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.trainee import labelled_batches
-from mucudnn.bench.suites.metrics import steps
-from mucudnn.bench.suites.metrics.steps import benchmark_step, step_tables
+from mucudnn.bench.suites import step_metrics as steps
+from mucudnn.bench.suites.step_metrics import benchmark_step, step_tables
 from mucudnn.core.config import Config
 
 CONFIG = Config(algorithms=("gemm",), time_limit="20ms")

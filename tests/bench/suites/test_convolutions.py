@@ -15,10 +15,8 @@ from support.snapshots import assert_as_stored
 from mucudnn.bench.results.bounds import kind_of_layer
 from mucudnn.bench.results.reading import ResultFolder, problem_of, read_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
-from mucudnn.bench.suites.convolutions import contest
-from mucudnn.bench.suites.convolutions.benchmark import Balance, Wanted
-from mucudnn.bench.suites.convolutions.contest import Choices
-from mucudnn.bench.suites.convolutions.report import convolutions_tables, left_out_in_words
+from mucudnn.bench.suites import convolutions
+from mucudnn.bench.suites.convolutions import Balance, Choices, Wanted, convolutions_tables, left_out_in_words
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Failure, MicroConfig
 from mucudnn.store.database import Database
@@ -287,7 +285,7 @@ def test_tables_of_a_folder_without_any_time(made_up_machine: MadeUpMachine, mon
     def fail(*arguments: object) -> None:
         raise RuntimeError("no memory for that")
 
-    monkeypatch.setattr(contest, "training_operands", fail)
+    monkeypatch.setattr(convolutions, "training_operands", fail)
     folder = run(made_up_machine, 400, None)
     assert folder.rows["time_s"].isna().all()
     assert "PyTorch: no time in 1 rows, as no memory for that" in [*convolutions_tables(folder)]

@@ -20,11 +20,11 @@ from mucudnn.bench.results.reading import Header, ResultFolder, read_folder
 from mucudnn.bench.results.variants import Runtime
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources import models
-from mucudnn.bench.suites.inference import runtimes
-from mucudnn.bench.suites.inference.report import inference_tables
-from mucudnn.bench.suites.inference.runtimes import (
+from mucudnn.bench.suites import inference
+from mucudnn.bench.suites.inference import (
     RuntimeJob,
     compare_runtimes,
+    inference_tables,
     relative_difference,
     require_installed,
 )
@@ -123,7 +123,7 @@ def test_each_runtime_computes_what_the_model_does(
 
 
 def test_what_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
+    monkeypatch.setattr(inference, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"openvino, onnx, onnxscript not installed: pip install 'mucudnn\[run"):
         require_installed(Runtime.OPENVINO)
     require_installed(Runtime.TORCH_COMPILE)

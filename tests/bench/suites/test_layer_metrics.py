@@ -21,15 +21,19 @@ from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.bench.results.pages.report import report_of
 from mucudnn.bench.results.reading import Line, ResultFolder, read_folder
 from mucudnn.bench.sources.layers import Layer
-from mucudnn.bench.suites.metrics.layers import (
+from mucudnn.bench.suites.layer_metrics import (
+    PASSED,
     RUNS,
     benchmark_layer,
+    cut_down,
+    distinct_results,
+    error_norms,
+    gradcheck,
     layer_tables,
     module_of,
     of_few,
     through_module,
 )
-from mucudnn.bench.suites.metrics.metrics import PASSED, cut_down, distinct_results, error_norms, gradcheck
 from mucudnn.cli.bench.metrics import parse_configuration
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MemoryFormat

@@ -12,8 +12,7 @@ from support.command_line import fail, invoke, one_layer
 
 from mucudnn.bench.results.reading import Header, ResultFolder, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
-from mucudnn.bench.suites.recipes.criteria import Criterion, Verdict, judge
-from mucudnn.bench.suites.recipes.recipe import read_recipe, shipped_recipes
+from mucudnn.bench.suites.recipe import Criterion, Verdict, judge, read_recipe, shipped_recipes
 from mucudnn.core.errors import InvalidInputError
 
 FIXED = '[fixed]\ncommand = "bench convolutions"\nsource = "alexnet"\n'

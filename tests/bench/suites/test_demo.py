@@ -9,7 +9,7 @@ import torch
 from support.snapshots import assert_as_stored
 
 from mucudnn.bench.sources.trainee import TrainedStep, labelled_batches
-from mucudnn.bench.suites.metrics.demo import Training, train_in_turns, training_table
+from mucudnn.bench.suites.demo import Training, train_in_turns, training_table
 
 
 class Drifting(torch.nn.Linear):

@@ -25,11 +25,14 @@ from mucudnn.bench.results.variants import How, Precision, Variant
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources import models
 from mucudnn.bench.sources.trainee import Trainee
-from mucudnn.bench.suites.training import benchmark as training_benchmark
-from mucudnn.bench.suites.training import step_job
-from mucudnn.bench.suites.training.benchmark import TrainingOptions, benchmark_training
-from mucudnn.bench.suites.training.report import training_tables
-from mucudnn.bench.suites.training.step_job import COLUMNS, Setting
+from mucudnn.bench.suites import training as training_benchmark
+from mucudnn.bench.suites.training import (
+    COLUMNS,
+    Setting,
+    TrainingOptions,
+    benchmark_training,
+    training_tables,
+)
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.torch_settings import searching
@@ -132,7 +135,7 @@ def test_tf32_is_allowed_where_it_is_asked_for_and_set_back_after_errors() -> No
         (Precision.FLOAT32, (False, False)),
         (Precision.BFLOAT16, (True, False)),
     ):
-        with suppress(KeyError), step_job._rounding(replace(SETTING, device="cuda", precision=precision)):
+        with suppress(KeyError), training_benchmark._rounding(replace(SETTING, device="cuda", precision=precision)):
             assert tf32() == expected
             assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if expected[0] else "none")
             raise KeyError

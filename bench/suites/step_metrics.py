@@ -24,8 +24,7 @@ from mucudnn.bench.results.reading import Header, ResultFolder, Subject
 from mucudnn.bench.results.text_tables import new_table, ratio
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.results.writing import Row, config_record, write_missing
-from mucudnn.bench.sources.networks.objectives import Loss
-from mucudnn.bench.sources.trainee import Batch, labelled_batches
+from mucudnn.bench.sources.trainee import Batch, Loss, labelled_batches
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.terminal import Progress, silent

@@ -1,1 +1,0 @@
-"""Benchmark of inference: calls of whole models by torch, mucudnn and other runtimes."""

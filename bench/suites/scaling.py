@@ -1,0 +1,331 @@
+"""Measures training steps with torch's convolutions and with mucudnn's, in turns, at several local batches.
+
+A local batch is the number of samples on one device. An additional step reads the clock at every gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from mucudnn.bench.results.text_tables import milliseconds, new_table, ratio
+from mucudnn.bench.results.variants import Variant, shown_name
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.terminal import Progress, share_of, silent
+from mucudnn.core.values import format_bytes
+from mucudnn.measuring.clocks import Clock
+from mucudnn.solver.all_reduce import AllReduce, Link, all_reduce_s, volume
+from mucudnn.solver.buckets import Gradient, best_cap, ddp_default
+from mucudnn.solver.costs import FloatArray
+from mucudnn.tuning.own_step import OwnStep
+
+_TUNING = 0.9  # share of the progress bar
+
+
+BOTH = (Variant.TORCH, Variant.MUCUDNN)  # the convolutions of a step: torch's own, or mucudnn's choices
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """A measured training step: its seconds, and the fractions of it at which gradients are ready and backward ends.
+
+    ready: ascending, in the order of ``MeasuredSteps.gradients``.
+    """
+
+    local_batch: int
+    step_s: float
+    ready: tuple[float, ...]
+    backward_end: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """Measured training steps by ascending local batch, and the bytes of each gradient.
+
+    gradients: in the order in which they become ready.
+    """
+
+    gradients: tuple[int, ...]
+    steps: Mapping[Variant, tuple[MeasuredStep, ...]]
+
+
+def measure_steps(
+    model: nn.Module,
+    arguments_of: Callable[[int], tuple[Any, ...]],
+    local_batches: Sequence[int],
+    tuned: Callable[[nn.Module, tuple[Any, ...], Progress], nn.Module],
+    clock: Clock,
+    *,
+    rounds: int = 5,
+    progress: Progress = silent,
+) -> MeasuredSteps:
+    """Measure training steps of a model: forward pass, backward pass, and gradient descent with momentum.
+
+    arguments_of: makes the model's arguments for a number of samples. tuned: converts a copy of the model to mucudnn's
+    convolutions for these arguments; where its step is slower, torch's counts, which ``optimize`` would restore.
+    rounds: number of rounds over both kinds of convolutions at each local batch, after a warm-up round. The learning
+    rate is 0, so that parameters do not change.
+
+    Raises ``InvalidInputError`` if no parameter of the model gets a gradient.
+    """
+    found: dict[Variant, list[MeasuredStep]] = {which: [] for which in BOTH}
+    order: list[str] = []
+    share = 1 / len(local_batches)
+    for index, n in enumerate(sorted(local_batches, reverse=True)):
+        arguments = arguments_of(n)
+        ours = tuned(deepcopy(model), arguments, share_of(progress, index * share, _TUNING * share))
+        both = [_Step(one, OwnStep(arguments), clock) for one in (model, ours)]
+        samples_s: list[list[float]] = [[], []]
+        for number in range(rounds + 1):
+            progress(f"steps of {n} samples", (index + _TUNING + (1 - _TUNING) * number / (rounds + 1)) * share)
+            for step, taken in zip(both, samples_s, strict=True):
+                taken.append(clock.time(step, 1))
+        times_s = [median(taken[1:]) for taken in samples_s]
+        moments = [step.moments() for step in both]
+        order = order or sorted(moments[0][0], key=moments[0][0].__getitem__)
+        which_runs = (0, int(times_s[1] < times_s[0]))
+        for which, place in zip(BOTH, which_runs, strict=True):
+            ready, end = moments[place]
+            parts = np.minimum(np.maximum.accumulate([ready[name] for name in order]), end).tolist()
+            found[which].insert(0, MeasuredStep(n, times_s[place], tuple(parts), end))
+    if not order:
+        raise InvalidInputError("no parameter of the model gets a gradient, so there is nothing to reduce")
+    sizes = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
+    return MeasuredSteps(tuple(sizes[name] for name in order), {which: tuple(steps) for which, steps in found.items()})
+
+
+class _Step:
+    """A training step of a model on its arguments."""
+
+    def __init__(self, model: nn.Module, step: OwnStep, clock: Clock) -> None:
+        self.model, self.clock, self._own = model, clock, step
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+
+    def __call__(self) -> None:
+        self._own(self.model)
+        self._optimizer.step()
+
+    def moments(self) -> tuple[dict[str, float], float]:
+        """Run a step; return the fractions of it at which each gradient was ready and the backward pass ended."""
+        moments: dict[str, float] = {}
+        begun_s = self.clock.now()
+        with _noted(self.model, moments, self.clock):
+            self._own(self.model)
+        backward_end_s = self.clock.now()
+        self._optimizer.step()
+        elapsed_s = self.clock.now() - begun_s
+        parts = {name: (moment - begun_s) / elapsed_s for name, moment in moments.items()}
+        return parts, (backward_end_s - begun_s) / elapsed_s
+
+
+@contextmanager
+def _noted(model: nn.Module, moments: dict[str, float], clock: Clock) -> Iterator[None]:
+    """Within this context, record in ``moments`` the time at which each parameter's gradient is complete."""
+
+    def hook_of(name: str) -> Callable[[Tensor], None]:
+        def note(_: Tensor) -> None:
+            moments[name] = clock.now()
+
+        return note
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(hook_of(name))  # type: ignore[no-untyped-call]
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+ENOUGH = 0.8  # The device starves below this share of its best throughput.
+
+
+class Scaling(StrEnum):
+    """The way in which a batch grows with the number of ranks (processes, each with its own device).
+
+    Strong scaling divides a fixed batch among more ranks; weak scaling keeps the batch of each rank.
+    """
+
+    STRONG = "strong"
+    WEAK = "weak"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Times of training steps on one device, up to the local batch ``largest`` (samples on that device).
+
+    Times are interpolated between the measured local batches. Beyond them they grow as from the least to the largest.
+    """
+
+    steps: MeasuredSteps
+    largest: int
+
+    def measured(self, which: Variant) -> dict[int, float]:
+        """Return the seconds of the measured steps by local batch."""
+        return {step.local_batch: step.step_s for step in self.steps.steps[which]}
+
+    def step_s(self, which: Variant) -> FloatArray:
+        """Return the predicted seconds of a step of one rank alone, by local batch; measured steps are reproduced."""
+        sizes, times = (list(values) for values in zip(*self.measured(which).items(), strict=True))
+        n = np.arange(self.largest + 1)
+        growth = max((times[-1] - times[0]) / (sizes[-1] - sizes[0]), 0.0)
+        result: FloatArray = np.interp(n, sizes, times) + growth * np.maximum(n - sizes[-1], 0)
+        return result
+
+    def is_extrapolated(self, n: int) -> bool:
+        """Whether a local batch of ``n`` samples is larger than all measured ones."""
+        return n > max(self.measured(Variant.TORCH))
+
+    def starving_below(self, which: Variant) -> int:
+        """Return the least local batch from which on the device reaches ``ENOUGH`` of its best measured throughput."""
+        times, last = self.step_s(which), max(self.measured(which))
+        throughput = [n / times[n] for n in range(1, last + 1)]
+        starved = [n for n, reached in enumerate(throughput, 1) if reached < ENOUGH * max(throughput)]
+        return max(starved, default=0) + 1
+
+    def gradients(self, which: Variant, n: int) -> tuple[list[Gradient], float]:
+        """Return a step's gradients in the order they become ready, and the seconds until the backward pass ends.
+
+        The optimizer's update follows.
+        """
+        steps = self.steps.steps[which]
+        sizes = [step.local_batch for step in steps]
+        columns = zip(*((*step.ready, step.backward_end) for step in steps), strict=True)
+        *ready, end = (float(np.interp(n, sizes, column) * self.step_s(which)[n]) for column in columns)
+        return [Gradient(*pair) for pair in zip(self.steps.gradients, ready, strict=True)], end
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A predicted training step on a number of ranks, which is a row of the CSV file. Times are in seconds.
+
+    compute_s: time without communication. exposed_s: the part of all-reduces that the backward pass does not hide, with
+    DistributedDataParallel's default buckets. throughput: samples a second. efficiency: throughput per rank over that
+    with the fewest ranks. sent_bytes: bytes that a rank sends in the all-reduces of a step. best_bucket_cap_mb: the
+    best ``bucket_cap_mb``; best_cap_exposed_s: its exposed time.
+    """
+
+    scaling: Scaling
+    convolutions: Variant
+    ranks: int
+    local_batch: int
+    global_batch: int
+    is_extrapolated: bool
+    step_s: float
+    compute_s: float
+    exposed_s: float
+    throughput: float
+    efficiency: float
+    sent_bytes: float
+    best_bucket_cap_mb: float
+    best_cap_exposed_s: float
+
+
+def predict(
+    device: Device, link: Link, all_reduce: AllReduce, ranks: Sequence[int], *, batch: int, local_batch: int
+) -> Iterator[Point]:
+    """Predict strong scaling of ``batch`` samples, then weak scaling of ``local_batch`` samples per rank.
+
+    ranks: numbers of ranks, ascending. Strong scaling uses the largest local batch of any rank, and skips numbers of
+    ranks above ``batch``. The device's times must include all local batches.
+    """
+    shared = [(count, -(-batch // count), batch) for count in ranks if count <= batch]
+    grown = [(count, local_batch, count * local_batch) for count in ranks]
+    for scaling, sizes in ((Scaling.STRONG, shared), (Scaling.WEAK, grown)):
+        for which in BOTH:
+            first_throughput = None
+            for count, local, samples in sizes:
+                gradients, backward_end_s = device.gradients(which, local)
+                cost = partial(_message_s, all_reduce, count, link)
+                default, best = ddp_default(gradients, cost), best_cap(gradients, cost)
+                compute_s = float(device.step_s(which)[local])
+                exposed_s = max(default.end_s - backward_end_s, 0.0)
+                throughput = samples / (compute_s + exposed_s)
+                first_throughput = first_throughput or throughput / count
+                yield Point(
+                    scaling=scaling,
+                    convolutions=which,
+                    ranks=count,
+                    local_batch=local,
+                    global_batch=samples,
+                    is_extrapolated=device.is_extrapolated(local),
+                    step_s=compute_s + exposed_s,
+                    compute_s=compute_s,
+                    exposed_s=exposed_s,
+                    throughput=throughput,
+                    efficiency=throughput / count / first_throughput,
+                    sent_bytes=volume(all_reduce, count) * sum(device.steps.gradients),
+                    best_bucket_cap_mb=(best.cap_bytes or 0) / 2**20,
+                    best_cap_exposed_s=max(best.end_s - backward_end_s, 0.0),
+                )
+
+
+def _message_s(all_reduce: AllReduce, ranks: int, link: Link, size_bytes: int) -> float:
+    return all_reduce_s(all_reduce, ranks, size_bytes, link)
+
+
+_FAR = "~"
+
+
+def scale_table(title: str, points: Sequence[Point]) -> Table:
+    """Return a table with a row for each number of ranks, first under strong, then under weak scaling."""
+    printed = new_table(
+        title,
+        ("scaling",),
+        (
+            *("ranks", "local batch", "PyTorch ms", "mucudnn ms", "speedup", "mucudnn samples/s"),
+            *("efficiency", "waits", "best bucket_cap_mb", "waits then"),
+        ),
+    )
+    torchs = {(point.scaling, point.ranks): point for point in points if point.convolutions is Variant.TORCH}
+    for point in points:
+        if point.convolutions is Variant.MUCUDNN:
+            torch_s, others = torchs[point.scaling, point.ranks].step_s, point.ranks > 1
+            best_s = point.compute_s + point.best_cap_exposed_s
+            printed.add_row(
+                str(point.scaling),
+                str(point.ranks),
+                f"{_FAR if point.is_extrapolated else ''}{point.local_batch}",
+                milliseconds(torch_s),
+                milliseconds(point.step_s),
+                ratio(torch_s / point.step_s),
+                f"{point.throughput:.4g}",
+                f"{point.efficiency:.0%}",
+                f"{point.exposed_s / point.step_s:.0%}" if others else "",
+                f"{point.best_bucket_cap_mb:.3g}" if others else "",
+                f"{point.best_cap_exposed_s / best_s:.0%}" if others else "",
+            )
+    printed.caption = (
+        f"{_FAR}: extrapolated beyond the largest measured batch; waits: share of mucudnn's step in communication that "
+        "the backward pass does not hide, with DistributedDataParallel's default buckets and with the best ones"
+    )
+    return printed
+
+
+def in_words(device: Device) -> str:
+    """Describe the steps that were measured, and the local batches that are too small for the device."""
+    measured = {which: device.measured(which) for which in BOTH}
+    steps = "; ".join(
+        f"{n} samples {milliseconds(torch_s)} and {milliseconds(measured[Variant.MUCUDNN][n])} ms"
+        for n, torch_s in measured[Variant.TORCH].items()
+    )
+    starving = "; ".join(f"{shown_name(which)} {device.starving_below(which)}" for which in BOTH)
+    return (
+        f"measured in turns, PyTorch's step and mucudnn's: {steps}\n"
+        f"the device starves, under {ENOUGH:.0%} of its best throughput, below a local batch of: {starving}\n"
+        f"all-reduced in a step: {format_bytes(sum(device.steps.gradients))} in {len(device.steps.gradients)} gradients"
+    )

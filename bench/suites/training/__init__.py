@@ -1,1 +1,0 @@
-"""Benchmark of whole training steps against torch; the benchmark of single convolutions is in ``convolutions``."""
