@@ -2,22 +2,31 @@
 
 To add an algorithm to mucudnn, write a class in its family's folder and list it here. The contract tests then cover the
 new algorithm.
+
+Finds and validates convolution algorithms that other Python packages provide.
+
+Names and versions of the libraries that compute on a device, which are part of the key of every measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import cache
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
+
+import torch
 
 from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.core.records import package_of
-from mucudnn.core.values import shown
-from mucudnn.kernels import plug_ins
+from mucudnn.core.values import flag, shown, text, whole
+from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource, BaseAlgorithm
 from mucudnn.kernels.compiled import algorithms as compiled
-from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
+from mucudnn.kernels.compiled.library import build_name
 from mucudnn.kernels.cudnn import PREFIX
-from mucudnn.kernels.plug_ins import PlugIn
 from mucudnn.kernels.torch_ops import direct, fft
 from mucudnn.kernels.torch_ops.gemm import GEMM, GEMM_ON_CUDA
 from mucudnn.kernels.torch_ops.native import (
@@ -31,6 +40,7 @@ from mucudnn.kernels.winograd import algorithms as winograd
 
 if TYPE_CHECKING:
     from mucudnn.kernels.cudnn.backend import CudnnBackend
+
 
 _CPU: tuple[Algorithm, ...] = (
     NATIVE_ALGORITHM,
@@ -59,7 +69,7 @@ def register(algorithm: Algorithm) -> None:
 
     Raises ``InvalidInputError`` if the value is not an algorithm, or its name is taken or malformed.
     """
-    algorithm = plug_ins.require_algorithm(algorithm)
+    algorithm = require_algorithm(algorithm)
     known = _registered.setdefault((algorithm.device_type, algorithm.name), algorithm)
     if known != algorithm:
         raise InvalidInputError(f"name of an algorithm is {algorithm.name!r}, which {shown(known)} has; choose another")
@@ -68,7 +78,7 @@ def register(algorithm: Algorithm) -> None:
 @cache
 def installed_plug_ins() -> tuple[PlugIn, ...]:
     """Return the packages that provide algorithms by entry points. The first call also registers their algorithms."""
-    return plug_ins.load(register)
+    return load(register)
 
 
 def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
@@ -134,10 +144,10 @@ def _ours(device_type: str) -> tuple[Algorithm, ...]:
     if device_type not in _DEVICE_TYPES:
         allowed = _names(_DEVICE_TYPES)
         raise UnavailableError(f"no algorithms for device type {device_type!r}; there are algorithms for: {allowed}")
-    from mucudnn.kernels.winograd import cuda_backend
+    from mucudnn.kernels.winograd import cuda as winograd_on_cuda
 
     torchs_own = (NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA)
-    return (*torchs_own, GEMM_ON_CUDA, *direct.ON_CUDA, *cuda_backend.ON_CUDA, *fft.ON_CUDA)
+    return (*torchs_own, GEMM_ON_CUDA, *direct.ON_CUDA, *winograd_on_cuda.ON_CUDA, *fft.ON_CUDA)
 
 
 def _every(device_type: str) -> Iterator[Algorithm]:
@@ -153,3 +163,127 @@ def _every(device_type: str) -> Iterator[Algorithm]:
 
 def _names(names: Iterable[str]) -> str:
     return ", ".join(names)
+
+
+# Algorithms of other packages
+
+GROUP = "mucudnn.algorithms"  # the entry point group
+DEVICE_TYPES = ("cpu", "cuda")
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PlugIn:
+    """An installed package that provides convolution algorithms.
+
+    algorithms: names of the package's algorithms. error: why loading the package failed; empty if it is loaded.
+    """
+
+    name: str
+    version: str
+    algorithms: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def package(self) -> str:
+        """Name and version of the package, such as ``own-algorithm 0.1``."""
+        return f"{self.name} {self.version}"
+
+
+def require_algorithm(value: object) -> Algorithm:
+    """Return the value if it is a valid algorithm. Raises ``InvalidInputError`` with the reason if it is not."""
+    remedy = "give an instance of a class that inherits from mucudnn.BaseAlgorithm"
+    if isinstance(value, type):
+        raise InvalidInputError(f"algorithm is the class {value.__name__}; {remedy}")
+    if not isinstance(value, BaseAlgorithm):
+        raise InvalidInputError(f"algorithm is {shown(value)}; {remedy}")
+    inherited = [m for m in ("supports", "step") if getattr(type(value), m) is getattr(BaseAlgorithm, m)]
+    if lacking := [*(member for member in ("name", "version") if not hasattr(value, member)), *inherited]:
+        raise InvalidInputError(f"algorithm is {shown(value)}, which lacks {', '.join(lacking)}: define them")
+    name = text(value.name, "name of an algorithm")
+    if not _NAME.fullmatch(name):
+        raise InvalidInputError(
+            f"name of an algorithm is {shown(name)}; write 'package/name', each of letters, digits, '.', '_' and '-': "
+            "databases keep the name, so it must never clash with another package's"
+        )
+    whole(value.version, f"version of {name}", 1)
+    flag(value.deterministic, f"deterministic of {name}")
+    if value.device_type not in DEVICE_TYPES:
+        allowed = ", ".join(DEVICE_TYPES)
+        raise InvalidInputError(f"device_type of {name} is {shown(value.device_type)}; allowed are {allowed}")
+    return value
+
+
+def load(register: Callable[[Algorithm], None]) -> tuple[PlugIn, ...]:
+    """Register the algorithms of installed packages, found by their entry points in the group ``mucudnn.algorithms``.
+
+    A package that cannot be loaded, or provides anything other than algorithms, is skipped with a warning.
+    """
+    return tuple(_load(entry_point, register) for entry_point in entry_points(group=GROUP))
+
+
+def _load(entry_point: EntryPoint, register: Callable[[Algorithm], None]) -> PlugIn:
+    distribution = entry_point.dist
+    assert distribution is not None  # This is for the type checker: entry_points() always sets it.
+    brings = partial(PlugIn, distribution.name, distribution.version)
+    try:
+        loaded = entry_point.load()
+        algorithms = tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
+        for algorithm in algorithms:
+            register(algorithm)
+    except (Exception, SystemExit) as error:  # Third-party code can raise anything.
+        broken = brings(error=f"{type(error).__name__}: {error}")
+        warnings.warn(
+            f"the algorithms of {broken.package} are skipped: {entry_point.value} raised {broken.error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return broken
+    return brings(tuple(algorithm.name for algorithm in algorithms))
+
+
+# Names and versions of libraries, which are part of the key of every measurement
+
+
+def library_of(device_type: str) -> str:
+    """Return the library behind torch's own convolution, such as ``oneDNN 3.12.0`` or, on CUDA, ``cuDNN 9.19.0``.
+
+    Raises ``UnavailableError`` if CUDA is available without cuDNN.
+    """
+    if device_type == "cuda":
+        from mucudnn.kernels.cudnn import library as cudnn
+
+        return f"cuDNN {cudnn.library().version_text}"
+    return onednn_version(torch.__config__.show())
+
+
+def compiler_of(device_type: str) -> str:
+    """Return the instruction set of mucudnn's C++ code on the CPU (``avx512``); on CUDA the compiler (``CuPy 14.2``).
+
+    The value ``torch`` means that mucudnn has no compiled code for the device.
+    """
+    if device_type != "cuda":
+        return build_name()
+    from mucudnn.kernels.winograd.cupy_launcher import compiler_name
+
+    return compiler_name()
+
+
+def settings_that_bar() -> tuple[object, ...]:
+    """Return the settings of torch that exclude algorithms on CUDA.
+
+    Reading only these settings is ten times faster than ``TorchSettings.current``, which reads all.
+    """
+    read = torch._C
+    repeatable = read._get_cudnn_deterministic(), read._get_deterministic_algorithms()
+    return read._get_cudnn_enabled(), read._get_fp32_precision_getter("cuda", "conv"), *repeatable
+
+
+def onednn_version(torch_config: str) -> str:
+    """Parse oneDNN's version, such as ``oneDNN 3.12.0``, from torch's description of its build.
+
+    The description uses oneDNN's former name MKL-DNN.
+    """
+    match = re.search(r"(?:MKL-DNN|oneDNN) v([\d.]+)", torch_config)
+    return f"oneDNN {match.group(1)}" if match else "no oneDNN"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mucudnn.core.records import Configuration, MicroConfig
     from mucudnn.enabling.status import Status
     from mucudnn.enabling.switch import disable, enable, status, tuned
-    from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
+    from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
     from mucudnn.kernels.registry import register
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.optimizing.report import report
@@ -73,7 +73,7 @@ __all__ = [
 _MODULES = {
     "enabling.status": ("Status",),
     "enabling.switch": ("disable", "enable", "status", "tuned"),
-    "kernels.contract.algorithm": ("BaseAlgorithm", "Workspace"),
+    "kernels.algorithm": ("BaseAlgorithm", "Workspace"),
     "kernels.registry": ("register",),
     "core.config": ("BatchSizePolicy", "Config"),
     "core.records": ("Configuration", "MicroConfig"),

@@ -1,4 +1,6 @@
-"""The time of an all-reduce over p ranks in the alpha-beta model.
+"""The time of an all-reduce over p ranks in the alpha-beta model, and of buckets of gradients.
+
+The time of an all-reduce over p ranks in the alpha-beta model.
 
 A message of n bytes takes alpha + n beta, where alpha is the latency and beta the inverse of the bandwidth. In each
 round a rank sends one message and receives one. An algorithm is described by two numbers: its rounds, and its volume,
@@ -9,16 +11,27 @@ the ranks beyond the largest power of two below p send all their data to a partn
 
 Sources: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH (2005); Chan,
 Heimlich, Purkayastha and van de Geijn, Collective communication: theory, practice, and experience (2007).
+
+Buckets of gradients for all-reduces that overlap with the backward pass.
+
+Gradients become ready in a known order. A bucket is a sequence of consecutive gradients that is sent as one message,
+once its last gradient is ready and the previous bucket has been sent. Few large buckets save latency, many small
+buckets start earlier. The best cap is found exactly, for any message cost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from math import inf
+
+import numpy as np
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.values import real, settle, whole
+from mucudnn.solver.front import IntArray
 
 
 class AllReduce(StrEnum):
@@ -111,3 +124,119 @@ def _ceil_log2(p: int) -> int:
 def _folding(p: int) -> int:
     """Return the number of additional rounds of an all-reduce if ``p`` is not a power of two, else 0."""
     return 0 if p.bit_count() == 1 else 2
+
+
+# Buckets
+
+DDP_CAP_BYTES = 25 * 2**20  # DistributedDataParallel's default bucket_cap_mb ...
+DDP_FIRST_CAP_BYTES = 2**20  # ... and the smaller cap of its first bucket, so that it is sent early
+
+MessageCost = Callable[[int], float]  # bytes of a bucket -> seconds of its all-reduce
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """A gradient to be all-reduced: its size in bytes, and when it is ready, in seconds from the step's start."""
+
+    size_bytes: int
+    ready_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Gradients merged into buckets, each of which is sent as one message.
+
+    ends: cumulative number of gradients up to the end of each bucket. end_s: time when the last message has been sent,
+    in seconds from the start of the step. cap_bytes: the ``bucket_cap_mb`` of DistributedDataParallel that makes these
+    buckets, in bytes; None if no single cap makes them, or if no cap was searched for.
+    """
+
+    ends: tuple[int, ...]
+    end_s: float
+    cap_bytes: int | None = None
+
+
+def sent_s(gradients: Sequence[Gradient], ends: Sequence[int], cost: MessageCost) -> float:
+    """Return when the last of these buckets has been sent, in seconds from the step's start; 0 without gradients.
+
+    gradients: all gradients, in the order in which they become ready. Each bucket is sent as one message.
+    """
+    sums = _sums(gradients)
+    end_s = 0.0
+    for first, last in pairwise([0, *ends]):
+        end_s = max(end_s, gradients[last - 1].ready_s) + cost(int(sums[last] - sums[first]))
+    return end_s
+
+
+def ddp_ends(sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int | None = None) -> tuple[int, ...]:
+    """Return the end of each of DistributedDataParallel's buckets, as cumulative numbers of gradients.
+
+    These are the buckets after DistributedDataParallel has learned the order of the gradients. The gradient with which
+    a bucket reaches its cap ends the bucket. first_cap_bytes: cap of the first bucket, which differs from ``cap_bytes``
+    if the user sets no cap; None if it does not differ.
+    """
+    ends: list[int] = []
+    filled, cap = 0, cap_bytes if first_cap_bytes is None else first_cap_bytes
+    for number, size in enumerate(sizes_bytes, start=1):
+        filled += size
+        if filled >= cap:
+            ends.append(number)
+            filled, cap = 0, cap_bytes
+    if sizes_bytes and (not ends or ends[-1] < len(sizes_bytes)):
+        ends.append(len(sizes_bytes))
+    return tuple(ends)
+
+
+def ddp_default(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
+    """Return the buckets that DistributedDataParallel makes with its default ``bucket_cap_mb``.
+
+    Raises ``InvalidInputError`` for gradients out of order.
+    """
+    _require_order(gradients)
+    ends = ddp_ends([gradient.size_bytes for gradient in gradients], DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES)
+    return Buckets(ends, sent_s(gradients, ends, cost))
+
+
+def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
+    """Return the buckets of the ``bucket_cap_mb`` whose last message ends earliest; ties go to the largest cap.
+
+    The search tries every cap that can matter: buckets change only where the cap passes the sum of some consecutive
+    gradients.
+
+    Raises ``InvalidInputError`` for gradients out of order.
+    """
+    _require_order(gradients)
+    if not gradients:
+        return Buckets((), 0.0)
+    sums = _sums(gradients)
+    caps = np.unique(sums[None, :] - sums[:, None])[::-1]
+    caps = caps[caps > 0]
+    end_s, end = np.zeros(caps.size), np.zeros(caps.size, dtype=np.int64)
+    ready_s = np.array([gradient.ready_s for gradient in gradients])
+    cost_of: dict[int, float] = {}
+    while (open_ := np.flatnonzero(end < len(gradients))).size:
+        first = end[open_]
+        last = np.minimum(np.searchsorted(sums, sums[first] + caps[open_]), len(gradients))
+        sizes = (sums[last] - sums[first]).tolist()
+        costs = [cost_of[size] if size in cost_of else cost_of.setdefault(size, cost(size)) for size in sizes]
+        end_s[open_] = np.maximum(end_s[open_], ready_s[last - 1]) + costs
+        end[open_] = last
+    best = int(caps[end_s.argmin()])
+    return Buckets(ddp_ends([gradient.size_bytes for gradient in gradients], best), float(end_s.min()), best)
+
+
+def _sums(gradients: Sequence[Gradient]) -> IntArray:
+    """Return the cumulative bytes of the gradients. Entry i is the sum of the first i gradients."""
+    sizes = np.array([gradient.size_bytes for gradient in gradients], dtype=np.int64)
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+
+
+def _require_order(gradients: Sequence[Gradient]) -> None:
+    before_s = 0.0
+    for number, gradient in enumerate(gradients):
+        if gradient.size_bytes < 1 or not before_s <= gradient.ready_s < inf:
+            raise InvalidInputError(
+                f"gradient {number} has {gradient.size_bytes} bytes and is ready at {gradient.ready_s} s, after one of "
+                f"{before_s} s; give at least one byte each, in the order in which they become ready, from 0 s on"
+            )
+        before_s = gradient.ready_s

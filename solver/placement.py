@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from mucudnn.solver.external import programs, pulp_without_warnings, run_program
+from mucudnn.solver.knapsack import programs, pulp_without_warnings, run_program
 
 ALIGNMENT_BYTES = 256
 _SMALL = 1 / 256  # of the arena: smaller buffers are not part of the integer program

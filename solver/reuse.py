@@ -1,16 +1,77 @@
-"""Workspace reuse (WR): the fastest configuration of one problem under one workspace limit (μ-cuDNN, section III)."""
+"""Workspace reuse (WR): the fastest configuration of one problem under one workspace limit (μ-cuDNN, section III).
+
+The three policies that decide which micro-batch sizes are measured (Oyama et al., μ-cuDNN, section III).
+
+The base class of solver answers: predicted time, lower bound, optimality gap, status and solve time.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
+from mucudnn.core.config import BatchSizePolicy
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.records import Configuration, Measurement
-from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
-from mucudnn.solver.account import Answer, Status
+from mucudnn.core.values import exact_bytes, format_bytes, format_seconds, member, whole
 from mucudnn.solver.front import desirable_sets
+
+
+def micro_batch_sizes(policy: BatchSizePolicy, batch_size: int) -> tuple[int, ...]:
+    """Return the micro-batch sizes of a policy, ascending; ``batch_size``, the undivided batch, is always the last.
+
+    >>> micro_batch_sizes(BatchSizePolicy.POWER_OF_TWO, 12)
+    (1, 2, 4, 8, 12)
+
+    Raises ``InvalidInputError`` for an unknown policy, and unless ``batch_size`` is a whole number of at least 1.
+    """
+    batch_size, policy = whole(batch_size, "batch_size", 1), member(BatchSizePolicy, policy, "policy")
+    if policy is BatchSizePolicy.ALL:
+        return tuple(range(1, batch_size + 1))
+    if policy is BatchSizePolicy.UNDIVIDED:
+        return (batch_size,)
+    powers = (2**exponent for exponent in range((batch_size - 1).bit_length()))
+    return (*powers, batch_size)
+
+
+class Status(StrEnum):
+    OPTIMAL = "optimal"  # proven in whole picoseconds and bytes
+    FEASIBLE = "feasible"  # within the limit; the gap bounds what a better answer could save
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Base class of solver answers: ``objective_s`` is the predicted time, ``bound_s`` a lower bound on the best time.
+
+    ``solve_time_s`` is the wall time of the solver, which is ignored when answers are compared.
+    """
+
+    objective_s: float
+    bound_s: float
+    status: Status
+    solve_time_s: float = field(compare=False)
+
+    @property
+    def gap(self) -> float:
+        """The optimality gap: the largest fraction of ``objective_s`` that a better answer could save."""
+        return (self.objective_s - self.bound_s) / self.objective_s if self.objective_s else 0.0
+
+    @property
+    def verdict(self) -> str:
+        """The quality of the answer in words: optimal, or the fraction of its time that a better answer could save."""
+        return "optimal" if self.status is Status.OPTIMAL else f"at most {self.gap:.2g} of it could be saved"
+
+    def proof(self) -> dict[str, object]:
+        """Return times, gap, status and solve time as plain values for ``json.dumps``, with units in the names."""
+        return {
+            "objective_s": self.objective_s,
+            "bound_s": self.bound_s,
+            "gap": self.gap,
+            "status": str(self.status),
+            "solve_time_s": self.solve_time_s,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +118,7 @@ def solve_wr(
 ) -> Configuration:
     """Return the fastest configuration for ``batch_size`` with at most ``limit_bytes`` of workspace.
 
-    The answer is exact for the model of ``solver.costs``. Ties: less workspace, then fewer micro-batches, then by name.
+    The answer is exact for the model of ``solver.front``. Ties: less workspace, then fewer micro-batches, then by name.
     limit_bytes: None if there is no limit. what: name of the problem in errors.
 
     Raises ``InfeasibleError`` with the smallest feasible limit if nothing fits, ``InvalidInputError`` if the batch size

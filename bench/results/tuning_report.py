@@ -14,7 +14,7 @@ from mucudnn.bench.results.text_tables import long_name, memory_bound, milliseco
 from mucudnn.bench.results.writing import config_record
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
 from mucudnn.core.values import format_bytes, format_seconds
-from mucudnn.solver.curve import CurvePoint, budget_curve, limit_curve
+from mucudnn.solver.division import CurvePoint, budget_curve, limit_curve
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import baseline_or_declared, is_timed
 from mucudnn.tuning.result import TunedProblem, left_out_in_words

@@ -19,7 +19,7 @@ from mucudnn.bench.sources.networks import NETWORKS, build, input_shape_of
 from mucudnn.core.errors import InvalidInputError, MucudnnError, first_line
 from mucudnn.core.problem import MOST_ELEMENTS, MemoryFormat, dtype_name
 from mucudnn.core.values import did_you_mean, shown, whole
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.measuring import operands
 
 _SHAPE = "--input gives the shape of one sample, as 3x224x224"

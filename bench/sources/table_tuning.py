@@ -16,7 +16,7 @@ from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Task
 from mucudnn.core.terminal import Progress
 from mucudnn.distributed import team_of
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.divide import Divided
 from mucudnn.tuning.headroom import Limits, find_headroom

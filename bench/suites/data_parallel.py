@@ -41,7 +41,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.distributed.link import gathered
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.running.environment import Environment
 

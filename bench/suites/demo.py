@@ -25,7 +25,7 @@ from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.bench.sources.trainee import Batch, TrainedStep, Trainee, labelled_batches
 from mucudnn.core.config import Config
 from mucudnn.core.terminal import progress_bar
-from mucudnn.kernels.contract.reference import relative_l2_error
+from mucudnn.kernels.torch_convolution import relative_l2_error
 from mucudnn.running.environment import current_environment
 
 NETWORK = "alexnet"

@@ -34,7 +34,7 @@ from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.turns import Rounds

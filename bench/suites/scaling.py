@@ -25,9 +25,8 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.values import format_bytes
 from mucudnn.measuring.clocks import Clock
-from mucudnn.solver.all_reduce import AllReduce, Link, all_reduce_s, volume
-from mucudnn.solver.buckets import Gradient, best_cap, ddp_default
-from mucudnn.solver.costs import FloatArray
+from mucudnn.solver.all_reduce import AllReduce, Gradient, Link, all_reduce_s, best_cap, ddp_default, volume
+from mucudnn.solver.front import FloatArray
 from mucudnn.tuning.own_step import OwnStep
 
 _TUNING = 0.9  # share of the progress bar

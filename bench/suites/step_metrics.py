@@ -28,8 +28,8 @@ from mucudnn.bench.sources.trainee import Batch, Loss, labelled_batches
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.terminal import Progress, silent
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.kernels.contract.reference import relative_l2_error
+from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.kernels.torch_convolution import relative_l2_error
 from mucudnn.running.environment import current_environment
 from mucudnn.running.modules.tuned_module import TunedModule
 from mucudnn.tuning.result import tuned_of

@@ -42,7 +42,7 @@ from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.torch_settings import rounding_to_tf32, searching
 from mucudnn.core.values import format_bytes
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.turns import Runner, T, here

@@ -12,49 +12,21 @@ import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.torch_settings import TorchSettings
-from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
+from mucudnn.kernels.cudnn.backend import CudnnBackend, Engine, EngineConfig, Plan, Pointers, why_barred
 from mucudnn.kernels.cudnn.descriptor import MOST_ALIGNED_BYTES
-from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, why_barred
 from mucudnn.kernels.cudnn.library import CudnnError
-
-if TYPE_CHECKING:
-    from mucudnn.kernels.cudnn.backend import CudnnBackend
+from mucudnn.kernels.memory import Part, carve, carved_bytes, torch_dtype
 
 SOURCE_NAME = "cudnn"  # With a colon, this is the prefix of the names of all engine configurations.
 _IN_PLACE = " in-place"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The computation of one cuDNN engine configuration on a micro-batch: ``result = operation + beta * result``."""
-
-    config: EngineConfig
-    problem: ConvProblem
-    micro_batch_size: int
-    beta: float = 0.0
-    _hash: int = field(init=False, repr=False, compare=False)  # cached: every step looks up plans
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.config, self.problem, self.micro_batch_size, self.beta)))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-
-class Pointers(NamedTuple):
-    """The device addresses of a micro-batch's tensors x, w and y, which are dense in the problem's memory format."""
-
-    x: int
-    w: int
-    y: int
 
 
 class _Step(NamedTuple):

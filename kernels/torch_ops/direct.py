@@ -20,9 +20,8 @@ from itertools import product
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation, Pair
-from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.contract.allocation import counted_internal_bytes
-from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, compute_dtype, inside, torch_dtype
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
+from mucudnn.kernels.memory import Part, carve, carved_bytes, compute_dtype, counted_internal_bytes, inside, torch_dtype
 
 
 @dataclass(frozen=True, slots=True)

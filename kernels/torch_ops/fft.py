@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation, Pair
-from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.contract.allocation import counted_internal_bytes
-from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, inside, torch_dtype
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
+from mucudnn.kernels.memory import Part, carve, carved_bytes, counted_internal_bytes, inside, torch_dtype
 from mucudnn.kernels.torch_ops.gemm import multiply
 
 _TILE_LENGTH = 32  # length of a tile, including the filter's overlap

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.contract.allocation import counted_internal_bytes
-from mucudnn.kernels.contract.buffers import Part, carve, carved_bytes, inside, torch_dtype
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
+from mucudnn.kernels.memory import Part, carve, carved_bytes, counted_internal_bytes, inside, torch_dtype
 
 
 def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulate: bool = False) -> None:

@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.torch_settings import TORCHS_OWN, TorchSettings
-from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS, Part, carve, carved_bytes, empty_activation, torch_dtype
-from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
+from mucudnn.kernels.memory import TORCH_FORMATS, Part, carve, carved_bytes, empty_activation, torch_dtype
+from mucudnn.kernels.torch_convolution import torch_convolution
 
 _LARGE_BATCH = 64  # larger than all thresholds on N in torch's choice of a backend
 _ONEDNN = "Mkldnn"

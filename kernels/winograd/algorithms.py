@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mucudnn.core.problem import ConvProblem, Operation, Pair
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
+from mucudnn.kernels.compiled.algorithms import CompiledStage, Entries
 from mucudnn.kernels.compiled.library import why_not
-from mucudnn.kernels.compiled.stages import CompiledStage, Entries
-from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
 
 
 @dataclass(frozen=True, slots=True)

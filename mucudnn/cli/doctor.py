@@ -99,8 +99,8 @@ def proving() -> str:
 
 def accelerators() -> Iterator[Finding]:
     """Yield findings on GPUs with their algorithms, the GPU driver, cuDNN and CuPy."""
-    from mucudnn.kernels.cuda.cupy_launcher import how_to_install
     from mucudnn.kernels.cudnn.library import library
+    from mucudnn.kernels.winograd.cupy_launcher import how_to_install
     from mucudnn.running.environment import require_cuda
 
     try:

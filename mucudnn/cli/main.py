@@ -104,7 +104,7 @@ def _options(command: click.Command | None) -> Iterator[str]:
 
 def _lack_of_memory(error: Exception) -> str | None:
     """Return the first line of an out-of-memory error; None for any other error."""
-    from mucudnn.kernels.contract.out_of_memory import is_out_of_memory  # imported here, since it loads torch
+    from mucudnn.kernels.memory import is_out_of_memory  # imported here, since it loads torch
 
     return first_line(error) if is_out_of_memory(error) else None
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation, Pair
 from mucudnn.enabling.status import ShapeStats
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.running import operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import largest_batch_size

@@ -23,7 +23,7 @@ from mucudnn.running.devices import made_current
 from mucudnn.running.environment import Environment
 from mucudnn.running.executable import Executable
 from mucudnn.solver.front import desirable_sets
-from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.store.database import Database
 from mucudnn.store.selection import SelectedMeasurements
 from mucudnn.tuning.benchmarker import permitted_algorithms

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.graph.operators import Band, Operator
 from mucudnn.graph.windows import windows
-from mucudnn.kernels.contract.algorithm import Algorithm, BoundStage, Workspace, fuses
-from mucudnn.kernels.contract.epilogue import Epilogue
+from mucudnn.kernels.algorithm import Algorithm, BoundStage, Epilogue, Workspace, fuses
 from mucudnn.running.workspace import lasting_buffer
 from mucudnn.solver.bands import Cut, Reach
 from mucudnn.solver.placement import aligned

@@ -19,8 +19,8 @@ from mucudnn.graph.builder import Captured
 from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.operator_costs import convolution_costs, every_cost, key_of, operator_costs
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.allocation import aligned_buffer
+from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.memory import aligned_buffer
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.whole_runs import Machine

@@ -13,7 +13,7 @@ from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.convolution_choices import BAND_ROWS, runs_bands, scratch_bytes
 from mucudnn.graph.operator_costs import key_of, operator_costs
 from mucudnn.graph.schedule import Schedule, row_bytes_of, solver_graph
-from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithms
 from mucudnn.solver.bands import Costs, Graph
 from mucudnn.solver.plans import plans

@@ -28,7 +28,7 @@ from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Barrier, Input
 from mucudnn.graph.refine import refined
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.turns import Rounds, compare_in_turns
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import device_of_convolutions

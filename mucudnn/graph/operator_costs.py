@@ -14,8 +14,8 @@ from mucudnn.graph.builder import Captured
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.operators import Band, Barrier, Input, Moments, Operator
 from mucudnn.graph.steps import array_of, convolution_steps, perform, run_array
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.allocation import aligned_buffer, peak_allocated_bytes
+from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.memory import aligned_buffer, peak_allocated_bytes
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.solver.bands import Costs, Reach
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from mucudnn.kernels.contract.epilogue import Epilogue
+from mucudnn.kernels.algorithm import Epilogue
 from mucudnn.solver.bands import Reach
 
 aten = torch.ops.aten

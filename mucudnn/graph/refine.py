@@ -11,7 +11,7 @@ from typing import Any
 
 from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.schedule import Schedule
-from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm
 
 _MOST_ROUNDS, _ROUNDS_S = 3, 4.0
 

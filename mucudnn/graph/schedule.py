@@ -19,14 +19,13 @@ from mucudnn.graph.capture import flattened
 from mucudnn.graph.convolution import Convolution, keep_filters
 from mucudnn.graph.operators import Band, Barrier, Moments, Operator
 from mucudnn.graph.program import Call, Program, record
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, workspace_of
 from mucudnn.solver import bands
 from mucudnn.solver.bands import Costs, Cut, Ranges, Segment
-from mucudnn.solver.overlaps import Overlap, Overlaps
 from mucudnn.solver.placement import Buffer, place
-from mucudnn.solver.plans import Plan
+from mucudnn.solver.plans import Overlap, Overlaps, Plan
 
 
 def solver_graph(

@@ -29,6 +29,7 @@ from mucudnn.graph.operators import (
     aten,
 )
 from mucudnn.graph.windows import AveragePool, MaxPool, Resize
+from mucudnn.kernels.algorithm import Algorithm, fuses
 from mucudnn.kernels.compiled.library import (
     ACTIVATIONS,
     COMBINATIONS,
@@ -40,7 +41,6 @@ from mucudnn.kernels.compiled.library import (
     library,
     loaded_build,
 )
-from mucudnn.kernels.contract.algorithm import Algorithm, fuses
 
 _COUNTS_PADDING, _COUNTS_IMAGE = 0, -1
 _FUNCTION_OF = {

@@ -9,8 +9,8 @@ from functools import cached_property
 from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Failure, Measurement, MicroConfig, package_of
-from mucudnn.kernels.contract.algorithm import Algorithm, BaseAlgorithm, Workspace
-from mucudnn.kernels.contract.out_of_memory import give_back_cache, is_out_of_memory
+from mucudnn.kernels.algorithm import Algorithm, BaseAlgorithm, Workspace
+from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
 from mucudnn.kernels.registry import as_called
 from mucudnn.measuring.proofs import Proof, Proofs
 

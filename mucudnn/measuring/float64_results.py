@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.torch_settings import computed_without_libraries
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.operands import Operands, written_shape
 
 _FLOPS = 4e9  # operations in float64: about 0.1 s on two cores

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Operation
 from mucudnn.core.values import whole
-from mucudnn.kernels.contract.buffers import torch_dtype
+from mucudnn.kernels.memory import torch_dtype
 
 Shape = tuple[int, int, int, int]
 _WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACKWARD_FILTER: "w"}

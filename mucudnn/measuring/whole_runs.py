@@ -12,10 +12,10 @@ from torch import Tensor
 from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
 from mucudnn.core.problem import ConvProblem, Operation, Pair
 from mucudnn.core.records import Comparison, Configuration
-from mucudnn.kernels.contract.algorithm import Algorithm, AlgorithmSource
-from mucudnn.kernels.contract.out_of_memory import give_back_cache, is_out_of_memory
+from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
+from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
-from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.measuring.clocks import Clock, ColdClock, CudaClock, WallClock
 from mucudnn.measuring.load import Watch, watch_of
 from mucudnn.measuring.operands import Operands, random_operands

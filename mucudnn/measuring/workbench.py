@@ -16,8 +16,7 @@ from torch import Tensor
 from mucudnn.core.errors import CANDIDATE_ERRORS, UnavailableError, UnsoundError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.values import format_bytes
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.kernels.contract.out_of_memory import give_back_cache, is_out_of_memory
+from mucudnn.kernels.memory import give_back_cache, is_out_of_memory, peak_allocated_bytes
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.float64_results import ExactResults, Float64Results, SampledResults
 from mucudnn.measuring.guard_zones import GuardedBuffer

@@ -13,7 +13,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import SharingError, first_line, warn
 from mucudnn.core.terminal import Progress
 from mucudnn.distributed.team import Team
-from mucudnn.kernels.contract.out_of_memory import give_back_cache
+from mucudnn.kernels.memory import give_back_cache
 from mucudnn.measuring.load import watch_of
 from mucudnn.optimizing.confirm import confirm
 from mucudnn.optimizing.confirmation import Confirmation

@@ -15,8 +15,8 @@ from torch import Tensor
 from mucudnn.core.errors import CapturingError, InvalidInputError, LibraryError, UnavailableError, say_once
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.libraries import settings_that_bar
-from mucudnn.kernels.torch_ops.torch_convolution import Geometry
+from mucudnn.kernels.registry import settings_that_bar
+from mucudnn.kernels.torch_convolution import Geometry
 from mucudnn.running.devices import made_current
 from mucudnn.running.eager.hot_path import known_key
 from mucudnn.running.executable import Executable, StepError

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from mucudnn.core.problem import Operation
-from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.kernels.torch_convolution import torch_convolution
 
 Compute = Callable[..., Tensor]  # arguments: operation, x, w, bias or dy, the other arguments of a call
 

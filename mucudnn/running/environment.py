@@ -69,7 +69,7 @@ def require_known(device: str) -> None:
 def _on_cpu() -> Environment:
     import torch  # lazy, since `import mucudnn` must not load torch
 
-    from mucudnn.kernels.libraries import compiler_of, library_of
+    from mucudnn.kernels.registry import compiler_of, library_of
 
     return Environment(
         device=cpu_model(),
@@ -85,7 +85,7 @@ def _on_cuda() -> Environment:
     import torch
 
     from mucudnn.core.torch_settings import TorchSettings
-    from mucudnn.kernels.libraries import compiler_of, library_of
+    from mucudnn.kernels.registry import compiler_of, library_of
 
     require_cuda()
     library = library_of("cuda")

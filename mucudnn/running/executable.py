@@ -16,8 +16,8 @@ from torch import Tensor
 from mucudnn.core.errors import InvalidInputError, LibraryError, MisalignedError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.contract.algorithm import Algorithm, BoundStage, Workspace
-from mucudnn.kernels.contract.buffers import torch_dtype
+from mucudnn.kernels.algorithm import Algorithm, BoundStage, Workspace
+from mucudnn.kernels.memory import torch_dtype
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.eager.hot_path import Bound, bound_in_cpp
 from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mucudnn.core.errors import InvalidInputError, MisalignedError, UnavailableError, say_once
 from mucudnn.core.problem import Operation
-from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
-from mucudnn.kernels.torch_ops.torch_convolution import Geometry, torch_convolution
+from mucudnn.kernels.memory import is_out_of_memory
+from mucudnn.kernels.torch_convolution import Geometry, torch_convolution
 from mucudnn.running.choices import Choices, Measured, choices_of, executable_of, forget, note_failure
 from mucudnn.running.definition import define_convolution
 from mucudnn.running.devices import made_current

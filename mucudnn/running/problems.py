@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.memory import TORCH_FORMATS
 
 Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
 

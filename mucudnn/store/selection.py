@@ -11,7 +11,7 @@ from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Comparison, Configuration, Measurement, Task, source_of
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.running.environment import Environment
-from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.store.database import Database
 
 

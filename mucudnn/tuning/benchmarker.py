@@ -13,13 +13,13 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison, Configuration, Failure, Measurement, MicroConfig, Task, source_of
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.clocks import peak_flops_per_s
 from mucudnn.measuring.turns import QUICK, THOROUGH
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
-from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.store.environment_store import EnvironmentStore
 from mucudnn.tuning.choose import Outcome, Verify, is_solvable
 from mucudnn.tuning.job import Alone, Job, expected_s

@@ -25,9 +25,8 @@ import torch
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.torch_settings import TorchSettings
-from mucudnn.kernels.contract.allocation import largest_within, peak_requested_bytes
-from mucudnn.kernels.contract.buffers import empty_activation
-from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.kernels.memory import empty_activation, largest_within, peak_requested_bytes
+from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.running.executable import BUFFER_BYTES
 from mucudnn.tuning.training_step import TracedStep, trace_step

@@ -17,7 +17,7 @@ from typing import Self
 from mucudnn.core.errors import BrokenDeviceError, UnsoundError, first_line, without_frames
 from mucudnn.core.records import Failure, Measurement, MicroConfig, Task
 from mucudnn.core.statistics import spread
-from mucudnn.kernels.contract.out_of_memory import give_back_cache, is_out_of_memory
+from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.clocks import Clock, StoppingRule
 from mucudnn.measuring.load import ProcessorUse, Watch

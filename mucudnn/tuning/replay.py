@@ -8,9 +8,9 @@ from typing import Protocol
 
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.records import Comparison, Configuration, Measurement, Task
-from mucudnn.kernels.contract.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.running.environment import Environment
-from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.tuning.choose import Outcome, choose
 from mucudnn.tuning.divide import Divided, divide
 from mucudnn.tuning.infeasible import infeasible, smallest_bytes

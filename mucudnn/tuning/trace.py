@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mucudnn.core.errors import InvalidInputError, no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.kernels.contract.buffers import suggests_channels_last
+from mucudnn.kernels.memory import suggests_channels_last
 from mucudnn.running.devices import largest_batch_size
 from mucudnn.running.modules.conv_transpose2d import is_backward_data, y_shape
 

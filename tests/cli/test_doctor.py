@@ -20,8 +20,8 @@ from mucudnn.cli import doctor
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels import registry
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.cudnn import library as cudnn_library
+from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
 from mucudnn.measuring.proving import prover as proving

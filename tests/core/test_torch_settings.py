@@ -16,8 +16,8 @@ import torch
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR, TF32_MAX_RELATIVE_ERROR, Config
 from mucudnn.core.errors import InvalidInputError, first_line
 from mucudnn.core.torch_settings import TorchSettings, deterministic_torch
-from mucudnn.kernels.cudnn.constants import NumericalNote
-from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, why_barred
+from mucudnn.kernels.cudnn.backend import Engine, EngineConfig, why_barred
+from mucudnn.kernels.cudnn.descriptor import NumericalNote
 
 EXACT, TENSOR_CORE, ROUNDED, ANY_ORDER = (
     Engine(EngineConfig(0), frozenset(notes), 0)

@@ -24,7 +24,7 @@ from mucudnn.core.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, Memor
 from mucudnn.core.records import Configuration, MicroConfig, Task
 from mucudnn.core.values import flag, pair, real, shown, whole
 from mucudnn.running.devices import largest_batch_size
-from mucudnn.solver.policies import BatchSizePolicy
+from mucudnn.solver.reuse import BatchSizePolicy
 from mucudnn.store import schema
 
 SIZES: dict[str, Any] = {"c": 4, "h": 9, "w": 8, "k": 6, "r": 3, "s": 2}

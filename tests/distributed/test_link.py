@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mucudnn.distributed.link import joined
-from mucudnn.solver.buckets import DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES, ddp_ends
+from mucudnn.solver.all_reduce import DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES, ddp_ends
 
 
 @pytest.fixture

@@ -26,11 +26,11 @@ from support.cuda.either_device import (
 from mucudnn.core.errors import UnsoundError, first_line
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.registry import algorithms
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.workbench import Workbench

@@ -11,8 +11,8 @@ from support.cuda.emulator import COMPILER, EmulatedLauncher
 from support.problems.winograd_backend import WithoutCublas
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
+from mucudnn.kernels.winograd.cupy_launcher import CupyLauncher
 
 BOUNDS = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 

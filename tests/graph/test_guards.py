@@ -28,7 +28,7 @@ from mucudnn.graph.convolution_choices import each_by_itself
 from mucudnn.graph.guards import Guards
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, release_workspaces, workspace_of
 from mucudnn.solver.bands import Costs
 

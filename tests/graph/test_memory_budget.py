@@ -28,7 +28,7 @@ from mucudnn.graph.memory_budget import _Fitting, fit_in_memory
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.memory import peak_allocated_bytes
 
 MIB = 2**20
 

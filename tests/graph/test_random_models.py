@@ -23,7 +23,7 @@ from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operator_costs import every_cost
 from mucudnn.graph.operators import Local
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.clocks import WallClock
 from mucudnn.running.workspace import release_workspaces

@@ -1,4 +1,4 @@
-"""The contract of all algorithms (``mucudnn.kernels.contract.algorithm``): a new one needs no new test here."""
+"""The contract of all algorithms (``mucudnn.kernels.algorithm``): a new one needs no new test here."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.contract.reference import reference
+from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.registry import algorithm, algorithms
+from mucudnn.kernels.torch_convolution import reference
 from mucudnn.kernels.torch_ops import gemm
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
 from mucudnn.running.choices import Choices
 from mucudnn.testing import contract
 from mucudnn.testing.checks import (
     IMAGE,
+    Call,
     dependent,
     torchs_spoilt_result,
 )
-from mucudnn.testing.contract import check_contract
-from mucudnn.testing.geometries import GEOMETRIES, geometry
-from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.contract import GEOMETRIES, check_contract, geometry
 
 NAMES = [a.name for a in algorithms()]
 LOOSER = {"winograd-6x6": 10.0}  # interpolation points up to 2 cost a digit; the default error bound bars it

@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 
-from mucudnn.kernels.contract import allocation
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.allocation import (
+from mucudnn.kernels import memory
+from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.memory import (
     counted_internal_bytes,
     largest_within,
 )
@@ -39,12 +39,10 @@ class FakeAllocator:
             "reset_peak_memory_stats": self._reset,
         }.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
-        buffer, activation = allocation.aligned_buffer, allocation.empty_activation
-        monkeypatch.setattr(allocation, "aligned_buffer", lambda size, device_type: buffer(size))
-        monkeypatch.setattr(
-            allocation, "empty_activation", lambda problem, shape, device_type: activation(problem, shape)
-        )
-        monkeypatch.setattr(allocation, "_counted", {})
+        buffer, activation = memory.aligned_buffer, memory.empty_activation
+        monkeypatch.setattr(memory, "aligned_buffer", lambda size, device_type: buffer(size))
+        monkeypatch.setattr(memory, "empty_activation", lambda problem, shape, device_type: activation(problem, shape))
+        monkeypatch.setattr(memory, "_counted", {})
 
     def _reset(self) -> None:
         self.peak = self.live

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.allocation import aligned_buffer
-from mucudnn.kernels.contract.reference import reference
+from mucudnn.kernels.memory import aligned_buffer
 from mucudnn.kernels.registry import algorithms
-from mucudnn.testing.geometries import GEOMETRIES, geometry
+from mucudnn.kernels.torch_convolution import reference
+from mucudnn.testing.contract import GEOMETRIES, geometry
 
 
 def read_rows(problem: ConvProblem, low: int, high: int) -> tuple[int, int, int]:

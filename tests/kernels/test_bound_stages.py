@@ -15,17 +15,15 @@ from torch import Tensor
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.kernels.algorithm import Workspace
+from mucudnn.kernels.compiled.algorithms import CompiledStage
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.kernels.compiled.stages import CompiledStage
-from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.kernels.contract.buffers import empty_activation, torch_dtype
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.memory import empty_activation, peak_allocated_bytes, torch_dtype
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.kernels.winograd.algorithms import Winograd
 from mucudnn.measuring.candidates import find_candidates
-from mucudnn.testing.checks import threads
-from mucudnn.testing.geometries import random_problem
-from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.checks import Call, threads
+from mucudnn.testing.contract import random_problem
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 NAMES = ("winograd-2x2", "winograd-6x6", "winograd-2x2-5x5", "winograd-4x4-stride2")

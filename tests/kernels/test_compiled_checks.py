@@ -19,10 +19,9 @@ from torch import Tensor
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.kernels.algorithm import Algorithm, Epilogue
 from mucudnn.kernels.compiled.library import Stage, library, loaded_build
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.buffers import torch_dtype
-from mucudnn.kernels.contract.epilogue import Epilogue
+from mucudnn.kernels.memory import torch_dtype
 from mucudnn.kernels.winograd.algorithms import Winograd
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")

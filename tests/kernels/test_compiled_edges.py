@@ -11,14 +11,12 @@ from support.compiled import algorithm
 from support.half_precision import assert_half_is_float32_rounded_once
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.kernels.algorithm import ACTIVATIONS, Algorithm, Epilogue
 from mucudnn.kernels.compiled.algorithms import IMPLICIT_GEMM
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
-from mucudnn.kernels.contract.epilogue import ACTIVATIONS, Epilogue
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.testing.checks import threads
-from mucudnn.testing.guarded_call import Call
+from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
+from mucudnn.testing.checks import Call, threads
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 by_operation = pytest.mark.parametrize("operation", Operation)

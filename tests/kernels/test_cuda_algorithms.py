@@ -14,14 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.kernels.contract import allocation
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.buffers import empty_activation
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels import memory
+from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.memory import empty_activation
 from mucudnn.kernels.registry import algorithm, algorithms
-from mucudnn.testing.checks import split
-from mucudnn.testing.geometries import GEOMETRIES, ONE_OF_EACH_KIND, geometry
-from mucudnn.testing.guarded_call import Call
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
+from mucudnn.testing.checks import Call, split
+from mucudnn.testing.contract import GEOMETRIES, ONE_OF_EACH_KIND, geometry
 
 NAMES = [a.name for a in algorithms("cuda")]
 STRIDED = ("winograd-2x2-stride2", "winograd-4x4-stride2", "winograd-4x4-5x5-stride2")
@@ -33,9 +32,9 @@ HALVES = ("bfloat16", "float16")
 @pytest.fixture
 def counted_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What libraries allocate on CUDA is counted by what they allocate here."""
-    count = allocation._count
-    monkeypatch.setattr(allocation, "_count", lambda a, problem, n, device_type: count(a, problem, n, "cpu"))
-    monkeypatch.setattr(allocation, "_counted", {})
+    count = memory._count
+    monkeypatch.setattr(memory, "_count", lambda a, problem, n, device_type: count(a, problem, n, "cpu"))
+    monkeypatch.setattr(memory, "_counted", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from mucudnn.core.errors import CANDIDATE_ERRORS
-from mucudnn.kernels.cuda import cupy_launcher
-from mucudnn.kernels.cuda.cupy_launcher import CupyLauncher, LaunchError
+from mucudnn.kernels.winograd import cupy_launcher
+from mucudnn.kernels.winograd.cupy_launcher import CupyLauncher, LaunchError
 
 SOURCE = 'extern "C" __global__ void add(float* a, Sizes sizes) {}'
 STREAM = SimpleNamespace(cuda_stream=77)

@@ -11,12 +11,12 @@ from support.clock.machine import FORWARD
 from torch import Tensor
 
 from mucudnn.core.problem import MemoryFormat, Operation
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithm
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.kernels.torch_ops import native
 from mucudnn.kernels.torch_ops.native import NATIVE_ON_CUDA
-from mucudnn.testing.geometries import geometry
-from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.checks import Call
+from mucudnn.testing.contract import geometry
 
 cudnn = torch.backends.cudnn
 

@@ -16,14 +16,13 @@ from support.places import DATA
 
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.kernels.algorithm import ACTIVATIONS, Algorithm, fuses
+from mucudnn.kernels.compiled.algorithms import Entries
 from mucudnn.kernels.compiled.library import why_not
-from mucudnn.kernels.compiled.stages import Entries
-from mucudnn.kernels.contract.algorithm import Algorithm, fuses
-from mucudnn.kernels.contract.epilogue import ACTIVATIONS
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.native import sees_only_padding
 from mucudnn.testing.checks import check_epilogue, check_result, threads
-from mucudnn.testing.geometries import random_micro_batches, random_problem
+from mucudnn.testing.contract import random_micro_batches, random_problem
 
 
 @dataclass(frozen=True)

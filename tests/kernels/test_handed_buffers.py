@@ -12,14 +12,14 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Pair
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.buffers import suggests_channels_last
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.memory import suggests_channels_last
 from mucudnn.kernels.registry import algorithm
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.kernels.torch_ops.direct import Direct, phases
 from mucudnn.kernels.winograd import algorithms as winograd
-from mucudnn.testing.geometries import ONE_OF_EACH_KIND, geometry
-from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.checks import Call
+from mucudnn.testing.contract import ONE_OF_EACH_KIND, geometry
 
 NAMES = ("gemm", "direct", "fft", "winograd-2x2", "winograd-4x4", "winograd-6x6")
 HANDED = ("x", "w", "y", "prepared", "scratch")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mucudnn.core.errors import UnsoundError, without_frames
-from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
 from mucudnn.kernels.cudnn.library import CudnnError
+from mucudnn.kernels.memory import is_out_of_memory
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support.plug_in import Doubling, Pointwise
 
 import mucudnn
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.kernels import plug_ins, registry
+from mucudnn.kernels import registry
 from mucudnn.kernels.registry import algorithm, algorithms, installed_plug_ins, register
 
 
@@ -31,7 +31,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, code: st
     information = folder / f"{module}-1.2.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.2\n")
-    (information / "entry_points.txt").write_text(f"[{plug_ins.GROUP}]\nanything = {module}:BROUGHT\n")
+    (information / "entry_points.txt").write_text(f"[{registry.GROUP}]\nanything = {module}:BROUGHT\n")
     monkeypatch.syspath_prepend(folder)
 
 

@@ -11,13 +11,13 @@ import pytest
 from support.places import TESTS
 
 from mucudnn.kernels.compiled import library
-from mucudnn.testing.guarded_call import sanitizer
+from mucudnn.testing.checks import sanitizer
 
 IS_ASKED_FOR = bool(os.environ.get("MUCUDNN_SANITIZE"))
 pytestmark = pytest.mark.skipif(not IS_ASKED_FOR, reason="only under make sanitize")
 BEGIN = """
 import torch
-from mucudnn.testing.guarded_call import GuardedMemory
+from mucudnn.testing.checks import GuardedMemory
 from mucudnn.kernels.compiled.algorithms import LOOP_NEST
 from mucudnn.kernels.compiled.library import library
 from mucudnn.core.problem import ConvProblem, Operation

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.memory import peak_allocated_bytes
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring import float64_results
 from mucudnn.measuring.float64_results import ExactResults, SampledResults
 from mucudnn.measuring.operands import Operands, random_operands
-from mucudnn.testing.geometries import GEOMETRIES, geometry, random_problem
+from mucudnn.testing.contract import GEOMETRIES, geometry, random_problem
 
 BATCH = 13
 N = 3

@@ -15,8 +15,9 @@ from support.races import CLOCK, fake, race_on, results_of
 from mucudnn.core.errors import BrokenDeviceError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Failure, Measurement, MicroConfig
-from mucudnn.kernels.contract.algorithm import Workspace
-from mucudnn.kernels.cudnn.algorithms import CudnnEngines, Plan
+from mucudnn.kernels.algorithm import Workspace
+from mucudnn.kernels.cudnn.algorithms import CudnnEngines
+from mucudnn.kernels.cudnn.backend import Plan
 from mucudnn.measuring.candidates import find_candidates
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mucudnn.core.errors import UnavailableError, UnsoundError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
-from mucudnn.kernels.contract.reference import reference
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithm
+from mucudnn.kernels.torch_convolution import reference
 from mucudnn.measuring import workbench
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.float64_results import ExactResults

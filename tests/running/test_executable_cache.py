@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from mucudnn.core.errors import CapturingError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.cudnn.engines import EngineConfig
+from mucudnn.kernels.cudnn.backend import EngineConfig
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.running.choices import Choices, executable_of, note_failure
 from mucudnn.running.executable import StepError

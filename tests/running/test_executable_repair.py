@@ -18,10 +18,9 @@ from mucudnn.core.errors import CapturingError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.cudnn import algorithms
-from mucudnn.kernels.cudnn.algorithms import Plan
-from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.backend import Engine, EngineConfig, Plan
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.running import choices, operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.executable import StepError

@@ -12,9 +12,9 @@ from torch import Tensor
 from mucudnn.core import errors
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.contract.algorithm import BaseAlgorithm
+from mucudnn.kernels.algorithm import BaseAlgorithm
 from mucudnn.kernels.registry import algorithms
-from mucudnn.kernels.torch_ops.torch_convolution import torch_convolution
+from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.running import executable as executables
 from mucudnn.running import operators
 from mucudnn.running.choices import Choices

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from mucudnn.solver.bands import Costs, Cut, Graph, Operator, Ranges, Reach
-from mucudnn.solver.overlaps import Overlap, Overlaps
 from mucudnn.solver.placement import Buffer, aligned, place
-from mucudnn.solver.plans import cuts, plan_within, plans, segment_costs
+from mucudnn.solver.plans import Overlap, Overlaps, cuts, plan_within, plans, segment_costs
 from mucudnn.solver.recompute import in_order, orders_within
 from tests.support.effort import how_many
 

@@ -14,14 +14,18 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mucudnn.solver.all_reduce import AllReduce, Link, all_reduce_s, rounds, volume
-from mucudnn.solver.buckets import (
+from mucudnn.solver.all_reduce import (
+    AllReduce,
     Gradient,
+    Link,
     MessageCost,
+    all_reduce_s,
     best_cap,
     ddp_default,
     ddp_ends,
+    rounds,
     sent_s,
+    volume,
 )
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=9)

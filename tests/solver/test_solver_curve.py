@@ -9,8 +9,7 @@ import pytest
 from support.problems.solver_cases import Options, configuration, least_bytes
 
 from mucudnn.core.errors import InfeasibleError
-from mucudnn.solver.curve import budget_curve, limit_curve
-from mucudnn.solver.division import solve_wd
+from mucudnn.solver.division import budget_curve, limit_curve, solve_wd
 
 MIB = 2**20
 

@@ -20,8 +20,8 @@ from support.problems.solver_cases import Options, configuration, correlated, ha
 import mucudnn.solver.knapsack as knapsack
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Configuration
-from mucudnn.solver.account import Status
 from mucudnn.solver.division import DivisionProblem, solve_wd
+from mucudnn.solver.reuse import Status
 
 
 def random_options(source: random.Random, problems: int, most: int, largest: int = 9) -> Options:
@@ -101,7 +101,7 @@ def test_another_seed_of_hashes_gives_the_same_answer() -> None:
     """Answers of new processes: sets and dictionaries of text have another order in each."""
     code = """
 from mucudnn.core.records import Configuration, Measurement, MicroConfig
-from mucudnn.solver.curve import budget_curve
+from mucudnn.solver.division import budget_curve
 from mucudnn.solver.division import DivisionProblem, solve_wd
 from mucudnn.solver.reuse import solve_wr
 names = {f"algorithm {i}" for i in range(12)}

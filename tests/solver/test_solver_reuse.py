@@ -19,11 +19,9 @@ from support.problems.solver_cases import Key, Problem, all_keys, key_of, key_of
 from mucudnn.core.config import BatchSizePolicy
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Configuration, Measurement, MicroConfig
-from mucudnn.solver.account import Status
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
-from mucudnn.solver.policies import micro_batch_sizes
-from mucudnn.solver.reuse import account_wr, solve_wr
+from mucudnn.solver.reuse import Status, account_wr, micro_batch_sizes, solve_wr
 
 # A fast algorithm that needs memory, and a slow one that needs little.
 ROWS = [

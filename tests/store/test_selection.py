@@ -24,7 +24,7 @@ from mucudnn.core.records import (
     Task,
 )
 from mucudnn.running.environment import Environment
-from mucudnn.solver.policies import micro_batch_sizes
+from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.store.database import Database
 from mucudnn.store.selection import select_measurements
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Pair
+from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.compiled.library import bfloat16_products, build_name, loaded_build
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd
-from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.checks import Call
 
 HALF = ("bfloat16", "float16")
 DTYPES = ("float32", *HALF)

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.kernels.algorithm import Algorithm, Epilogue, fuses
 from mucudnn.kernels.compiled.library import bfloat16_products
-from mucudnn.kernels.contract.algorithm import Algorithm, fuses
-from mucudnn.kernels.contract.epilogue import Epilogue
-from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.checks import Call
 
 
 def assert_half_is_float32_rounded_once(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mucudnn import BaseAlgorithm, ConvProblem
 from mucudnn.core.problem import Operation
-from mucudnn.kernels.contract.reference import reference
+from mucudnn.kernels.torch_convolution import reference
 
 
 @dataclass(frozen=True)

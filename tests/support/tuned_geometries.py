@@ -14,13 +14,13 @@ import torch
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR, Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Task
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.clocks import WallClock
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.proving.trial import check_heap
 from mucudnn.measuring.whole_runs import Machine, whole_run
 from mucudnn.store.database import Database
-from mucudnn.testing.geometries import random_problem
+from mucudnn.testing.contract import random_problem
 from mucudnn.tuning.tuner import tune_tasks
 
 _MOST_SAMPLES = 16

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mucudnn import BaseAlgorithm, ConvProblem, Workspace
 from mucudnn.core.problem import Operation
-from mucudnn.kernels.contract.reference import reference
+from mucudnn.kernels.torch_convolution import reference
 from mucudnn.testing import check_algorithm
-from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.checks import Call
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, Task
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithms
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.executable import Executable

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.contract.allocation import block_bytes, peak_allocated_bytes
-from mucudnn.testing.geometries import GEOMETRIES, geometry
+from mucudnn.kernels.memory import block_bytes, peak_allocated_bytes
+from mucudnn.testing.contract import GEOMETRIES, geometry
 from mucudnn.tuning import training_step as tracing
 from mucudnn.tuning.headroom import (
     MOST_LOST_BYTES,

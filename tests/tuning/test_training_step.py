@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MemoryFormat, Operation
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.tuning.trace import trace
 from mucudnn.tuning.training_step import trace_step, training_step
 

@@ -207,7 +207,7 @@ def _draw_desirable(axes: Axes, subject: Subject) -> None:
 def _undivided_costs(subject: Subject) -> pandas.DataFrame:
     """Return ``algorithm``, ``time_s`` and ``workspace_bytes`` of each algorithm run on the whole mini-batch.
 
-    The costs follow the solver's model (``solver.costs.pool``), which pools an algorithm's setup time and prepared
+    The costs follow the solver's model (``solver.front.pool``), which pools an algorithm's setup time and prepared
     bytes over all its micro-batch sizes. Otherwise a point could lie below the desirable set.
     """
     every = subject.allowed.groupby("algorithm")

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import release_workspaces
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import TextIO
 
 from mucudnn.core.errors import UnsoundError, first_line
-from mucudnn.kernels.contract.out_of_memory import is_out_of_memory
+from mucudnn.kernels.memory import is_out_of_memory
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
 from mucudnn.measuring.proving import trial as trials
 from mucudnn.measuring.proving.trial import Trial

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from mucudnn.core.problem import Operation
-from mucudnn.kernels.contract.algorithm import BoundStage
+from mucudnn.kernels.algorithm import BoundStage
 from mucudnn.running.workspace import kept_by_each_thread
 
 Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]

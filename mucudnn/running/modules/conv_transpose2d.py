@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import Operation
-from mucudnn.kernels.contract.buffers import TORCH_FORMATS
+from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.running import operators
 from mucudnn.running.choices import choices_of
 from mucudnn.running.definition import bias_gradient, convolution_flops, define

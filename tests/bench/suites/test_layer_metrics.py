@@ -38,8 +38,8 @@ from mucudnn.cli.bench.metrics import parse_configuration
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.records import MicroConfig
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
 from mucudnn.kernels.registry import algorithms
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.kernels.torch_ops.gemm import GEMM
 from mucudnn.measuring.clocks import WallClock
 from mucudnn.measuring.operands import Operands, random_operands

@@ -15,10 +15,8 @@ from support.cudnn.library import BAD_PARAM, FakeCudnn, FakeEngine, workspace_of
 from mucudnn.core.errors import CapturingError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.cudnn import backend as module
-from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
-from mucudnn.kernels.cudnn.backend import CudnnBackend
-from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind, HeuristicMode
-from mucudnn.kernels.cudnn.engines import EngineConfig
+from mucudnn.kernels.cudnn.backend import CudnnBackend, EngineConfig, Plan, Pointers
+from mucudnn.kernels.cudnn.descriptor import Attribute, DescriptorKind, HeuristicMode
 from mucudnn.kernels.cudnn.library import CudnnError, Library
 
 PROBLEM = ConvProblem(Operation.BACKWARD_FILTER, 4, 8, 8, 4, 3, 3)

@@ -17,11 +17,11 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels import registry
-from mucudnn.kernels.contract.algorithm import Algorithm, Workspace
+from mucudnn.kernels.algorithm import Algorithm, Workspace
 from mucudnn.kernels.cudnn import backend as cudnn_backend
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan
-from mucudnn.kernels.cudnn.constants import NumericalNote
-from mucudnn.kernels.cudnn.engines import Engine
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
+from mucudnn.kernels.cudnn.backend import Engine, Plan
+from mucudnn.kernels.cudnn.descriptor import NumericalNote
 from mucudnn.kernels.cudnn.library import CudnnError, library
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.operands import Operands

@@ -16,14 +16,13 @@ from support.cudnn.library import FakeCudnn, FakeEngine, workspace_of
 from mucudnn.core.errors import InvalidInputError, MisalignedError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines, Plan
-from mucudnn.kernels.cudnn.constants import HeuristicMode, NumericalNote
-from mucudnn.kernels.cudnn.descriptor import operation_graph
-from mucudnn.kernels.cudnn.engines import Engine, EngineConfig, offered_engines
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
+from mucudnn.kernels.cudnn.backend import Engine, EngineConfig, Plan, offered_engines
+from mucudnn.kernels.cudnn.descriptor import HeuristicMode, NumericalNote, operation_graph
 from mucudnn.kernels.cudnn.library import CudnnError, Library
 from mucudnn.measuring.operands import random_operands
 from mucudnn.running.executable import Executable, StepError
-from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.checks import Call
 
 PROBLEM = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3)
 ENGINES = (

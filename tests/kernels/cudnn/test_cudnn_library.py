@@ -18,8 +18,7 @@ from support.cudnn.library import BAD_PARAM, FakeCudnn, Function
 from mucudnn.core.errors import MucudnnError, UnavailableError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.cudnn import library as module
-from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind
-from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
+from mucudnn.kernels.cudnn.descriptor import Attribute, Descriptor, DescriptorKind, operation_graph
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
 
 Loader = Callable[[dict[str, object]], list[str]]

@@ -17,10 +17,16 @@ from support.cudnn.recording import recorded, recorded_offers
 
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.cudnn import constants
-from mucudnn.kernels.cudnn.constants import Attribute, DescriptorKind, HeuristicMode, NumericalNote
-from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
-from mucudnn.kernels.cudnn.engines import EngineConfig, configured, offered_engines
+from mucudnn.kernels.cudnn import descriptor
+from mucudnn.kernels.cudnn.backend import EngineConfig, configured, offered_engines
+from mucudnn.kernels.cudnn.descriptor import (
+    Attribute,
+    Descriptor,
+    DescriptorKind,
+    HeuristicMode,
+    NumericalNote,
+    operation_graph,
+)
 from mucudnn.kernels.cudnn.library import CudnnError, Library, library
 
 pytestmark = pytest.mark.cudnn
@@ -28,7 +34,7 @@ pytestmark = pytest.mark.cudnn
 PROBLEM = ConvProblem(Operation.FORWARD, 64, 28, 28, 64, 3, 3, padding=(1, 1))
 PREFIXES: tuple[tuple[type[IntEnum], str], ...] = (
     (DescriptorKind, "CUDNN_BACKEND_{}_DESCRIPTOR"),
-    (constants.AttributeType, "CUDNN_TYPE_{}"),
+    (descriptor.AttributeType, "CUDNN_TYPE_{}"),
     (Attribute, "CUDNN_ATTR_{}"),
     (NumericalNote, "CUDNN_NUMERICAL_NOTE_{}"),
     (HeuristicMode, "CUDNN_HEUR_MODE_{}"),
@@ -84,9 +90,9 @@ def header_numbers(cudnn: Library) -> Iterator[tuple[str, int]]:
 def test_constants_are_the_headers(cudnn: Library) -> None:
     numbers = dict(header_numbers(cudnn))
     ours = {form.format(member.name): member.value for kind, form in PREFIXES for member in kind}
-    ours |= {f"CUDNN_DATA_{n}": constants.DATA_TYPES[t] for t, n in (("float32", "FLOAT"), ("float64", "DOUBLE"))}
-    ours |= {f"CUDNN_DATA_{n}": constants.DATA_TYPES[t] for t, n in (("float16", "HALF"), ("bfloat16", "BFLOAT16"))}
-    ours["CUDNN_CROSS_CORRELATION"] = constants.CROSS_CORRELATION
+    ours |= {f"CUDNN_DATA_{n}": descriptor.DATA_TYPES[t] for t, n in (("float32", "FLOAT"), ("float64", "DOUBLE"))}
+    ours |= {f"CUDNN_DATA_{n}": descriptor.DATA_TYPES[t] for t, n in (("float16", "HALF"), ("bfloat16", "BFLOAT16"))}
+    ours["CUDNN_CROSS_CORRELATION"] = descriptor.CROSS_CORRELATION
     assert {name: numbers.get(name) for name in ours} == ours
 
 

@@ -11,12 +11,11 @@ from support.problems.winograd_backend import WithoutCublas, awkward_geometries
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Pair
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
-from mucudnn.kernels.cuda.cupy_launcher import LaunchError
-from mucudnn.kernels.winograd.cook_toom import cook_toom
-from mucudnn.kernels.winograd.cuda_backend import CudaWinograd, winograd_source
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
+from mucudnn.kernels.winograd.cuda import CudaWinograd, cook_toom, winograd_source
+from mucudnn.kernels.winograd.cupy_launcher import LaunchError
 from mucudnn.measuring import guard_zones
-from mucudnn.testing.guarded_call import Call
+from mucudnn.testing.checks import Call
 
 ALGORITHMS = [(2, 3), (4, 3), (6, 3), (2, 5), (4, 5)]
 ROUNDING = {"float64": 1e-13, "float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}

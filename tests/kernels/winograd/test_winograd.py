@@ -14,10 +14,10 @@ from support.problems.winograd_backend import awkward_geometries
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.kernels.compiled.library import why_not
-from mucudnn.kernels.contract.reference import reference, relative_l2_error
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.kernels.winograd.algorithms import ALGORITHMS, Winograd, tiling
-from mucudnn.kernels.winograd.cook_toom import CookToom, Matrix, cook_toom
-from mucudnn.testing.guarded_call import Call
+from mucudnn.kernels.winograd.cuda import CookToom, Matrix, cook_toom
+from mucudnn.testing.checks import Call
 
 ROUNDING = 1e-5  # of float32
 PROBLEM = ConvProblem(Operation.FORWARD, 3, 9, 9, 4, 3, 3)

@@ -9,7 +9,7 @@ from support.eager_layers import COMPILED, K, N, choices_of, images, layer, ran,
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.problem import Operation
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.kernels.contract.reference import relative_l2_error
+from mucudnn.kernels.torch_convolution import relative_l2_error
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 ALGORITHMS = [(COMPILED,), ("winograd-4x4",), ("winograd-6x6", COMPILED)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.core.problem import Operation
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.tuning.trace import trace
 
 # torch says it once a process, and of its own convolution

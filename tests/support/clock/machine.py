@@ -11,8 +11,8 @@ from torch import Tensor
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.kernels.contract.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.contract.reference import reference
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
+from mucudnn.kernels.torch_convolution import reference
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.whole_runs import Machine

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels import registry
-from mucudnn.kernels.contract.algorithm import Algorithm
-from mucudnn.kernels.contract.allocation import peak_allocated_bytes
+from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
 from mucudnn.kernels.cudnn.library import CudnnError
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.operands import Operands, random_operands
-from mucudnn.testing.guarded_call import GuardedMemory
+from mucudnn.testing.checks import GuardedMemory
 
 
 def offered_engines(problem: ConvProblem, sizes: Sequence[int]) -> list[CudnnEngine]:

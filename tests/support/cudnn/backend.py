@@ -16,11 +16,10 @@ from torch import Tensor
 from mucudnn.core import errors
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels import registry
-from mucudnn.kernels.contract.reference import reference
-from mucudnn.kernels.cudnn.algorithms import Plan, Pointers
-from mucudnn.kernels.cudnn.constants import NumericalNote
-from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.backend import Engine, EngineConfig, Plan, Pointers
+from mucudnn.kernels.cudnn.descriptor import NumericalNote
 from mucudnn.kernels.cudnn.library import CudnnError
+from mucudnn.kernels.torch_convolution import reference
 from mucudnn.running import choices
 
 STEADY, PICKY, RANDOM = EngineConfig(7), EngineConfig(38, ((2, 5), (13, 0))), EngineConfig(9, ((2, -1),))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from support.places import DATA
 
 from mucudnn.core.problem import ConvProblem
-from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
-from mucudnn.kernels.cudnn.descriptor import Descriptor, operation_graph
-from mucudnn.kernels.cudnn.engines import Engine, offered_engines
+from mucudnn.kernels.cudnn.backend import Engine, offered_engines
+from mucudnn.kernels.cudnn.descriptor import Attribute, AttributeType, Descriptor, DescriptorKind, operation_graph
 from mucudnn.kernels.cudnn.library import Library
 
 OLDEST_VERSION = 90800

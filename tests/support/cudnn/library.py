@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from mucudnn.kernels.cudnn.constants import Attribute, AttributeType, DescriptorKind
+from mucudnn.kernels.cudnn.descriptor import Attribute, AttributeType, DescriptorKind
 
 BAD_PARAM, NOT_SUPPORTED = 2000, 3000
 _NAMES = {BAD_PARAM: b"CUDNN_STATUS_BAD_PARAM", NOT_SUPPORTED: b"CUDNN_STATUS_NOT_SUPPORTED"}

@@ -19,7 +19,7 @@ from support.cudnn.described import H200, DescribedDevice, described_h200
 from support.places import DATA
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.kernels.cudnn.engines import Engine, EngineConfig
+from mucudnn.kernels.cudnn.backend import Engine, EngineConfig
 from mucudnn.kernels.cudnn.library import library
 
 RECORDING = DATA / "cudnn_919_h200.json.gz"

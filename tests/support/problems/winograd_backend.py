@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mucudnn.core.problem import ConvProblem
-from mucudnn.kernels.winograd.cuda_backend import CudaWinograd
+from mucudnn.kernels.winograd.cuda import CudaWinograd
 
 
 def awkward_geometries(m: int, r: int, stride: int = 1) -> Iterator[dict[str, Any]]:

@@ -15,19 +15,24 @@ In the backward operations, ``y`` is dy, the written ``x`` is dx and the written
 step, step, ..., close`` over consecutive slices along N, the dimension of samples. For BACKWARD_FILTER, ``w`` is zero
 before the first ``open``; an algorithm *adds* to ``w``, in any step or in ``close``, and must sum micro-batches in at
 least float32.
+
+The epilogue of a convolution in inference: an addition and an activation that can be fused into writing y.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.contract.epilogue import Epilogue
 
 ALIGNMENT_BYTES = 64  # alignment of prepared and scratch buffers: one cache line, one AVX-512 register
 
@@ -154,7 +159,7 @@ class BaseAlgorithm:
         These bytes count as scratch, and depend on the thread count. By default they are counted by running the
         algorithm once, and the result is cached. Call this only for candidates that are going to be measured.
         """
-        from mucudnn.kernels.contract.allocation import counted_internal_bytes  # here, since it imports this module
+        from mucudnn.kernels.memory import counted_internal_bytes  # here, since it imports this module
 
         return counted_internal_bytes(self, problem, micro_batch_size)
 
@@ -275,3 +280,26 @@ class AlgorithmSource(Protocol):
 
     def measuring(self) -> AbstractContextManager[object]:
         """Return a context manager for measuring one problem's algorithms, which frees their builds on exit."""
+
+
+# Activations by name; each works in place.
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"ReLU": torch.relu_, "ReLU6": partial(F.relu6, inplace=True), "SiLU": partial(F.silu, inplace=True)}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """The computation activation(y + added) on the output y of a convolution, after the bias.
+
+    activation: a name in ``ACTIVATIONS``, or None. added: (N, K, P, Q), in y's dtype, None for no addition.
+    """
+
+    activation: str | None = None
+    added: Tensor | None = None
+
+    def apply(self, y: Tensor) -> Tensor:
+        """Apply the addition and the activation to y in place with torch operators, and return y."""
+        if self.added is not None:
+            y = y.add_(self.added)
+        return y if self.activation is None else ACTIVATIONS[self.activation](y)

@@ -1,17 +1,118 @@
-"""Counts the bytes that torch allocates inside an algorithm, in addition to the workspace buffers."""
+"""Buffers of algorithms: views of them, the bytes that torch allocates beside them, and lack of memory.
+
+Views of workspace buffers with shape and dtype, and tensors in a convolution problem's memory format.
+
+Counts the bytes that torch allocates inside an algorithm, in addition to the workspace buffers.
+
+Recognizes out-of-memory errors, which can be retried, and frees memory for that.
+
+On the CPU, torch and some libraries raise a plain ``RuntimeError`` when out of memory, so the message decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from math import prod
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.errors import LibraryError
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.torch_settings import TorchSettings
-from mucudnn.kernels.contract.algorithm import ALIGNMENT_BYTES, Algorithm
-from mucudnn.kernels.contract.buffers import empty_activation
+from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
+
+TORCH_FORMATS = {
+    MemoryFormat.CONTIGUOUS: torch.contiguous_format,
+    MemoryFormat.CHANNELS_LAST: torch.channels_last,
+}
+
+
+class Part(NamedTuple):
+    """One array in a workspace buffer: contiguous, starting at a multiple of ``ALIGNMENT_BYTES``."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def carved_bytes(parts: Sequence[Part]) -> int:
+    """Return the size in bytes of the smallest buffer that ``carve`` can divide into these arrays."""
+    *before, last = parts or (Part((0,), torch.uint8),)
+    return sum(_aligned(part.size_bytes) for part in before) + last.size_bytes
+
+
+def carve(buffer: Tensor, parts: Sequence[Part]) -> list[Tensor]:
+    """Divide ``buffer`` (1-D uint8, aligned) into arrays, and return a view of each ``Part``.
+
+    >>> [tuple(view.shape) for view in carve(torch.zeros(128, dtype=torch.uint8), [Part((2, 3), torch.float32)])]
+    [(2, 3)]
+    """
+    views = []
+    start = 0
+    for part in parts:
+        views.append(buffer[start : start + part.size_bytes].view(part.dtype).view(part.shape))
+        start += _aligned(part.size_bytes)
+    return views
+
+
+def torch_dtype(problem: ConvProblem) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+    return dtype
+
+
+def compute_dtype(problem: ConvProblem) -> torch.dtype:
+    """Return the dtype in which to compute: the problem's, or float32 if the problem's dtype has lower precision."""
+    return torch.promote_types(torch_dtype(problem), torch.float32)
+
+
+def empty_activation(problem: ConvProblem, shape: tuple[int, int, int, int], device_type: str = "cpu") -> Tensor:
+    """Return an uninitialised tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
+    memory_format = TORCH_FORMATS[problem.memory_format]
+    return torch.empty(shape, dtype=torch_dtype(problem), device=device_type, memory_format=memory_format)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def suggests_channels_last(tensor: Tensor) -> bool:
+    """Return whether torch regards a tensor as channels_last, by its sizes and strides.
+
+    The function repeats ``suggest_memory_format`` of torch's C++; torch's Python version takes seconds to import.
+    """
+    if tensor.dim() != 4 or tensor.stride(1) == 0:
+        return False
+    least = 0
+    for axis in (1, 3, 2, 0):
+        size, stride = tensor.shape[axis], tensor.stride(axis)
+        if size == 0 or stride < least or (axis == 0 and least == tensor.stride(1)):
+            return False
+        least = stride * size if size > 1 else stride
+    return True
+
+
+def inside(offset: int, stride: int, size: int, positions: int) -> tuple[slice, slice]:
+    """Return the i in ``range(positions)`` with ``offset + i * stride`` in ``range(size)``, and these sums, as slices.
+
+    >>> inside(-1, 2, 5, 3)  # at -1, 1 and 3: the first is in the padding
+    (slice(1, 3, None), slice(1, 4, 2))
+    """
+    first = min(max(0, -(offset // stride)), positions)
+    end = max(first, min(positions, (size - 1 - offset) // stride + 1))
+    if first == end:
+        return slice(0, 0), slice(0, 0)
+    start = offset + first * stride
+    return slice(first, end), slice(start, start + (end - first - 1) * stride + 1, stride)
+
+
+# Bytes that torch allocates
 
 # CUDA's caching allocator returns blocks of multiples of 512 bytes. Blocks of at most 1 MiB are split to size; larger
 # blocks keep a remainder of up to 1 MiB, which depends on what is cached. This follows ``should_split`` of torch's
@@ -152,3 +253,31 @@ def peak_requested_bytes(function: Callable[[], object], device_type: str) -> in
     torch.cuda.synchronize()
     after = torch.cuda.memory_stats()
     return int(after["requested_bytes.all.peak"] - before["requested_bytes.all.current"])
+
+
+# Lack of memory
+
+_WORDS = (  # Substrings of the messages of torch's CPU allocator, C++, MKL, the CUDA runtime and its libraries.
+    "DefaultCPUAllocator",
+    "std::bad_alloc",
+    "oneMKL DFTI ERROR: Not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUFFT_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    # Torch tries cuDNN's engines one after another and swallows their errors; it raises this if all have failed.
+    "was unable to find an engine to execute this computation",
+)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error means a lack of memory, so that a retry with more free memory may succeed."""
+    if isinstance(error, LibraryError):
+        return error.is_lack_of_memory
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in str(error) for words in _WORDS)
+
+
+def give_back_cache() -> None:
+    """Free the GPU memory that torch's allocator caches, since a library may have failed for lack of memory."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
