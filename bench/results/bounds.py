@@ -7,10 +7,12 @@ algorithms need fewer multiplications and can be faster than the bound.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem
+from mucudnn.core.tables import Table, new_table
 
 _FIRST_LAYER_CHANNELS = 4  # A layer with at most this many input channels is assumed to read images.
 
@@ -63,3 +65,26 @@ def kind_of_layer(problem: ConvProblem) -> str:
     if problem.c <= _FIRST_LAYER_CHANNELS:
         return "first layer"
     return "strided" if max(problem.stride) > 1 else f"{problem.r}x{problem.s}"
+
+
+def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of each kind of layer in the total time.
+
+    >>> shares({"3x3": 3.0, "rest": 1.0})
+    {'3x3': 0.75, 'rest': 0.25}
+    """
+    whole_s = sum(kinds_s.values())
+    return {kind: seconds / whole_s for kind, seconds in kinds_s.items()} if whole_s else {}
+
+
+def kinds_table(title: str, left: tuple[str, ...], rows: Sequence[tuple[Sequence[str], Mapping[str, float]]]) -> Table:
+    """Return a table of the share of each kind of layer in percent.
+
+    left: titles of the first columns. rows: the texts in these columns, and the seconds by kind of layer.
+    """
+    kinds = list(dict.fromkeys(kind for _, kinds_s in rows for kind in kinds_s))
+    printed = new_table(f"{title}: share of time by kind of layer, %", left, kinds)
+    for texts, kinds_s in rows:
+        of = shares(kinds_s)
+        printed.add_row(*texts, *(f"{100 * of[kind]:.1f}" if kind in of else "" for kind in kinds))
+    return printed

@@ -23,13 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
 from mucudnn.bench.results.reading import Key, Line, ResultFolder, row_key, subject_key
 from mucudnn.bench.results.speedups import LEAST_ROUNDS, Estimate, interval, resampled_medians
-from mucudnn.bench.results.text_tables import new_table, some
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import InvalidInputError, UnavailableError
+from mucudnn.core.tables import Table, listed, new_table
 from mucudnn.core.values import format_bytes, format_seconds
 
 FAMILY_LEVEL = 0.001  # probability that any row of a comparison is called faster or slower by mistake
@@ -287,7 +286,7 @@ def in_words(comparison: FolderComparison) -> str:
     for folder, only in ((before, comparison.only_before), (after, comparison.only_after)):
         if only:
             names = [f"{_subject(folder, line)} {_contestant(line)}" for line in only]
-            lines.append(f"only in {folder.path}: {len(only)} rows: {some(names, _MOST_LISTED)}")
+            lines.append(f"only in {folder.path}: {len(only)} rows: {listed(names, _MOST_LISTED, '; ')}")
         lines += folder.problems
     return "\n".join(lines)
 

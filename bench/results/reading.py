@@ -24,8 +24,10 @@ import pandas
 
 import mucudnn
 from mucudnn.bench.results.bounds import MachineLimits
+from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem
+from mucudnn.core.tables import memory_bound
 from mucudnn.core.values import shown
 from mucudnn.running.environment import Environment
 
@@ -411,3 +413,8 @@ def read_folder(path: Path) -> ResultFolder:
     rows["time_s"] = [float(pandas.Series(samples, dtype=float).median()) for samples in rows["samples_s"]]
     last = {subject_key(line, header): line for line in candidates}
     return ResultFolder(path, header, found.lines, rows, tuple(last.values()), tuple(left_out), tuple(problems))
+
+
+def bound_in_words(settings: Mapping[str, Any]) -> str:
+    """Return the workspace limit or budget in a folder's settings as text, such as ``workspace limit 64 MiB``."""
+    return memory_bound(Config(**{name: settings[name] for name in ("workspace_limit", "workspace_budget")}))

@@ -105,3 +105,17 @@ def resampled_medians(samples: tuple[float, ...], seed: int, resamples: int = RE
 @lru_cache(maxsize=64)
 def _draws(rounds: int, seed: int, resamples: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(rounds, size=(resamples, rounds))
+
+
+def spread(samples_s: Sequence[float]) -> dict[str, float | None]:
+    """Return the median of samples as ``time_s``, and their interquartile range over the median as ``noise``.
+
+    Both are None if there are no samples.
+
+    >>> spread([0.02, 0.02])
+    {'time_s': 0.02, 'noise': 0.0}
+    """
+    if not samples_s:
+        return {"time_s": None, "noise": None}
+    lower, middle, upper = np.quantile(samples_s, (0.25, 0.5, 0.75))
+    return {"time_s": float(middle), "noise": float((upper - lower) / middle)}

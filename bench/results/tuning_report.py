@@ -7,12 +7,10 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.table import Table
-
 import mucudnn
-from mucudnn.bench.results.text_tables import long_name, memory_bound, milliseconds, new_table, ratio, short_name
 from mucudnn.bench.results.writing import config_record
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.core.tables import Table, memory_bound, milliseconds, new_table, ratio, short_name
 from mucudnn.core.values import format_bytes, format_seconds
 from mucudnn.solver.division import CurvePoint, budget_curve, limit_curve
 from mucudnn.solver.front import desirable_sets
@@ -40,7 +38,7 @@ def tuning_table(tuning: TableTuning) -> Table:
     for row in tuning.rows:
         further = [_unmeasured(row.tuned)] * bool(left_out) + [_why_slower(row.tuned)] * why_slower
         printed.add_row(*_tuned_cells(row), *further)
-    printed.caption = left_out or None
+    printed.caption = left_out
     return printed
 
 
@@ -173,7 +171,7 @@ def _accounts(tuning: TableTuning) -> list[dict[str, Any] | None]:
 def _tuned(row: TunedLayer) -> dict[str, Any]:
     tuned = row.tuned
     return {
-        "layer": long_name(row.names),
+        "layer": ", ".join(row.names),
         "operation": tuned.problem.operation,
         "count": row.count,
         "batch_size": tuned.batch_size,

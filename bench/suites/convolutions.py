@@ -19,14 +19,12 @@ from typing import Any
 
 import numpy as np
 import pandas
-from rich.table import Table
 
 from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer
 from mucudnn.bench.results.pages.measured import measured, summary_rows
 from mucudnn.bench.results.pages.reports import printed_table
 from mucudnn.bench.results.pages.tables import summary_table
 from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut, ResultFolder, Subject, problem_columns
-from mucudnn.bench.results.text_tables import milliseconds, new_table, ratio, some
 from mucudnn.bench.results.variants import TORCH, shown_name
 from mucudnn.bench.results.writing import FolderWriter, Row, config_record, open_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable
@@ -36,6 +34,7 @@ from mucudnn.core.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
 from mucudnn.core.errors import CANDIDATE_ERRORS, InfeasibleError, UnsoundError, first_line
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import BUSY, Configuration, MicroConfig, Task
+from mucudnn.core.tables import Table, listed, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_seconds
@@ -517,6 +516,6 @@ def left_out_in_words(folder: ResultFolder) -> str:
     The text is empty if every problem was measured.
     """
     return "\n".join(
-        f"left out: {len(left)} problem{'' if len(left) == 1 else 's'}, as {reason}: {some(left)}"
+        f"left out: {len(left)} problem{'' if len(left) == 1 else 's'}, as {reason}: {listed(left, 3, '; ')}"
         for reason, left in folder.left_out_by_reason.items()
     )

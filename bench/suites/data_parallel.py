@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
@@ -30,8 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import mucudnn
-from mucudnn.bench.results.reading import Header, ResultFolder
-from mucudnn.bench.results.text_tables import bound_in_words, milliseconds, new_table, ratio, spread
+from mucudnn.bench.results.reading import Header, ResultFolder, bound_in_words
+from mucudnn.bench.results.speedups import spread
 from mucudnn.bench.results.variants import TORCH, Communication, Variant
 from mucudnn.bench.results.writing import Row, config_record
 from mucudnn.bench.sources.models import blamed_in_training
@@ -39,6 +38,7 @@ from mucudnn.bench.sources.trainee import Loss, Trainee, labelled_batches
 from mucudnn.bench.suites.shared.step_parts import StepSplit, StepSplitter
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
+from mucudnn.core.tables import Table, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.distributed.link import gathered
 from mucudnn.kernels.memory import TORCH_FORMATS

@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.results.text_tables import milliseconds, new_table, output, ratio
 from mucudnn.bench.results.tuning_report import tuning_table
 from mucudnn.bench.sources.layers import load_source
 from mucudnn.bench.sources.networks import build, input_shape_of
 from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.bench.sources.trainee import Batch, TrainedStep, Trainee, labelled_batches
 from mucudnn.core.config import Config
-from mucudnn.core.terminal import progress_bar
+from mucudnn.core.tables import Table, milliseconds, new_table, ratio
+from mucudnn.core.terminal import output, progress_bar
 from mucudnn.kernels.torch_convolution import relative_l2_error
 from mucudnn.running.environment import current_environment
 

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import mucudnn
+from mucudnn.bench.results.bounds import kinds_table
 from mucudnn.bench.results.reading import Header, ResultFolder, Subject
-from mucudnn.bench.results.text_tables import images_per_s, kinds_table, milliseconds, new_table, ratio, spread
+from mucudnn.bench.results.speedups import spread
 from mucudnn.bench.results.variants import TORCH, Runtime
 from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.suites.shared.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled
@@ -37,6 +37,7 @@ from mucudnn.bench.suites.shared.step_parts import KindTimes, median_by_kind
 from mucudnn.core.config import Config
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import MemoryFormat, Operation
+from mucudnn.core.tables import Table, images_per_s, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.values import format_bytes
 from mucudnn.graph.model import BandedModel

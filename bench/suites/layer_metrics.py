@@ -15,14 +15,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 from torch.func import functional_call
 
 from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut, ResultFolder, Subject, problem_columns
-from mucudnn.bench.results.text_tables import milliseconds, new_table
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.results.writing import Row, write_missing
 from mucudnn.bench.sources.layers import Layer
@@ -31,6 +29,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, LibraryError, first_line
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
+from mucudnn.core.tables import Table, milliseconds, new_table
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes
@@ -309,7 +308,7 @@ def layer_tables(folder: ResultFolder) -> Iterator[Table | str]:
     before = ""
     for row in folder.lines:
         if row["operation"] != before:
-            printed.add_section()
+            printed.add_row()
         name = row["operation"] if row["operation"] != before else ""
         before = row["operation"]
         printed.add_row(name, row["contestant"], *([row["failure"]] if row["failure"] else _cells(row)))

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
-from mucudnn.bench.results.text_tables import milliseconds, new_table, ratio
 from mucudnn.bench.results.variants import Variant, shown_name
 from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.tables import Table, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.values import format_bytes
 from mucudnn.measuring.clocks import Clock

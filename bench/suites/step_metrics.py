@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -21,12 +20,12 @@ from torch.utils._pytree import tree_leaves
 
 import mucudnn
 from mucudnn.bench.results.reading import Header, ResultFolder, Subject
-from mucudnn.bench.results.text_tables import new_table, ratio
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.results.writing import Row, config_record, write_missing
 from mucudnn.bench.sources.trainee import Batch, Loss, labelled_batches
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
+from mucudnn.core.tables import Table, new_table, ratio
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.kernels.torch_convolution import relative_l2_error

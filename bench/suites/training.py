@@ -13,20 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import nn
 
 import mucudnn
-from mucudnn.bench.results.reading import Header, LeftOut, ResultFolder
-from mucudnn.bench.results.text_tables import (
-    bound_in_words,
-    images_per_s,
-    kinds_table,
-    milliseconds,
-    new_table,
-    ratio,
-    spread,
-)
+from mucudnn.bench.results.bounds import kinds_table
+from mucudnn.bench.results.reading import Header, LeftOut, ResultFolder, bound_in_words
+from mucudnn.bench.results.speedups import spread
 from mucudnn.bench.results.variants import PRECISIONS, How, Precision, Variant, chosen_variants
 from mucudnn.bench.results.writing import FolderWriter, Row, config_record, open_folder
 from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
@@ -39,6 +31,7 @@ from mucudnn.bench.suites.shared.step_parts import KindTimes, StepSplit, StepSpl
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, MucudnnError, first_line
 from mucudnn.core.problem import MemoryFormat
+from mucudnn.core.tables import Table, images_per_s, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.torch_settings import rounding_to_tf32, searching
 from mucudnn.core.values import format_bytes

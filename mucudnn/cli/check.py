@@ -25,10 +25,10 @@ def check(context: click.Context, /, source: str, **sizes: Any) -> None:
 
     Exit status: 1 if something is wrong in the memory format that the model itself uses (--memory-format), else 0.
     """
-    from mucudnn.bench.results.text_tables import new_table, output
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.suites import check as analysis
-    from mucudnn.core.terminal import progress_bar
+    from mucudnn.core.tables import new_table
+    from mucudnn.core.terminal import output, progress_bar
     from mucudnn.measuring.proving.prover import prover
 
     table = load_source(source, **sizes)

@@ -26,9 +26,8 @@ def info(database: Path | None) -> None:
 
     Busy rows were measured while other programs took cores; the next tuning on a quiet machine measures them again.
     """
-    from rich.table import Table
-
-    from mucudnn.bench.results.text_tables import output
+    from mucudnn.core.tables import new_table
+    from mucudnn.core.terminal import output
     from mucudnn.store import schema
     from mucudnn.store.database import Database
 
@@ -37,9 +36,7 @@ def info(database: Path | None) -> None:
     size_bytes = path.stat().st_size if path.exists() else 0
     console = output()
     console.print(f"{path}: {format_bytes(size_bytes)}, schema version {schema.VERSION}")
-    table = Table("environment")
-    for heading in ("measurements", "failures", "verifications", "busy"):
-        table.add_column(heading, justify="right")
+    table = new_table("", ("environment",), ("measurements", "failures", "verifications", "busy"))
     for environment, *counts in found:
         table.add_row(str(environment), *map(str, counts))
     console.print(table)

@@ -10,24 +10,23 @@ from mucudnn.cli.shared import options
 from mucudnn.cli.shared.commands import FileCommand
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mucudnn.bench.sources.layers import LayerTable
+    from mucudnn.core.tables import Table
 
 
 @click.command(cls=FileCommand)
 @options.source
 def layers(source: str, **sizes: Any) -> None:
     """List the convolutions of SOURCE: a network, a table, a CSV file, package.module:factory or file.py:factory."""
-    from mucudnn.bench.results.text_tables import output
     from mucudnn.bench.sources.layers import load_source
+    from mucudnn.core.terminal import output
 
     output().print(layers_table(load_source(source, **sizes)))
 
 
 def layers_table(table: LayerTable) -> Table:
     """Return a printable table of the convolutions of a source, with their sizes."""
-    from mucudnn.bench.results.text_tables import new_table, short_name
+    from mucudnn.core.tables import new_table, short_name
 
     columns = ("N", "C×H×W", "K", "filter", "stride", "padding", "dilation", "groups", "count", "GFLOP")
     printed = new_table(f"{table.source}: {len(table.layers)} convolutions", ("layer",), columns)

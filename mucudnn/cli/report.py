@@ -35,8 +35,8 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, pictures
     Nothing is measured: every number is computed from the stored samples.
     """
     from mucudnn.bench.results.pages import reports
-    from mucudnn.bench.results.text_tables import output
     from mucudnn.core.files import beside, whole_text, write_each
+    from mucudnn.core.terminal import output
 
     def write_html(path: Path) -> None:
         page = reports.html_of(found)

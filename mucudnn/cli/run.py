@@ -28,7 +28,7 @@ from mucudnn.cli.shared.ranks import rank_of_torchrun
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, OutputError
 from mucudnn.core.files import whole_text
-from mucudnn.core.terminal import preformatted
+from mucudnn.core.tables import Column, Table
 from mucudnn.enabling.on_import import enable_with_torch
 
 _SIGNAL = "SIGUSR2"
@@ -101,10 +101,12 @@ def _tell() -> None:
 def _write_report(path: Path, program: str) -> None:
     from mucudnn.enabling.switch import status
 
-    found, title = status(), f"mucudnn run {program}"
-    text = f"{title}\n\n{found}\n\n{found.to_frame().to_string(index=False)}"
+    found, title = status(), escape(f"mucudnn run {program}")
+    frame = found.to_frame()
+    every = Table("", [Column(str(name)) for name in frame], [*frame.astype(str).to_numpy().tolist()])
+    told = f"<h1>{title}</h1>\n<pre>{escape(str(found))}</pre>\n{every.html()}"
     with whole_text(path) as page:
-        page.write(f"<!doctype html><meta charset='utf-8'><title>{escape(title)}</title>{preformatted(text)}\n")
+        page.write(f"<!doctype html><meta charset='utf-8'><title>{title}</title>\n{told}\n")
 
 
 def _holds_modules(name: str) -> bool:

@@ -74,9 +74,9 @@ def scale(
     turns. Communication is that of DistributedDataParallel, modelled by latency and bandwidth. Shows step time,
     throughput and efficiency, the best bucket sizes, and the local batch below which a device is underused.
     """
-    from mucudnn.bench.results.text_tables import memory_bound
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
     from mucudnn.bench.suites.scaling import Device, in_words, measure_steps, predict, scale_table
+    from mucudnn.core.tables import memory_bound
     from mucudnn.core.terminal import progress_bar
     from mucudnn.measuring.clocks import wall_clock
     from mucudnn.optimizing.optimize import optimize

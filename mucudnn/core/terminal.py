@@ -1,4 +1,4 @@
-"""What work shows on a terminal: its progress, and plain-text tables and lines of at most ``WIDTH`` columns.
+"""What work shows on a terminal: its progress, and a console for results.
 
 Progress is a callback that gets a description of the current work and the completed fraction.
 """
@@ -8,17 +8,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from html import escape
-from textwrap import fill
 from threading import Event, Thread
+from typing import TYPE_CHECKING
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.values import format_seconds, shown
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 Progress = Callable[[str, float], None]
 
+PIPED_WIDTH = 320  # columns of a table that goes to a file or another program; on CUDA tables are wide
 LINE_EVERY_S = 10.0  # where standard error is not a terminal
 _REFRESH_S = 0.1  # shortest time between redraws of the bar
 
@@ -130,37 +133,8 @@ def _lines() -> Iterator[Progress]:
         printing.join()
 
 
-WIDTH = 100
-_LEAST_NAME = 16  # columns
-_MOST_NAMED = 4
+def output() -> Console:
+    """Return a console on standard output; if that is not a terminal, the console is wide enough for every table."""
+    from rich.console import Console
 
-
-def filled(text: str) -> str:
-    """Wrap a line of text at ``WIDTH`` columns, with indented continuation lines."""
-    return fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names with commas; if there are more than four, list the first four and count the rest.
-
-    >>> listed(["a", "b", "c", "d", "e"])
-    'a, b, c, d and 1 more'
-    """
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a text line for each row, with aligned columns. Too long names in the first column lose their middle."""
-    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-    first = min(first, max(WIDTH - sum(widths) - len("  ") * len(widths), _LEAST_NAME))
-    for name, *cells in rows:
-        keep = (first - 1) // 2
-        shown = name if len(name) <= first else f"{name[: first - 1 - keep]}…{name[-keep:]}"
-        padded = (cell.ljust(width) for cell, width in zip((shown, *cells), (first, *widths), strict=True))
-        yield "  ".join(padded).rstrip()
-
-
-def preformatted(text: str) -> str:
-    """Return text as HTML that keeps its lines and columns."""
-    return f"<pre>{escape(text)}</pre>"
+    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)

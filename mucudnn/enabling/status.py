@@ -13,7 +13,7 @@ import torch
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, source_of
-from mucudnn.core.terminal import aligned, filled
+from mucudnn.core.tables import Column, Table, filled
 from mucudnn.core.values import format_seconds
 from mucudnn.running.choices import Choices
 from mucudnn.tuning.result import TunedProblem
@@ -131,7 +131,9 @@ class Status:
         """Return a text table of 100 columns: a row for each shape, totals, and the reasons why calls are not tuned."""
         if not self.problems:
             return "\n".join((_NOTHING, *self._passed_by_in_words()))
-        return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
+        operations = (str(operation).replace("_", " ") for operation in Operation)
+        columns = [Column(title) for title in ("convolution", "calls", *operations)]
+        return Table("", columns, [*self._rows()], caption="\n".join(self._summary())).text()
 
     def in_one_line(self) -> str:
         """Return the number of tuned problems and the time saved, in one line."""
@@ -150,9 +152,6 @@ class Status:
             names = ("calls", "ours", "origin", "baseline_s", "time_s", "gained_s", "why")
             rows.append(asdict(one.problem) | shape | chosen | {name: getattr(one, name) for name in names})
         return pandas.DataFrame(rows)
-
-    def _heading(self) -> tuple[str, ...]:
-        return "convolution", "calls", *(str(operation).replace("_", " ") for operation in Operation)
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the cells of a table row for each geometry and batch size."""

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from types import MethodType
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig, source_of
-from mucudnn.core.terminal import aligned, filled, listed, preformatted
+from mucudnn.core.tables import Column, Table, filled, listed
 from mucudnn.core.values import format_bytes, format_seconds, instance
 from mucudnn.optimizing.confirmation import Confirmation, PutBack
 from mucudnn.running.modules.conv_transpose2d import ConvTranspose2d
@@ -69,7 +70,7 @@ class Report:
             return "\n".join(map(str, self.memory))
         if not self.layers:
             return "\n".join(self._without_layers())
-        return "\n".join((*aligned([self._heading(), *self._rows()]), *self._summary()))
+        return self._table().text()
 
     def details(self) -> str:
         """Return, as text, times, workspace, error and reason of all choices and confirmations."""
@@ -92,8 +93,8 @@ class Report:
         return pandas.DataFrame(list(rows))
 
     def _repr_html_(self) -> str:
-        """Return the report as preformatted text for notebooks."""
-        return preformatted(str(self))
+        """Return the report as HTML for notebooks: a table, or preformatted text if there is none."""
+        return f"<pre>{escape(str(self))}</pre>" if self.memory or not self.layers else self._table().html()
 
     def _without_layers(self) -> list[str]:
         """Return the lines that replace an empty table, with the reason why no convolution is tuned."""
@@ -110,9 +111,10 @@ class Report:
     def _batch_sizes(self) -> set[int]:
         return {tuned.batch_size for _, tuned in self.layers}
 
-    def _heading(self) -> tuple[str, ...]:
+    def _table(self) -> Table:
         alike = f", batch {min(self._batch_sizes)}" if len(self._batch_sizes) == 1 else ""
-        return f"layer{alike}", *(str(operation).replace("_", " ") for operation in Operation), "speedup"
+        titles = (f"layer{alike}", *(str(operation).replace("_", " ") for operation in Operation), "speedup")
+        return Table("", [*map(Column, titles)], [*self._rows()], caption="\n".join(self._summary()))
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the cells of a table row for each layer and shape of its calls."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from rich.table import Table
 from support.command_line import fail, invoke
 from support.ranks.launching import torchrun
 from support.snapshots import assert_as_stored
@@ -19,6 +18,7 @@ from mucudnn.bench.suites.data_parallel import Setting, data_parallel_tables
 from mucudnn.cli.bench import data_parallel as command
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
+from mucudnn.core.tables import Table
 from mucudnn.running.environment import Environment, current_environment
 
 pytestmark = pytest.mark.slow

@@ -106,7 +106,7 @@ def test_convolutions_are_tuned_and_what_was_gained_is_told(tmp_path: Path) -> N
     assert all("2 problems: 2 measured; tuning took" in line for line in told)
     page = (tmp_path / "page.html").read_text()
     assert "<title>mucudnn run train.py</title>" in page
-    assert page.count(" float32 ") == 2  # of the problems, with all that is known of them
+    assert page.count(">float32<") == 2  # of the problems, with all that is known of them
     again = python("-m", "mucudnn", "run", "train.py", cwd=tmp_path, MUCUDNN_OPERATIONS="forward")
     assert "1 problem: 1 database" in again[2]
 

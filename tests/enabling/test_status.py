@@ -7,7 +7,7 @@ import torch
 from support.made_up_workshop import MadeUpWorkshop, enabled
 from torch.nn import functional as F
 
-from mucudnn.core.terminal import WIDTH
+from mucudnn.core.tables import WIDTH
 from mucudnn.enabling.status import Status
 
 W = torch.randn(6, 4, 3, 3)

@@ -9,8 +9,9 @@ import io
 import os
 
 from rich.console import Console
-from rich.table import Table
 from support.places import SNAPSHOTS
+
+from mucudnn.core.tables import Table
 
 IS_WRITING = os.environ.get("MUCUDNN_SNAPSHOTS") == "write"
 _WIDTH = 200  # wide enough for every table, and for prose in a line

@@ -12,10 +12,9 @@ from typing import Any
 
 import pandas
 
-from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer
+from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer, shares
 from mucudnn.bench.results.reading import PROBLEM_COLUMNS, ResultFolder, problem_of
-from mucudnn.bench.results.speedups import Estimate, mean_speedup, speedup_of
-from mucudnn.bench.results.text_tables import shares, spread
+from mucudnn.bench.results.speedups import Estimate, mean_speedup, speedup_of, spread
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
 from mucudnn.core.problem import Operation

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas
-from rich.table import Table
 
 import mucudnn
 from mucudnn.bench.results.pages.measured import OPERATIONS
@@ -15,9 +14,9 @@ from mucudnn.bench.results.pages.pictures import pictures_or_reason, write_pictu
 from mucudnn.bench.results.pages.report import Report, report_of
 from mucudnn.bench.results.pages.tables import DEEPBENCH, TextTable
 from mucudnn.bench.results.reading import HEADER_FILE, folders_below, read_folder
-from mucudnn.bench.results.text_tables import new_table, some
 from mucudnn.core.errors import InvalidInputError, OutputError, UnavailableError
 from mucudnn.core.files import whole_text
+from mucudnn.core.tables import Table, listed, new_table
 
 RESULT_FOLDER = "result_folder"  # the column that names the folder of a row
 # Columns that are not written to CSV files.
@@ -117,7 +116,7 @@ def printed_table(table: TextTable) -> Table:
 
 def missing_in_words(report: Report) -> str:
     """Return a line for each reason for which items are missing in the report; empty if nothing is missing."""
-    return "\n".join(f"{reason}: {some(things)}" for reason, things in report.missing.items())
+    return "\n".join(f"{reason}: {listed(things, 3, '; ')}" for reason, things in report.missing.items())
 
 
 def write_layers(rows: pandas.DataFrame, path: Path) -> None:

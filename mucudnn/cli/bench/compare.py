@@ -43,11 +43,11 @@ def compare(context: click.Context, before: Path, after: Path, tolerance: float,
     """
     from mucudnn.bench.results.comparison import Verdict, compare_folders, comparison_table, in_words
     from mucudnn.bench.results.reading import read_folder
-    from mucudnn.bench.results.text_tables import output
+    from mucudnn.core.terminal import output
 
     comparison = compare_folders(read_folder(before), read_folder(after), tolerance)
     console, table = output(), comparison_table(comparison, all_rows=all_rows)
-    if table.row_count:
+    if table.rows:
         console.print(table)
     console.print(in_words(comparison), soft_wrap=True)
     if not comparison.rows:

@@ -15,9 +15,8 @@ from mucudnn.cli.shared.parameters import NamedOrFile
 from mucudnn.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mucudnn.bench.suites.recipe import Recipe
+    from mucudnn.core.tables import Table
 
 _FAILED = 1
 
@@ -36,8 +35,8 @@ def recipe(context: click.Context, /, name: str | None, outputs: Outputs, **give
     options, once for each combination of the others (docs/benchmarks.md). Exit status 1 if a criterion is not met.
     """
     from mucudnn.bench.results.reading import read_folder
-    from mucudnn.bench.results.text_tables import new_table
     from mucudnn.bench.suites.recipe import find_recipe, judge, read_recipe
+    from mucudnn.core.tables import new_table
 
     if name is None:
         outputs.tell(_listed())
@@ -94,8 +93,8 @@ def _words(own: Mapping[str, Any], known: Mapping[str, click.Parameter]) -> Iter
 
 
 def _listed() -> Table:
-    from mucudnn.bench.results.text_tables import new_table
     from mucudnn.bench.suites.recipe import read_recipe, shipped_recipes
+    from mucudnn.core.tables import new_table
 
     every = shipped_recipes()
     printed = new_table("", ("recipe", "what it shows"), ("about",))

@@ -21,9 +21,8 @@ from mucudnn.core.errors import DATABASE_OPTION, InvalidInputError, MucudnnError
 from mucudnn.core.files import SIDECARS, require_writable, write_csv, write_each, write_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mucudnn.bench.results.reading import ResultFolder
+    from mucudnn.core.tables import Table
 
 # One character each, so that columns stay aligned.
 IN_ASCII = {"×": "x", "±": "~", "μ": "u", "µ": "u", "‖": "|", "…": ".", "→": ">", "▲": "^"}
@@ -158,7 +157,7 @@ class Outputs:
 
         printed: tables and texts. rows: the rows of the CSV file. record: the object of the JSON file.
         """
-        from mucudnn.bench.results.text_tables import output
+        from mucudnn.core.terminal import output
 
         try:
             write_each(

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.table import Table
 from support.command_line import fail, invoke, one_layer
 from torch import Tensor
 
@@ -38,6 +37,7 @@ from mucudnn.cli.bench.metrics import parse_configuration
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.records import MicroConfig
+from mucudnn.core.tables import Table
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.kernels.torch_ops.gemm import GEMM
@@ -238,7 +238,7 @@ def test_an_algorithm_that_fails_has_a_row_with_the_reason(tmp_path: Path, monke
     assert gemm_row(folder)["failure"] == "no luck"
     table, _ = layer_tables(folder)
     assert isinstance(table, Table)
-    assert "no luck" in table.columns[2]._cells
+    assert any("no luck" in row for row in table.rows)
     assert report_of(folder).tables
 
 
@@ -248,7 +248,7 @@ def test_an_algorithm_that_fails_has_a_row_with_the_reason(tmp_path: Path, monke
 def test_tables_of_a_folder(whole: ResultFolder) -> None:
     table, text = layer_tables(whole)
     assert isinstance(table, Table)
-    assert table.row_count == 12
+    assert sum(map(bool, table.rows)) == 12
     assert "pointwise: the filter is 3x3; pointwise takes 1x1" in str(text)
     assert str(text).count("gradcheck not done") == 1  # of Winograd, which has no float64
     (problems,) = (table for table in report_of(whole).tables if table.identity == "problems")

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mucudnn
-from mucudnn.bench.results.text_tables import shares
+from mucudnn.bench.results.bounds import shares
 from mucudnn.bench.suites.shared.step_parts import REST, KindTimes, kind_of_operator, median_by_kind
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
