@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,10 @@ from torch.nn import functional as F
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.graph.operators import Band, Operator
+from mucudnn.graph.steps import address_of, are_float, elementwise_step, step
 from mucudnn.graph.windows import windows
 from mucudnn.kernels.algorithm import Algorithm, BoundStage, Epilogue, Workspace, fuses
+from mucudnn.kernels.compiled.library import ACTIVATIONS, ProgramStep
 from mucudnn.running.workspace import lasting_buffer
 from mucudnn.solver.bands import Cut, Reach
 from mucudnn.solver.placement import aligned
@@ -34,7 +36,8 @@ class Convolution(Operator):
 
     problem: of the whole image, FORWARD, or BACKWARD_DATA for a transposed convolution, in channels_last. weight, bias:
     with batch norm folded in. output_padding: rows and columns that a transposed convolution adds. choices:
-    algorithms, of each variant of a segment's cut. keeps: whether prepared filters are kept between calls.
+    algorithms, of each variant of a segment's cut. keeps: whether prepared filters are kept between calls. extent: rows
+    from the first to the last that a filter reads.
     """
 
     problem: ConvProblem
@@ -44,42 +47,35 @@ class Convolution(Operator):
     output_padding: tuple[int, int] = (0, 0)
     choices: tuple[Choice, ...] = (Choice(),)
     keeps: bool = False
+    is_transposed: bool = field(init=False)
+    extent: int = field(init=False)
     _kept: dict[str, Tensor] = field(default_factory=dict, repr=False)
     _stages: dict[Any, tuple[BoundStage, Workspace]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.is_transposed = self.problem.operation is Operation.BACKWARD_DATA
+        self.extent = self.problem.dilation[0] * (self.problem.r - 1) + 1
+        self.align = self.problem.stride[0] if self.is_transposed else 1  # with which a transposed filter is prepared
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what refers to addresses in this process."""
         return self.__dict__ | {"_kept": {}, "_stages": {}}
 
-    @property
-    def is_transposed(self) -> bool:
-        return self.problem.operation is Operation.BACKWARD_DATA
-
-    @property
-    def align(self) -> int:
-        """Multiple at which bands begin: the stride of a transposed convolution, with which its filter is prepared."""
-        return self.problem.stride[0] if self.is_transposed else 1
-
-    @property
-    def extent(self) -> int:
-        return self.problem.dilation[0] * (self.problem.r - 1) + 1
-
-    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+    def reaches(self) -> tuple[Reach, ...]:
         stride, padding, rows = self.problem.stride[0], self.problem.padding[0], np.arange(self.rows)
         if self.is_transposed:
-            first = np.clip((rows + padding - self.extent + 1) // stride, 0, heights[0] - 1)
-            last = np.clip((rows + padding) // stride + 1, first + 1, heights[0])
+            height = self.problem.y_shape(1)[2]
+            first = np.clip((rows + padding - self.extent + 1) // stride, 0, height - 1)
+            last = np.clip((rows + padding) // stride + 1, first + 1, height)
         else:
-            first, last = windows(self.rows, heights[0], stride, padding, self.extent)
+            first, last = windows(self.rows, self.problem.h, stride, padding, self.extent)
         same = [Reach(source, rows, rows + 1) for source in self.sources[1:]]
         return (Reach(self.sources[0], first, last), *same)
 
-    def above(self, band: Band) -> int:
-        """Return how many rows of padding are above the band's input."""
+    def above(self, low: int, start: int) -> int:
+        """Return how many rows of padding are above a band from row ``low`` on, which reads from row ``start`` on."""
         stride, padding = self.problem.stride[0], self.problem.padding[0]
-        if self.is_transposed:
-            return padding + band.low - band.starts[0] * stride
-        return band.starts[0] - (band.low * stride - padding)
+        return padding + low - start * stride if self.is_transposed else start - (low * stride - padding)
 
     def algorithm(self, cut: Cut) -> Algorithm | None:
         """Return what computes the convolution in a segment that is cut in this way; None for torch's own."""
@@ -102,66 +98,79 @@ class Convolution(Operator):
             return 0
         return algorithm.workspace(self.problem, 1).prepared_bytes
 
-    def prepared(self, algorithm: Algorithm, buffer: Tensor) -> Tensor:
-        """Return the filter prepared for all bands, in the buffer, 1-D uint8, or kept from an earlier call."""
-        if self.keeps:
-            return self._kept[algorithm.name]
-        algorithm.open(self.problem, self.weight, buffer)
-        return buffer
-
     def forget(self, except_for: Container[str] = ()) -> None:
         """Free the prepared filters that are kept, except for those of the named algorithms."""
         for name in [name for name in self._kept if name not in except_for]:
             del self._kept[name]
 
-    def compute_ours(self, algorithm: Algorithm, band: Band, prepared: int, scratch: int) -> None:
-        """Compute a band, whose tensors are dense, by an algorithm. prepared, scratch: addresses of buffers."""
-        x, out = band.xs[0], band.out
-        stage, _ = self.stage(algorithm, len(x), x.shape[2], band.high - band.low, self.above(band))
-        addresses = x.data_ptr(), self.weight.data_ptr(), out.data_ptr()
-        bias = None if self.bias is None else self.bias.data_ptr()
-        if self.is_transposed:
-            stage(out.data_ptr(), self.weight.data_ptr(), x.data_ptr(), None, prepared, scratch, None)
-            if self.bias is not None:
-                out.add_(self.bias.view(1, -1, 1, 1))
-        elif fuses(algorithm, self.problem):
-            has_epilogue = self.activation or len(band.xs) > 1
-            stage(*addresses, bias, prepared, scratch, self._epilogue(band) if has_epilogue else None)
-            return
-        else:
-            stage(*addresses, bias, prepared, scratch, None)
-        self._epilogue(band).apply(out)
-
-    def _epilogue(self, band: Band) -> Epilogue:
-        return Epilogue(self.activation, band.xs[1] if len(band.xs) > 1 else None)
+    def _bound(self, algorithm: Algorithm, band: Band) -> BoundStage:
+        """Return an algorithm of ours for the band, whose tensors are dense."""
+        x, above = band.xs[0], self.above(band.low, band.starts[0])
+        return self.stage(algorithm, len(x), x.shape[2], band.high - band.low, above)[0]
 
     def compute(self, band: Band) -> None:
-        """Compute a band by torch."""
+        x, out, bias = band.xs[0], band.out, self.bias
+        epilogue = Epilogue(self.activation, band.xs[1] if len(band.xs) > 1 else None)
+        if band.algorithm is None:
+            out.copy_(epilogue.apply(self._by_torch(band)))
+            return
+        stage, buffers = self._bound(band.algorithm, band), (band.prepared, band.scratch)
+        if self.is_transposed:
+            stage(out.data_ptr(), self.weight.data_ptr(), x.data_ptr(), None, *buffers, None)
+            if bias is not None:
+                out.add_(bias.view(1, -1, 1, 1))
+            epilogue.apply(out)
+            return
+        does_all = fuses(band.algorithm, self.problem)
+        has_epilogue = does_all and (self.activation or epilogue.added is not None)
+        addresses = x.data_ptr(), self.weight.data_ptr(), out.data_ptr(), None if bias is None else bias.data_ptr()
+        stage(*addresses, *buffers, epilogue if has_epilogue else None)
+        if not does_all:
+            epilogue.apply(out)
+
+    def _by_torch(self, band: Band) -> Tensor:
         problem, x = self.problem, band.xs[0]
         (_, columns), height = problem.padding, band.high - band.low
+        above = self.above(band.low, band.starts[0])
         if self.is_transposed:
-            skipped = self.above(band)
-            missing = skipped + height - ((x.shape[2] - 1) * problem.stride[0] + self.extent)
-            y = F.conv_transpose2d(
+            missing = above + height - ((x.shape[2] - 1) * problem.stride[0] + self.extent)
+            return F.conv_transpose2d(
                 *(x, self.weight, self.bias, problem.stride, (0, columns)),
                 *((max(missing, 0), self.output_padding[1]), problem.groups, problem.dilation),
-            )[:, :, skipped : skipped + height]
-        elif (
-            x.shape[2:] == self.shape[2:] == self.weight.shape[2:] == (1, 1)
-            and problem.groups == 1
-            and not any(problem.padding)
-        ):
-            y = F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None]
-        else:
-            above = self.above(band)
-            below = (height - 1) * problem.stride[0] + self.extent - above - x.shape[2]
-            padding = (0, columns)
-            if height == self.rows or above == below == problem.padding[0]:
-                padding = problem.padding
-            elif above or below:
-                x = F.pad(x, (0, 0, above, below))
-            y = F.conv2d(x, self.weight, self.bias, problem.stride, padding, problem.dilation, problem.groups)
-        band.out.copy_(self._epilogue(band).apply(y))
+            )[:, :, above : above + height]
+        is_pixel = x.shape[2:] == self.shape[2:] == self.weight.shape[2:] == (1, 1)
+        if is_pixel and problem.groups == 1 and not any(problem.padding):
+            return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None]
+        below = (height - 1) * problem.stride[0] + self.extent - above - x.shape[2]
+        padding = (0, columns)
+        if height == self.rows or above == below == problem.padding[0]:
+            padding = problem.padding
+        elif above or below:
+            x = F.pad(x, (0, 0, above, below))
+        return F.conv2d(x, self.weight, self.bias, problem.stride, padding, problem.dilation, problem.groups)
+
+    def steps(self, band: Band) -> list[ProgramStep]:
+        if band.algorithm is None:
+            return []
+        x, out, bias = band.xs[0], band.out, self.bias
+        added = band.xs[1] if len(band.xs) > 1 else None
+        stage = self._bound(band.algorithm, band)
+        does_all = fuses(band.algorithm, self.problem) and not self.is_transposed
+        if stage.entry is None or not (does_all or are_float(out, added)):
+            return []
+        addresses = self.weight.data_ptr(), 0 if self.is_transposed else address_of(bias), band.prepared, band.scratch
+        made = [step("convolution", out, x, added if does_all else None, addresses=addresses)]
+        made[0].entry, made[0].stage = stage.entry
+        if does_all:
+            made[0].operation = ACTIVATIONS.index(self.activation)
+            return made
+        if bias is not None and self.is_transposed:
+            made.append(elementwise_step(out, out, combination="add", other=bias.view(1, -1, 1, 1)))
+        if added is not None:
+            made.append(elementwise_step(out, out, self.activation, combination="add", other=added))
+        elif self.activation:
+            made.append(elementwise_step(out, out, self.activation))
+        return made
 
 
 def keep_filters(used: Iterable[tuple[Convolution, Algorithm]]) -> None:

@@ -15,9 +15,9 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Measurement, MicroConfig, Task
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.graph.builder import Captured
 from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.operator_costs import convolution_costs, every_cost, key_of, operator_costs
+from mucudnn.graph.operators import Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer

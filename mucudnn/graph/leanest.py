@@ -8,11 +8,11 @@ from math import inf
 
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem
-from mucudnn.graph.builder import Captured
 from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.convolution_choices import BAND_ROWS, runs_bands, scratch_bytes
 from mucudnn.graph.operator_costs import key_of, operator_costs
-from mucudnn.graph.schedule import Schedule, row_bytes_of, solver_graph
+from mucudnn.graph.operators import Captured
+from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithms
 from mucudnn.solver.bands import Costs, Graph
@@ -65,7 +65,7 @@ def _costs(captured: Captured, config: Config) -> dict[int, tuple[Costs, ...]]:
         key = key_of(captured, index)
         if key not in known:
             known[key] = operator_costs(captured, index, None)
-        size = _BYTE_S * row_bytes_of(one) if one.rows else 0.0
+        size = _BYTE_S * one.shape[1] * one.shape[3] * one.dtype.itemsize if one.rows else 0.0
         own = replace(known[key], call_s=_CALL_S, row_s=size)
         costs[index] = (own,)
         if isinstance(one, Convolution):

@@ -1,96 +1,160 @@
-"""The operators that ATen calls become: in bands of rows where their rows depend on few rows of what they read."""
+"""The operators that calls of ATen become: in bands of rows where their rows depend on few rows of what they read.
+
+Each function of ``MAKERS`` adds the operators of a node to the graph, and returns what its value is: a ``Ref``, or a
+tuple for several results. None: the node is not of the kind that the function makes.
+"""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
-from mucudnn.graph.builder import Builder, Node
-from mucudnn.graph.fusions import arguments_of, two
+from mucudnn.graph.convolution import Convolution
+from mucudnn.graph.fusions import NORM, Fused, Node, arguments_of, two
 from mucudnn.graph.operators import (
-    VIEWS,
+    Captured,
     Concatenation,
     Copy,
     Local,
     Moments,
     Normalization,
-    Operand,
     Operator,
     Ref,
     Scale,
     Shuffle,
     aten,
+    function_of,
+    shares_of,
 )
 from mucudnn.graph.windows import AveragePool, MaxPool, Padding, Resize
+from mucudnn.kernels.algorithm import ACTIVATIONS
 
-_RANDOM = torch.Tag.nondeterministic_seeded
-
-
-def local_operator(builder: Builder, node: Node) -> Operator | None:
-    """Return an operator of which rows depend on the same rows only; None if it may not be one."""
-    tags = getattr(node.target, "tags", ())
-    is_pointwise = torch.Tag.pointwise in tags and _RANDOM not in tags
-    is_along_channels = node.target in _ALONG_CHANNELS and arguments_of(node).get("dim") in (1, -3)
-    if not (is_pointwise or is_along_channels or node.target in _LOCAL):
-        return None
-    described = builder.described(node)
-    sources: list[int] = []
-    wholes: list[int] = []
-
-    def given(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(given, value))
-        if not isinstance(value, fx.Node):
-            return value
-        known = builder.values[value]
-        if not isinstance(known, (Ref, Tensor)):
-            raise _NotLocalError
-        of = value.meta["val"] if isinstance(known, Ref) else known
-        operand = _operand(known, of, described["shape"])
-        if isinstance(known, Ref):
-            image = builder.image(value) if operand.has_rows else None
-            index = known.index if image is None else image
-            operand = replace(operand, value=index)
-            (sources if operand.has_rows else wholes).append(index)
-        return operand
-
-    try:
-        args, kwargs = given(tuple(node.args)), {name: given(value) for name, value in node.kwargs.items()}
-    except _NotLocalError:
-        return None
-    if not sources:
-        return None
-    sources_, wholes_ = tuple(dict.fromkeys(sources)), tuple(dict.fromkeys(wholes))
-    return Local(**described, sources=sources_, wholes=wholes_, target=node.target, args=args, kwargs=kwargs)
-
-
-class _NotLocalError(Exception):
-    pass
-
-
-def _operand(known: Any, value: Any, shape: Sequence[int]) -> Operand:
-    """Return how an operand of a result of this shape is cut. Raises ``_NotLocalError`` if it cannot be."""
-    if not isinstance(value, Tensor) or value.dim() > 4:
-        raise _NotLocalError
-    index = known.index if isinstance(known, Ref) else known
-    has_rows = value.dim() >= 2 and value.shape[-2] == shape[2] and (shape[2] > 1 or value.dim() == 4)
-    has_samples = value.dim() == 4 and value.shape[0] == shape[0]
-    if isinstance(known, Ref) and has_rows and not has_samples:
-        raise _NotLocalError  # the same rows for each sample: not an image of the batch
-    return Operand(index, has_samples, has_rows)
-
+Made: TypeAlias = "Ref | tuple[Ref | None, ...] | None"
 
 _ALONG_CHANNELS = {aten.softmax.int, aten.log_softmax.int, aten._softmax.default}
 _LOCAL = {aten.hardswish.default, aten.prelu.default, aten.to.dtype, aten._to_copy.default}
 
 
-def _concatenation(builder: Builder, node: Node) -> Operator | None:
+@dataclass
+class Builder:
+    """A graph, to which operators are added.
+
+    values: what nodes became, a ``Ref``, constant, or tuple. images: copies of inputs and results of barriers, in
+    channels_last.
+    """
+
+    made: Captured
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    images: dict[fx.Node, Ref] = field(default_factory=dict)
+
+    def add(self, one: Operator) -> Ref:
+        self.made.operators.append(one)
+        return Ref(len(self.made.operators) - 1)
+
+    def is_image(self, value: Any) -> bool:
+        return (
+            isinstance(value, Tensor)
+            and value.dim() == 4
+            and value.shape[0] == self.made.samples
+            and value.is_floating_point()
+            and value.numel() > 0
+        )
+
+    def image(self, node: Node) -> int | None:
+        """Return the index of a result that may be read in rows, in channels_last; None for anything else."""
+        if not isinstance(node, fx.Node) or not self.is_image(node.meta.get("val")):
+            return None
+        value = self.values.get(node)
+        if not isinstance(value, Ref):
+            return None
+        if self.made.operators[value.index].rows == 0:
+            if node not in self.images:
+                copied = described(node, name=f"{node.name}, channels_last")
+                self.images[node] = self.add(Copy(**copied, sources=(value.index,)))
+            value = self.images[node]
+        return value.index
+
+    def constants(self, *nodes: Node) -> list[Any] | None:
+        """Return constants and plain arguments; None if one of them is a result."""
+        found = [self.values[one] if isinstance(one, fx.Node) else one for one in nodes]
+        return None if any(isinstance(one, (Ref, tuple)) for one in found) else found
+
+
+def described(node: Node, **changes: Any) -> dict[str, Any]:
+    """Return the fields that all operators have, for the result of a node."""
+    value = node.meta["val"]
+    return {"name": node.name, "shape": tuple(value.shape), "dtype": value.dtype, "device": value.device} | changes
+
+
+def convolution_of(builder: Builder, parts: Fused) -> Ref:
+    """Add a convolution with what is computed with it, once the tensors that it reads are there."""
+    read = parts.nodes[0].args[0], parts.added
+    sources = tuple(index for index in map(builder.image, read) if index is not None)
+    assert len(sources) == (1 if parts.added is None else 2)
+    return builder.add(
+        Convolution(
+            **described(parts.nodes[-1]),
+            sources=sources,
+            problem=parts.problem,
+            weight=parts.weight.contiguous(memory_format=torch.channels_last),
+            bias=parts.bias,
+            activation=parts.activation,
+            output_padding=parts.output_padding,
+        )
+    )
+
+
+def local_operator(builder: Builder, node: Node) -> Made:
+    """Add an operator of which rows depend on the same rows only."""
+    tags = getattr(node.target, "tags", ())
+    is_pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    is_along_channels = node.target in _ALONG_CHANNELS and arguments_of(node).get("dim") in (1, -3)
+    if not (is_pointwise or is_along_channels or node.target in _LOCAL) or not isinstance(node.meta["val"], Tensor):
+        return None
+    of_result, in_rows = described(node), list[fx.Node]()
+    for one in node.all_input_nodes:
+        known = builder.values[one]
+        value = one.meta["val"] if isinstance(known, Ref) else known
+        if not isinstance(value, Tensor) or value.dim() > 4:
+            return None
+        has_samples, has_rows = shares_of(value.shape, of_result["shape"])
+        if isinstance(known, Ref) and has_rows:
+            if not has_samples:
+                return None  # the same rows for each sample: not an image of the batch
+            in_rows.append(one)
+    if not in_rows:
+        return None
+    values = {one: builder.values[one] for one in node.all_input_nodes}
+    for one in in_rows:
+        image = builder.image(one)
+        values[one] = values[one] if image is None else Ref(image)
+    sources = tuple(dict.fromkeys(values[one].index for one in in_rows))
+    others = [known for one, known in values.items() if one not in in_rows]
+    wholes = tuple(dict.fromkeys(known.index for known in others if isinstance(known, Ref)))
+    args, kwargs = fx.node.map_arg((tuple(node.args), dict(node.kwargs)), values.__getitem__)
+    called = Local(**of_result, sources=sources, wholes=wholes, target=node.target, args=args, kwargs=dict(kwargs))
+    return builder.add(called)
+
+
+def _activation(builder: Builder, node: Node) -> Made:
+    """Let the normalization before compute an activation, if nothing else reads its result."""
+    value, name = builder.values.get(node.args[0]), function_of(node.target, node.args)
+    if not isinstance(value, Ref) or len(node.args[0].users) > 1 or name not in ACTIVATIONS:
+        return None
+    alike = [one for one, known in builder.values.items() if isinstance(known, Ref) and known == value]
+    normalization = builder.made.operators[value.index]
+    if len(alike) > 1 or not isinstance(normalization, (Normalization, Scale)) or normalization.activation:
+        return None
+    normalization.activation = name
+    return value
+
+
+def _concatenation(builder: Builder, node: Node) -> Made:
     given = arguments_of(node)
     every = [builder.image(one) for one in given["tensors"]]
     images = [one for one in every if one is not None]
@@ -100,15 +164,15 @@ def _concatenation(builder: Builder, node: Node) -> Operator | None:
     sources = tuple(dict.fromkeys(images))
     widths = tuple(one.meta["val"].shape[1] for one in given["tensors"])
     order = tuple(sources.index(one) for one in images)
-    return Concatenation(**builder.described(node), sources=sources, widths=widths, order=order)
+    return builder.add(Concatenation(**described(node), sources=sources, widths=widths, order=order))
 
 
-def _shuffle(sign: int, builder: Builder, node: Node) -> Operator | None:
+def _shuffle(sign: int, builder: Builder, node: Node) -> Made:
     x = builder.image(node.args[0])
-    return None if x is None else Shuffle(**builder.described(node), sources=(x,), factor=sign * node.args[1])
+    return None if x is None else builder.add(Shuffle(**described(node), sources=(x,), factor=sign * node.args[1]))
 
 
-def _slice(builder: Builder, node: Node) -> Operator | Ref | None:
+def _slice(builder: Builder, node: Node) -> Made:
     given = arguments_of(node)
     x, dim = builder.image(given["self"]), given.get("dim", 0) % 4
     if x is None or given.get("step", 1) != 1:
@@ -118,13 +182,10 @@ def _slice(builder: Builder, node: Node) -> Operator | Ref | None:
     if dim != 1:
         return None
     channels = slice(given.get("start") or 0, given.get("end"))
-    return Copy(**builder.described(node), sources=(x,), channels=channels)
+    return builder.add(Copy(**described(node), sources=(x,), channels=channels))
 
 
-SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default}
-
-
-def split(builder: Builder, node: Node) -> tuple[Ref, ...] | None:
+def _split(builder: Builder, node: Node) -> Made:
     x = builder.image(node.args[0])
     if x is None or arguments_of(node).get("dim", 0) not in (1, -3):
         return None
@@ -132,68 +193,52 @@ def split(builder: Builder, node: Node) -> tuple[Ref, ...] | None:
     for number, part in enumerate(node.meta["val"]):
         channels = slice(start, start + part.shape[1])
         start = channels.stop
-        described = {"name": f"{node.name}_{number}", "shape": tuple(part.shape), "dtype": part.dtype}
-        parts.append(builder.add(Copy(**described, device=part.device, sources=(x,), channels=channels)))
+        copied = {"name": f"{node.name}_{number}", "shape": tuple(part.shape), "dtype": part.dtype}
+        parts.append(builder.add(Copy(**copied, device=part.device, sources=(x,), channels=channels)))
     return tuple(parts)
 
 
-def _pool(builder: Builder, node: Node) -> Operator | None:
+def _pool(builder: Builder, node: Node) -> Made:
     given = arguments_of(node)
-    x = builder.image(given["self"])
-    kernel = given["kernel_size"]
-    stride, padding = given.get("stride") or kernel, given.get("padding", 0)
+    x, kernel = builder.image(given["self"]), two(given["kernel_size"])
     if x is None:
         return None
+    window = described(node, sources=(x,), kernel=kernel, height=given["self"].meta["val"].shape[2])
+    window |= {"stride": two(given.get("stride") or kernel), "padding": two(given.get("padding", 0))}
     if node.target is aten.max_pool2d.default:
-        described, pairs = builder.described(node), {"dilation": two(given.get("dilation", 1))}
-        pairs |= {"kernel": two(kernel), "stride": two(stride), "padding": two(padding)}
-        return MaxPool(**described | pairs, sources=(x,))
-    return AveragePool(
-        **builder.described(node),
-        sources=(x,),
-        kernel=two(kernel),
-        stride=two(stride),
-        padding=two(padding),
-        ceil_mode=given.get("ceil_mode", False),
-        counts_padding=given.get("count_include_pad", True),
-        divisor=given.get("divisor_override"),
+        return builder.add(MaxPool(**window, dilation=two(given.get("dilation", 1))))
+    return builder.add(
+        AveragePool(
+            **window,
+            ceil_mode=given.get("ceil_mode", False),
+            counts_padding=given.get("count_include_pad", True),
+            divisor=given.get("divisor_override"),
+        )
     )
 
 
-def _adaptive_pool(builder: Builder, node: Node) -> Operator | Ref | None:
-    x, value = builder.image(node.args[0]), node.meta["val"]
+def _adaptive_pool(builder: Builder, node: Node) -> Made:
+    x, size = builder.image(node.args[0]), node.meta["val"].shape[2:]
     if x is None:
         return None
-    sizes = list(zip(node.args[0].meta["val"].shape[2:], value.shape[2:], strict=True))
-    if any(size % outputs for size, outputs in sizes):
+    of_x = node.args[0].meta["val"].shape[2:]
+    if of_x[0] % size[0] or of_x[1] % size[1]:
         return None
-    rows, columns = (size // outputs for size, outputs in sizes)
-    return Ref(x) if rows == columns == 1 else _average(builder.described(node), x, (rows, columns))
+    kernel = of_x[0] // size[0], of_x[1] // size[1]
+    if kernel == (1, 1):
+        return Ref(x)
+    window = {"kernel": kernel, "stride": kernel, "padding": (0, 0), "height": of_x[0]}
+    return builder.add(AveragePool(**described(node), **window, sources=(x,)))
 
 
-def mean(builder: Builder, node: Node) -> Operator | None:
-    """Return the mean over rows and columns, which may leave out these two dimensions; None for another mean."""
-    x, given = builder.image(node.args[0]), arguments_of(node)
-    if x is None or {one % 4 for one in given.get("dim") or ()} != {2, 3} or given.get("dtype"):
-        return None
-    of_x = node.args[0].meta["val"]
-    return _average(builder.described(node) | {"shape": (*of_x.shape[:2], 1, 1)}, x, tuple(of_x.shape[2:]))
+def _mean(builder: Builder, node: Node) -> Made:
+    """Add the mean over rows and columns, which become one pixel."""
+    given = arguments_of(node)
+    is_of_image = {one % 4 for one in given.get("dim") or ()} == {2, 3} and not given.get("dtype")
+    return _adaptive_pool(builder, node) if is_of_image else None
 
 
-def _average(described: dict[str, Any], x: int, kernel: tuple[int, int]) -> AveragePool:
-    return AveragePool(
-        **described,
-        sources=(x,),
-        kernel=kernel,
-        stride=kernel,
-        padding=(0, 0),
-        ceil_mode=False,
-        counts_padding=True,
-        divisor=None,
-    )
-
-
-def _padding(builder: Builder, node: Node) -> Operator | None:
+def _padding(builder: Builder, node: Node) -> Made:
     given = arguments_of(node)
     x, sides = builder.image(given["self"]), list(given["pad"])
     if x is None or any(sides[4:]):
@@ -202,70 +247,75 @@ def _padding(builder: Builder, node: Node) -> Operator | None:
     mode, value = given.get("mode", "constant"), given.get("value") or 0.0
     if mode == "circular" or min(sides) < 0:
         return None
-    return Padding(**builder.described(node), sources=(x,), sides=tuple(sides), mode=mode, value=float(value))
+    return builder.add(Padding(**described(node), sources=(x,), sides=tuple(sides), mode=mode, value=float(value)))
 
 
-def _resize(mode: str, builder: Builder, node: Node) -> Operator | None:
+def _resize(mode: str, builder: Builder, node: Node) -> Made:
     given = arguments_of(node)
-    x = builder.image(given["input" if "input" in given else "self"])
+    image = given["input" if "input" in given else "self"]
+    x = builder.image(image)
     if x is None:
         return None
     scales = given.get("scale_factors") or (given.get("scales_h"), given.get("scales_w"))
-    return Resize(
-        **builder.described(node),
-        sources=(x,),
-        mode=mode,
-        align_corners=bool(given.get("align_corners")),
-        scales=(scales[0], scales[1]),
+    return builder.add(
+        Resize(
+            **described(node),
+            sources=(x,),
+            mode=mode,
+            align_corners=bool(given.get("align_corners")),
+            scales=(scales[0], scales[1]),
+            size=tuple(image.meta["val"].shape[2:]),
+        )
     )
 
 
-def _group_norm(builder: Builder, node: Node) -> Operator | None:
-    """Return group norm, or instance norm, whose groups are the channels, after its sums over all rows."""
-    given, described = arguments_of(node), builder.described(node)
-    x = builder.image(given["input"])
-    if x is None or not given.get("use_input_stats", True):
+def _group_norm(builder: Builder, node: Node) -> Made:
+    """Add group norm, or instance norm, whose groups are the channels, after its sums over all rows."""
+    given = arguments_of(node)
+    constants = builder.constants(given.get("weight"), given.get("bias"))
+    if constants is None or not given.get("use_input_stats", True):
         return None
-    weight, bias = (
-        builder.constant(given[name]) if given.get(name) is not None else None for name in ("weight", "bias")
-    )
-    of_sums = described | {"name": f"{node.name}, moments", "dtype": torch.float64}
-    moments = builder.add(Moments(**of_sums, sources=(x,), groups=given.get("num_groups", described["shape"][1])))
-    return Normalization(
-        **described, sources=(x,), wholes=(moments.index,), eps=given.get("eps", 1e-5), weight=weight, bias=bias
-    )
-
-
-def batch_norm(builder: Builder, node: Node) -> Operator | None:
-    """Return a batch norm that no convolution takes in."""
-    x, (y, *_) = builder.image(node.args[0]), node.meta["val"]
+    x = builder.image(given["input"])
     if x is None:
         return None
-    weight, bias, mean, variance = (None if one is None else builder.constant(one).double() for one in node.args[1:5])
+    of_sums = described(node, name=f"{node.name}, moments", dtype=torch.float64)
+    groups = given.get("num_groups", of_sums["shape"][1])
+    moments = builder.add(Moments(**of_sums, sources=(x,), groups=groups))
+    of_result = described(node, sources=(x,), wholes=(moments.index,), eps=given.get("eps", 1e-5))
+    return builder.add(Normalization(**of_result, weight=constants[0], bias=constants[1]))
+
+
+def _batch_norm(builder: Builder, node: Node) -> Made:
+    """Add a batch norm of constants that no convolution takes in."""
+    constants, y = builder.constants(*node.args[1:5]), node.meta["val"][0]
+    x = None if constants is None else builder.image(node.args[0])
+    if x is None or constants is None:
+        return None
+    weight, bias, mean, variance = (None if one is None else one.double() for one in constants)
     factor = (variance + node.args[6]).rsqrt() * (1 if weight is None else weight)
     addend = (0 if bias is None else bias) - mean * factor
     numbers = {"factor": factor.to(y.dtype), "addend": addend.to(y.dtype)}
-    described = {"name": node.name, "shape": tuple(y.shape), "dtype": y.dtype, "device": y.device}
-    return Scale(**described, sources=(x,), **numbers)
+    made = {"name": node.name, "shape": tuple(y.shape), "dtype": y.dtype, "device": y.device}
+    return builder.add(Scale(**made, sources=(x,), **numbers)), None, None
 
 
-def may_alias(target: Any) -> bool:
-    """Return whether an operator's result may share memory with its arguments."""
-    if target is operator.getitem or target in VIEWS:
-        return True
-    schema = getattr(target, "_schema", None)
-    return schema is None or any(one.alias_info is not None for one in schema.returns)
-
-
-MAKERS: dict[Any, Callable[[Builder, Node], Any]] = {
+MAKERS: dict[Any, Callable[[Builder, Node], Made]] = {
+    NORM: _batch_norm,
+    aten.relu.default: _activation,
+    aten.relu6.default: _activation,
+    aten.silu.default: _activation,
+    aten.hardtanh.default: _activation,
     aten.cat.default: _concatenation,
     aten.pixel_shuffle.default: partial(_shuffle, 1),
     aten.pixel_unshuffle.default: partial(_shuffle, -1),
     aten.slice.Tensor: _slice,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.chunk.default: _split,
     aten.max_pool2d.default: _pool,
     aten.avg_pool2d.default: _pool,
     aten.adaptive_avg_pool2d.default: _adaptive_pool,
-    aten.mean.dim: mean,
+    aten.mean.dim: _mean,
     aten.pad.default: _padding,
     aten.constant_pad_nd.default: _padding,
     aten.upsample_nearest2d.vec: partial(_resize, "nearest"),

@@ -19,13 +19,12 @@ from mucudnn.core.errors import InfeasibleError, InvalidInputError, MucudnnError
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
-from mucudnn.graph.builder import Captured
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.convolution_choices import ConvolutionChoices, each_by_itself
 from mucudnn.graph.leanest import leanest
 from mucudnn.graph.model import BandedModel, signature_of
-from mucudnn.graph.operators import Barrier, Input
+from mucudnn.graph.operators import Barrier, Captured, Input
 from mucudnn.graph.refine import refined
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.memory import peak_allocated_bytes

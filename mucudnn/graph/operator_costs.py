@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mucudnn.graph.builder import Captured
 from mucudnn.graph.convolution import Convolution
-from mucudnn.graph.operators import Band, Barrier, Input, Moments, Operator
-from mucudnn.graph.steps import array_of, convolution_steps, perform, run_array
+from mucudnn.graph.operators import Band, Barrier, Captured, Input, Moments, Operator, perform
+from mucudnn.graph.steps import array_of, run_array
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer, peak_allocated_bytes
 from mucudnn.measuring.clocks import Clock, wall_clock
@@ -36,7 +35,7 @@ def operator_costs(captured: Captured, index: int, clock: Clock | None) -> Costs
         return Costs()
     if isinstance(one, Barrier):
         try:
-            call = partial(one.call, {whole: _some(operators[whole]) for whole in one.wholes}.__getitem__)
+            call = partial(one.call, {whole: _some(operators[whole]) for whole in one.wholes})
             time_s, allocated = _measured(call, clock, one.device)
         except Exception:  # torch may raise anything for random operands
             return Costs()
@@ -54,20 +53,23 @@ def convolution_costs(captured: Captured, index: int, algorithm: Algorithm, cloc
 
     def call(height: int) -> Callable[[], None]:
         band = _band(captured.operators, index, height)
-        _, workspace = one.stage(algorithm, 1, band.xs[0].shape[2], height, one.above(band))
+        above = one.above(band.low, band.starts[0])
+        _, workspace = one.stage(algorithm, 1, band.xs[0].shape[2], height, above)
         scratch = aligned_buffer(workspace.scratch_bytes)
-        steps = convolution_steps(one, algorithm, band, prepared.data_ptr(), scratch.data_ptr())
-        if not steps:
-            return lambda: one.compute_ours(algorithm, band, prepared.data_ptr(), scratch.data_ptr())
-        return partial(_run, array_of(steps), (band, scratch))
+        band.algorithm, band.prepared, band.scratch = algorithm, prepared.data_ptr(), scratch.data_ptr()
+        steps = one.steps(band)
+        return partial(_run, array_of(steps), one, band, scratch)
 
     costs = _line(one, call, clock)
     return Costs(costs.call_s, costs.row_s)
 
 
-def _run(array: Any, kept: object) -> None:
-    """Run steps. kept: the tensors on which they work."""
-    run_array(ctypes.addressof(array), len(array), (ctypes.c_void_p * 1)())
+def _run(array: Any, one: Convolution, band: Band, scratch: Tensor) -> None:
+    """Run steps, or the convolution if it has none. scratch: to which the band refers."""
+    if len(array):
+        run_array(array, (ctypes.c_void_p * 1)())
+    else:
+        one.compute(band)
 
 
 def _line(one: Operator, call: Callable[[int], Callable[[], object]], clock: Clock | None) -> Costs:
@@ -104,11 +106,9 @@ def _measured(call: Callable[[], object], clock: Clock | None, device: torch.dev
 def _band(operators: Sequence[Operator], index: int, height: int) -> Band:
     """Return random operands of ``height`` rows of one sample from the middle of the image."""
     one = operators[index]
-    align = one.align if isinstance(one, Convolution) else 1
-    low = (one.rows - height) // 2 // align * align
-    reaches = one.reaches([operators[source].shape[2] for source in one.sources])
+    low = (one.rows - height) // 2 // one.align * one.align
     xs, starts = [], []
-    for reach in reaches:
+    for reach in one.reaches():
         first, last = _read(reach, low, low + height)
         _, channels, _, width = operators[reach.source].shape
         shape = (1, channels, last - first, width)
@@ -139,7 +139,7 @@ def key_of(captured: Captured, index: int) -> object:
     """Return what operators of equal costs have in common."""
     one = captured.operators[index]
     read = tuple((captured.operators[source].shape[1:], captured.operators[source].dtype) for source in one.sources)
-    return type(one), one.kind, one.shape[1:], one.dtype, read
+    return type(one), *(getattr(one, name) for name in one.settings), one.shape[1:], one.dtype, read
 
 
 def every_cost(

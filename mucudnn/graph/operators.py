@@ -1,15 +1,20 @@
-"""Operators that compute any band of rows of their result from some rows of what they read.
+"""Operators of graphs: each computes any band of rows of its result from some rows of what it reads.
 
-A band is a range of samples and of rows. Tensors are (N, C, H, W). Each operator says which rows it reads (``reaches``)
-and computes a band exactly as it would compute the whole: padding is added only where the image ends.
+A band is a range of samples and of rows. Tensors are (N, C, H, W). Each operator says which rows it reads
+(``reaches``), computes a band by torch (``compute``) exactly as it would compute the whole (padding is added only where
+the image ends), and may have steps in C++ that compute it without torch (``steps``): operators in float32 do, copies in
+every dtype.
 """
 
 from __future__ import annotations
 
+import copyreg
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -17,14 +22,31 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from mucudnn.kernels.algorithm import Epilogue
+from mucudnn.graph import steps
+from mucudnn.graph.steps import address_of, are_float, copy_step, elementwise_step, step
+from mucudnn.kernels.algorithm import Algorithm, Epilogue
+from mucudnn.kernels.compiled.library import FUNCTIONS, ProgramStep
 from mucudnn.solver.bands import Reach
+
+if TYPE_CHECKING:
+    from mucudnn.graph.sharing import ResultMemory
 
 aten = torch.ops.aten
 VIEWS = {aten.view.default, aten._unsafe_view.default}  # of tensors in another memory format, which may need a copy
 
 Shape = tuple[int, ...]
 CPU = torch.device("cpu")
+
+
+def _operator_named(packet: str, overload: str) -> Any:
+    namespace, name = packet.split("::")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+# Torch's operators, which are part of a graph, cannot be pickled otherwise.
+copyreg.pickle(
+    torch._ops.OpOverload, lambda one: (_operator_named, (one._schema.name, one._schema.overload_name or "default"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +61,20 @@ class Band:
     """The operands of one call.
 
     xs: for each of ``sources``, the rows that were asked for, from row ``starts`` on. wholes: complete results, by
-    index. out: the rows ``low`` to ``high`` - 1 of the result, to be written. samples: the band's samples.
+    index. out: the rows ``low`` to ``high`` - 1 of the result, to be written. samples: the band's samples. algorithm:
+    what computes a convolution, None for torch's own; prepared, scratch: addresses of its buffers.
     """
 
     xs: Sequence[Tensor]
     starts: Sequence[int]
-    wholes: dict[int, Any]
+    wholes: Mapping[int, Any]
     out: Tensor
     low: int
     high: int
     samples: slice
+    algorithm: Algorithm | None = None
+    prepared: int = 0
+    scratch: int = 0
 
 
 @dataclass(kw_only=True)
@@ -56,6 +82,7 @@ class Operator:
     """Base class.
 
     shape, dtype, device: of the result, (N, C, H, W). sources: indices of what is read in rows; wholes: as a whole.
+    aliases: what the result may share memory with. align: a multiple at which bands begin.
     """
 
     name: str
@@ -64,97 +91,85 @@ class Operator:
     device: torch.device = CPU
     sources: tuple[int, ...] = ()
     wholes: tuple[int, ...] = ()
+    aliases: tuple[int, ...] = ()
+    align: int = 1
+    settings: ClassVar[tuple[str, ...]] = ()  # the attributes that operators of the same cost have in common
 
     @property
     def rows(self) -> int:
         return self.shape[2]
 
-    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
-        """Return the rows that are read of each source, which has so many rows: by default the same rows."""
+    def row_bytes(self) -> int:
+        """Return the bytes of a row of one sample; 0 if there are no rows in memory."""
+        return self.shape[1] * self.shape[3] * self.dtype.itemsize
+
+    def whole_bytes(self) -> int:
+        """Return the bytes of the result."""
+        return self.shape[0] * self.rows * self.row_bytes()
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Return the rows that are read of each source: by default the same rows."""
         same = np.arange(self.rows)
         return tuple(Reach(source, same, same + 1) for source in self.sources)
 
     def renumbered(self, numbers: Mapping[int, int]) -> Self:
         """Return a copy of the operator that reads what has other indices. numbers: the new ones, by the old."""
         made = copy(self)
-        made.sources, made.wholes = (tuple(map(numbers.__getitem__, some)) for some in (self.sources, self.wholes))
+        made.sources, made.wholes, made.aliases = (
+            tuple(map(numbers.__getitem__, some)) for some in (self.sources, self.wholes, self.aliases)
+        )
         return made
 
     def compute(self, band: Band) -> None:
-        """Compute a band."""
+        """Compute a band by torch."""
         raise NotImplementedError
 
-    @property
-    def kind(self) -> object:
-        """Return what operators of the same cost have in common, apart from shapes."""
-        return type(self).__name__
+    def steps(self, band: Band) -> list[ProgramStep]:
+        """Return the steps in C++ that compute a band; none if torch must."""
+        return []
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A tensor argument of a ``Local`` operator: a result by index, or a constant tensor.
+def perform(one: Operator, band: Band) -> None:
+    """Compute a band by steps in C++ if there are any, otherwise by torch."""
+    made = one.steps(band) if one.device.type == "cpu" and steps.is_available() else []
+    if made:
+        steps.run_array(steps.array_of(made), (ctypes.c_void_p * 1)())
+    else:
+        one.compute(band)
 
-    has_samples, has_rows: whether its first and its last dimension but one are those of the result.
+
+@dataclass
+class Captured:
+    """A model as a graph, for a batch of ``samples`` on a device.
+
+    results: of each leaf of its output, a ``Ref`` or a constant. template: the output, with numbers of leaves.
+    direct_results: the results that operators write as the caller gets them, by index, with their memory format.
+    memories: of the results, by their numbers. strides: of the arguments of which a result is a view, which must have
+    these.
     """
 
-    value: int | Tensor
-    has_samples: bool
-    has_rows: bool
+    samples: int
+    device: torch.device = CPU
+    template: Any = 0
+    operators: list[Operator] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    direct_results: dict[int, torch.memory_format] = field(default_factory=dict)
+    memories: dict[int, ResultMemory] = field(default_factory=dict)
+    strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
+    def in_order(self, order: Sequence[int]) -> Captured:
+        """Return the graph that runs its operators in this order, which may have some of them more than once.
 
-@dataclass(kw_only=True)
-class Called(Operator):
-    """An operator of torch with its arguments, in which a ``Ref`` or an ``Operand`` stands for a tensor."""
-
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def with_each(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments, with each of them changed, also those in lists."""
-        args, kwargs = tree_map(change, (self.args, self.kwargs))
-        return args, kwargs
-
-    def renumbered(self, numbers: Mapping[int, int]) -> Self:
-        def changed(value: Any) -> Any:
-            if isinstance(value, Ref):
-                return Ref(numbers[value.index])
-            is_result = isinstance(value, Operand) and isinstance(value.value, int)
-            return replace(value, value=numbers[value.value]) if is_result else value
-
-        made = super().renumbered(numbers)
-        made.args, made.kwargs = self.with_each(changed)
+        Each reads what ran last of those that it may read.
+        """
+        numbers: dict[int, int] = {}
+        made = Captured(self.samples, self.device, self.template, memories=self.memories, strides=self.strides)
+        for number, index in enumerate(order):
+            made.operators.append(self.operators[index].renumbered(numbers))
+            numbers[index] = number
+        made.results = [Ref(numbers[one.index]) if isinstance(one, Ref) else one for one in self.results]
+        made.direct_results = {numbers[index]: given for index, given in self.direct_results.items()}
         return made
-
-
-@dataclass(kw_only=True)
-class Barrier(Called):
-    """An operator that needs everything at once, or is not known: it is called as it is.
-
-    aliases: what its result may share memory with.
-    """
-
-    nbytes: int = 0
-    aliases: tuple[int, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        return 0
-
-    @property
-    def kind(self) -> object:
-        return self.name  # each is measured
-
-    def renumbered(self, numbers: Mapping[int, int]) -> Self:
-        made = super().renumbered(numbers)
-        made.aliases = tuple(map(numbers.__getitem__, self.aliases))
-        return made
-
-    def call(self, results: Callable[[int], Any]) -> Any:
-        args, kwargs = self.with_each(lambda value: results(value.index) if isinstance(value, Ref) else value)
-        if self.target in VIEWS:
-            return aten.reshape.default(*args, **kwargs)
-        return self.target(*args, **kwargs)
 
 
 @dataclass(kw_only=True)
@@ -167,57 +182,153 @@ class Input(Operator):
     def rows(self) -> int:
         return 0
 
+    def row_bytes(self) -> int:
+        return 0
+
+
+@dataclass(kw_only=True)
+class Called(Operator):
+    """An operator of torch with its arguments, in which a ``Ref`` stands for a result."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def with_each(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments, with each of them changed, also those in lists."""
+        args, kwargs = tree_map(change, (self.args, self.kwargs))
+        return args, kwargs
+
+    def renumbered(self, numbers: Mapping[int, int]) -> Self:
+        made = super().renumbered(numbers)
+        made.args, made.kwargs = self.with_each(
+            lambda value: Ref(numbers[value.index]) if isinstance(value, Ref) else value
+        )
+        return made
+
+
+@dataclass(kw_only=True)
+class Barrier(Called):
+    """An operator that needs everything at once, or is not known: it is called as it is. nbytes: of a new result."""
+
+    nbytes: int = 0
+    settings = ("name",)  # each is measured
+
+    @property
+    def rows(self) -> int:
+        return 0
+
+    def row_bytes(self) -> int:
+        return 0
+
+    def whole_bytes(self) -> int:
+        return self.nbytes
+
+    def call(self, results: Mapping[int, Any]) -> Any:
+        args, kwargs = self.with_each(lambda value: results[value.index] if isinstance(value, Ref) else value)
+        if self.target in VIEWS:
+            return aten.reshape.default(*args, **kwargs)
+        return self.target(*args, **kwargs)
+
 
 # Operators that read the rows that they write
 
+_FUNCTIONS = {
+    aten.relu.default: "ReLU",
+    aten.relu6.default: "ReLU6",
+    aten.silu.default: "SiLU",
+    aten.sigmoid.default: "sigmoid",
+    aten.hardsigmoid.default: "hardsigmoid",
+    aten.hardswish.default: "hardswish",
+    aten.leaky_relu.default: "leaky_relu",
+}
+_COMBINATIONS = {aten.add.Tensor: "add", aten.mul.Tensor: "multiply"}
 
+
+def function_of(target: Any, args: Sequence[Any]) -> str | None:
+    """Return the function of one tensor that a call of torch is, as C++ and epilogues know it; None for another."""
+    if target is aten.hardtanh.default and list(args[1:]) == [0.0, 6.0]:
+        return "ReLU6"
+    return _FUNCTIONS.get(target)
+
+
+@cache
 def _out_of(target: Any) -> Any:
     """Return the overload of an operator that writes into an existing tensor; None if there is none."""
     if target is aten.relu.default:
         return lambda x, out: aten.clamp_min.out(x, 0, out=out)
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
     wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
-    for name in target._overloadpacket.overloads():
-        overload = getattr(target._overloadpacket, name)
+    packet: Any = target._overloadpacket
+    for name in packet.overloads():
+        overload = getattr(packet, name)
         *others, last = overload._schema.arguments
         if last.is_out and [(a.name, str(a.type)) for a in others] == wanted:
             return overload
     return None
 
 
+def shares_of(shape: Sequence[int], result: Shape) -> tuple[bool, bool]:
+    """Return whether an operand's first dimension, and its last but one, are the samples and rows of a result."""
+    has_rows = len(shape) >= 2 and shape[-2] == result[2] and (result[2] > 1 or len(shape) == 4)
+    return len(shape) == 4 and shape[0] == result[0], has_rows
+
+
 @dataclass(kw_only=True)
 class Local(Called):
     """An operator whose results depend on the same row of the same sample only, such as an addition or SiLU."""
 
-    out_target: Any = field(init=False)
+    settings = ("target",)
 
-    def __post_init__(self) -> None:
-        self.out_target = _out_of(self.target) if isinstance(self.target, torch._ops.OpOverload) else None
-
-    @property
-    def kind(self) -> object:
-        return str(self.target), len(self.sources)
+    def _cut(self, value: Any, band: Band) -> Any:
+        """Return what a band needs of an argument."""
+        if isinstance(value, Ref):
+            if value.index in self.sources:
+                return band.xs[self.sources.index(value.index)]
+            value = band.wholes[value.index]
+        if not isinstance(value, Tensor):
+            return value
+        has_samples, has_rows = shares_of(value.shape, self.shape)
+        if has_rows:
+            value = value.narrow(-2, band.low, band.high - band.low)
+        return value[band.samples] if has_samples else value
 
     def compute(self, band: Band) -> None:
-        given = dict(zip(self.sources, band.xs, strict=True))
-
-        def taken(value: Any) -> Any:
-            if not isinstance(value, Operand):
-                return value
-            if isinstance(value.value, int) and value.has_rows:
-                return given[value.value]
-            tensor = band.wholes[value.value] if isinstance(value.value, int) else value.value
-            if value.has_rows:
-                tensor = tensor.narrow(-2, band.low, band.high - band.low)
-            return tensor[band.samples] if value.has_samples else tensor
-
-        args, kwargs = self.with_each(taken)
-        strides = band.out.stride()[1:]
-        if self.out_target is not None and all(
-            x.stride()[1:] == strides for x in band.xs
-        ):  # torch's gelu needs equal ones
-            self.out_target(*args, **kwargs, out=band.out)
+        args, kwargs = self.with_each(lambda value: self._cut(value, band))
+        into, strides = _out_of(self.target), band.out.stride()[1:]
+        if into is not None and all(x.stride()[1:] == strides for x in band.xs):  # torch's gelu needs equal ones
+            into(*args, **kwargs, out=band.out)
         else:
             band.out.copy_(self.target(*args, **kwargs))
+
+    def steps(self, band: Band) -> list[ProgramStep]:
+        out = band.out
+        if not are_float(out, *band.xs):
+            return []
+        function = function_of(self.target, self.args)
+        if function == "leaky_relu":
+            slope = self.args[1] if len(self.args) > 1 else 0.01
+            return [elementwise_step(out, band.xs[0], function, (slope, 0.0))]
+        if function is not None:
+            return [elementwise_step(out, band.xs[0], function)]
+        if self.target not in _COMBINATIONS or self.kwargs or len(self.args) != 2:
+            return []
+        combination = _COMBINATIONS[self.target]
+        first, second = (self._cut(value, band) for value in self.args)
+        if not isinstance(first, Tensor) or first.shape != out.shape:
+            first, second = second, first
+        if not isinstance(first, Tensor) or first.shape != out.shape:
+            return []
+        if isinstance(second, (int, float)):
+            values = (1.0, float(second)) if combination == "add" else (float(second), 0.0)
+            return [elementwise_step(out, first, None, values)]
+        if not isinstance(second, Tensor) or second.dtype != torch.float32 or not are_float(first, second):
+            return []
+        is_for_channels = second.dim() == 4 and second.shape[1] == out.shape[1] and second.shape[2:] == (1, 1)
+        if second.shape == out.shape or is_for_channels:
+            return [elementwise_step(out, first, combination=combination, other=second)]
+        return []
 
 
 @dataclass(kw_only=True)
@@ -229,6 +340,9 @@ class Copy(Operator):
     def compute(self, band: Band) -> None:
         band.out.copy_(band.xs[0][:, self.channels])
 
+    def steps(self, band: Band) -> list[ProgramStep]:
+        return [copy_step(band.out, band.xs[0][:, self.channels])]
+
 
 @dataclass(kw_only=True)
 class Concatenation(Operator):
@@ -237,11 +351,17 @@ class Concatenation(Operator):
     widths: tuple[int, ...]  # channels of each, in order
     order: tuple[int, ...]  # positions in ``sources``, since a tensor may occur twice
 
+    def _parts(self, band: Band) -> list[tuple[Tensor, Tensor]]:
+        """Return where each tensor goes, and the tensor."""
+        parts = torch.split(band.out, list(self.widths), 1)
+        return [(part, band.xs[position]) for part, position in zip(parts, self.order, strict=True)]
+
     def compute(self, band: Band) -> None:
-        start = 0
-        for width, position in zip(self.widths, self.order, strict=True):
-            band.out[:, start : start + width].copy_(band.xs[position])
-            start += width
+        for part, x in self._parts(band):
+            part.copy_(x)
+
+    def steps(self, band: Band) -> list[ProgramStep]:
+        return [copy_step(part, x) for part, x in self._parts(band)]
 
 
 @dataclass(kw_only=True)
@@ -249,12 +369,9 @@ class Shuffle(Operator):
     """Pixels from channels (``factor`` r > 0: each row gives r rows), or the reverse (``factor`` below 0)."""
 
     factor: int
+    settings = ("factor",)
 
-    @property
-    def kind(self) -> object:
-        return "Shuffle", self.factor
-
-    def reaches(self, heights: Sequence[int]) -> tuple[Reach, ...]:
+    def reaches(self) -> tuple[Reach, ...]:
         rows, r = np.arange(self.rows), abs(self.factor)
         first, last = (rows // r, rows // r + 1) if self.factor > 0 else (rows * r, rows * r + r)
         return (Reach(self.sources[0], first, last),)
@@ -265,6 +382,12 @@ class Shuffle(Operator):
             return
         skipped = band.low - band.starts[0] * self.factor
         band.out.copy_(F.pixel_shuffle(band.xs[0], self.factor)[:, :, skipped : skipped + band.high - band.low])
+
+    def steps(self, band: Band) -> list[ProgramStep]:
+        if self.factor < 0 or not are_float(band.out, band.xs[0]):
+            return []
+        skipped = band.low - band.starts[0] * self.factor
+        return [step("shuffle", band.out, band.xs[0], numbers=(self.factor, skipped))]
 
 
 # Normalization over rows, in two passes
@@ -280,6 +403,12 @@ class Moments(Operator):
 
     groups: int
 
+    def row_bytes(self) -> int:
+        return 0
+
+    def whole_bytes(self) -> int:
+        return self.shape[0] * self.groups * 16
+
     def new_result(self) -> Tensor:
         return torch.zeros(self.shape[0], self.groups, 2, dtype=torch.float64, device=self.device)
 
@@ -291,6 +420,13 @@ class Moments(Operator):
         totals = band.out[band.samples]
         in_order = torch.cat((totals.unsqueeze(2), torch.stack((sums, squares), 3)), 2).cumsum(2)
         totals.copy_(in_order[:, :, -1])
+
+    def steps(self, band: Band) -> list[ProgramStep]:
+        if not are_float(band.xs[0]):
+            return []
+        made = step("moments", band.xs[0], band.xs[0], numbers=(self.groups,))
+        made.out.place.offset = band.out[band.samples].data_ptr()
+        return [made]
 
 
 @dataclass(kw_only=True)
@@ -316,6 +452,18 @@ class Normalization(Operator):
         torch.addcmul(shift, x, scale, out=band.out)
         Epilogue(self.activation).apply(band.out)
 
+    def steps(self, band: Band) -> list[ProgramStep]:
+        affine = self.weight, self.bias
+        if not are_float(band.out, *band.xs) or any(one is not None and one.dtype != torch.float32 for one in affine):
+            return []
+        totals, (_, channels, height, width) = band.wholes[self.wholes[0]][band.samples], self.shape
+        groups = totals.shape[1]
+        numbers = FUNCTIONS.index(self.activation), groups, channels // groups * height * width
+        addresses = [address_of(one) for one in (totals, *affine)]
+        made = step("normalize", band.out, band.xs[0], numbers=numbers, addresses=addresses)
+        made.values[0] = self.eps
+        return [made]
+
 
 @dataclass(kw_only=True)
 class Scale(Operator):
@@ -329,3 +477,10 @@ class Scale(Operator):
         factor, addend = (one.view(-1, 1, 1) for one in (self.factor, self.addend))
         torch.addcmul(addend, band.xs[0], factor, out=band.out)
         Epilogue(self.activation).apply(band.out)
+
+    def steps(self, band: Band) -> list[ProgramStep]:
+        if not are_float(band.out, *band.xs):
+            return []
+        addresses = address_of(self.factor), address_of(self.addend)
+        numbers = (FUNCTIONS.index(self.activation),)
+        return [step("scale", band.out, band.xs[0], numbers=numbers, addresses=addresses)]

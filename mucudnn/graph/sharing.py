@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class View:
-    """A result of the model, by the memory that it has.
+class ResultMemory:
+    """The memory of a result of the model.
 
     of: the number of an argument, or a tensor of the model, of which it is a view; None for new memory. block: a number
     that results share which are views of the same new memory; None for one that shares nothing. dtype, size, stride: of
@@ -28,17 +28,6 @@ class View:
     stride: tuple[int, ...]
     offset: int
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Return what results that are the same view have in common."""
-        return id(self.of), self.dtype, self.size, self.stride, self.offset, self.block
-
-    @property
-    def end_bytes(self) -> int:
-        """The bytes from the start of the block to the end of the result."""
-        last = sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
-        return self.offset + (last + 1) * self.dtype.itemsize
-
     def on(self, base: Tensor) -> Tensor:
         """Return the view of a tensor: the tensor itself if it is all of it."""
         is_all = (self.size, self.stride, self.offset) == (tuple(base.shape), base.stride(), 0)
@@ -51,7 +40,18 @@ class View:
         return made
 
 
-def result_views(model: nn.Module, arguments: tuple[Any, ...], own: Sequence[Tensor]) -> dict[int, View]:
+def extent(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Return the number of elements of the memory from the first to the last element of a tensor.
+
+    >>> extent((2, 3), (10, 1))
+    13
+    """
+    if 0 in size:
+        return 0
+    return 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+
+
+def memories_of_results(model: nn.Module, arguments: tuple[Any, ...], own: Sequence[Tensor]) -> dict[int, ResultMemory]:
     """Return the memory of each result that is a tensor, by its number among the leaves of the output.
 
     own: the model's tensors. The model runs on tensors without values. Raises any error of the model, and
@@ -76,37 +76,44 @@ def result_views(model: nn.Module, arguments: tuple[Any, ...], own: Sequence[Ten
             of, base = bases.get(memory, (None, None))
             offset -= 0 if base is None else int(base.storage_offset()) * base.itemsize
             block = blocks.index(memory) if base is None and blocks.count(memory) > 1 else None
-            found[number] = View(of, block, one.dtype, tuple(one.shape), one.stride(), offset)
+            found[number] = ResultMemory(of, block, one.dtype, tuple(one.shape), one.stride(), offset)
         return found
 
 
-def unshared(results: Sequence[Any], views: Mapping[int, View], leaves: Sequence[Any], taken: set[int]) -> list[Any]:
+def unshared(
+    results: Sequence[Any], memories: Mapping[int, ResultMemory], leaves: Sequence[Any], taken: set[int]
+) -> list[Any]:
     """Return results that share memory exactly where the model's do.
 
     leaves: the arguments. taken: addresses of memory that no result may share, such as the graph's own.
     """
     taken |= {one.untyped_storage().data_ptr() for one in leaves if isinstance(one, Tensor)}
     blocks: dict[int, Tensor] = {}
-    made: dict[tuple[object, ...], Tensor] = {}
+    views: dict[tuple[object, ...], Tensor] = {}  # the same view is the same tensor
     found = []
     for number, value in enumerate(results):
-        view = views.get(number)
-        if view is not None and view.of is None and view.block is None:
-            memory = value.untyped_storage().data_ptr()
-            if memory in taken:
-                value = torch.empty_strided(view.size, view.stride, dtype=view.dtype, device=value.device).copy_(value)
-                memory = value.untyped_storage().data_ptr()
-            taken.add(memory)
-        elif view is not None:
-            if view.key not in made and view.block is not None:
-                if view.block not in blocks:
-                    size = max(one.end_bytes for one in views.values() if one.block == view.block)
-                    blocks[view.block] = torch.empty(size, dtype=torch.uint8, device=value.device)
-                made[view.key] = view.on(blocks[view.block]).copy_(value)
-            elif view.key not in made:
-                made[view.key] = view.on(leaves[view.of] if isinstance(view.of, int) else view.of)  # type: ignore[arg-type]
-            value = made[view.key]
-        found.append(value)
+        memory = memories.get(number)
+        if memory is None:
+            found.append(value)
+            continue
+        size, stride = memory.size, memory.stride
+        if memory.of is None and memory.block is None:
+            if value.untyped_storage().data_ptr() in taken:
+                value = torch.empty_strided(size, stride, dtype=memory.dtype, device=value.device).copy_(value)
+            taken.add(value.untyped_storage().data_ptr())
+            found.append(value)
+            continue
+        key = id(memory.of), memory.block, memory.dtype, size, stride, memory.offset
+        if key not in views and memory.block is not None:
+            if memory.block not in blocks:
+                of_block = [one for one in memories.values() if one.block == memory.block]
+                ends = (one.offset + extent(one.size, one.stride) * one.dtype.itemsize for one in of_block)
+                blocks[memory.block] = torch.empty(max(ends), dtype=torch.uint8, device=value.device)
+            views[key] = memory.on(blocks[memory.block]).copy_(value)
+        elif key not in views:
+            base: Any = leaves[memory.of] if isinstance(memory.of, int) else memory.of
+            views[key] = memory.on(base)
+        found.append(views[key])
     return found
 
 

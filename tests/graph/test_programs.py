@@ -118,6 +118,33 @@ def test_filters_that_are_computed_from_parameters_are_constants() -> None:
     assert not any(isinstance(one, Barrier) for one in schedule.operators)
 
 
+class Normed(nn.Module):
+    """A normalization whose weights are computed from the input, or of which the result is read twice."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.conv, self.linear, self.drop = name, nn.Conv2d(4, 4, 3), nn.Linear(6, 4), nn.Dropout()
+        self.norm = nn.BatchNorm2d(4, affine=False)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.linear(x.mean((1, 2)))[0].sigmoid()
+        if self.name == "group norm":
+            return F.group_norm(x, 2, weight, weight)
+        if self.name == "read twice":
+            y = self.norm(x)
+            return F.relu(self.drop(y)) + y
+        x = self.conv(x) if self.name == "batch norm of a convolution" else x
+        return F.batch_norm(x, self.norm.running_mean, self.norm.running_var, weight, weight)
+
+
+def test_normalizations_that_are_no_constants() -> None:
+    x = torch.randn(2, 4, 5, 6)
+    for name in ("group norm", "read twice", "batch norm", "batch norm of a convolution"):
+        model = Normed(name)
+        torch.testing.assert_close(schedule_of(model, x).run((x,)), model(x), rtol=1e-5, atol=1e-5, msg=name)
+
+
 def test_without_the_library_torch_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Calls(lambda x: F.max_pool2d(F.silu(F.pixel_shuffle(x, 2)), 2)), torch.randn(1, 8, 9, 7)
     monkeypatch.setattr(steps, "is_available", lambda: False)
@@ -154,7 +181,10 @@ def test_arguments_that_share_memory() -> None:
 
 
 def test_copies_of_a_model_that_has_run(tmp_path: Path) -> None:
-    layers = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Tanh(), nn.Upsample(scale_factor=2), nn.Conv2d(8, 3, 1)
+    layers = (
+        *(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Tanh(), nn.Upsample(scale_factor=2)),
+        *(nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(8, 3, 1)),
+    )
     model, x = nn.Sequential(*layers, nn.Softmax(2)).eval(), torch.randn(1, 3, 20, 18)
     config = mucudnn.Config(fuse=True, confirm=False, time_limit="10ms", database=tmp_path / "m.sqlite")
     fitted = mucudnn.optimize(model, x, config, progress=False)
@@ -212,6 +242,6 @@ def test_what_cannot_run_as_a_graph_is_tuned_with_a_warning(tmp_path: Path) -> N
 def test_unknown_steps_are_refused() -> None:
     nothing = (ctypes.c_void_p * 1)()
     with pytest.raises(InvalidInputError, match="a step of a kind that is not known"):
-        steps.run_steps([ProgramStep(kind=99)], nothing)
+        steps.run_array(steps.array_of([ProgramStep(kind=99)]), nothing)
     with pytest.raises(InvalidInputError, match="a copy of elements"):
-        steps.run_steps([ProgramStep(kind=1)], nothing)
+        steps.run_array(steps.array_of([ProgramStep(kind=1)]), nothing)
