@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mucudnn.graph.sharing import extent
 from mucudnn.running.eager.hot_path import is_plain
 
 try:
@@ -81,7 +82,12 @@ class Guards:
         ]
         self._names = [_place(name) for name, _ in tensors]
         self.tensors = tuple(one for _, one in tensors)
-        self._tensors = _tensors(self.tensors)
+        self._tensors: Any = None
+        if _guards is not None and all(one.device.type == "cpu" for one in self.tensors):
+            with suppress(AttributeError, ValueError):  # torch lacks the version of DLPack
+                self._tensors = _guards.Tensors(Tensor.__dlpack_c_exchange_api__, Tensor._version, self.tensors)
+        if self._tensors is None:
+            self._tensors = _TensorsInPython(self.tensors)
         self._settings = _settings()
 
     def why_not(self) -> str | None:
@@ -132,17 +138,13 @@ def _differences(live: Any, noted: Any) -> Iterator[Any]:
         live, noted = dict.fromkeys(live), dict.fromkeys(noted)
     live, noted = (dict(enumerate(one)) if isinstance(one, list) else dict(one) for one in (live, noted))
     for key in {**noted, **live}:
-        if not _is_same(live.get(key, _MISSING), noted.get(key, _MISSING)):
+        one, other = live.get(key, _MISSING), noted.get(key, _MISSING)
+        is_same = one is other
+        if not (is_same or isinstance(one, Tensor) or isinstance(other, Tensor)):
+            with suppress(Exception):  # as arrays raise
+                is_same = bool(one == other)
+        if not is_same:
             yield key
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if one is other or isinstance(one, Tensor) or isinstance(other, Tensor):
-        return one is other
-    try:
-        return bool(one == other)
-    except Exception:  # as arrays do
-        return False
 
 
 def _reachable(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -190,7 +192,7 @@ class _TensorsInPython:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors, self.layouts, self.versions = tensors, list(map(_layout, tensors)), list(map(_version, tensors))
-        self.chunks = [list(_chunks(_bytes_of(one))) for one in tensors]
+        self.chunks = [_chunks(one) for one in tensors]
         self.suspects: set[int] = set()
         self.are_few = sum(map(len, self.chunks)) <= _WHOLE_CHUNKS
 
@@ -209,19 +211,12 @@ class _TensorsInPython:
                 continue
             step = 1 if is_whole else min(_PARTS, len(noted))
             first = turn % step
-            if list(_chunks(_bytes_of(tensor), first, step)) != noted[first::step]:
+            if _chunks(tensor, first, step) != noted[first::step]:
                 self.suspects.add(number)
                 return number
             self.suspects.discard(number)
             self.versions[number] = version
         return -1
-
-
-def _tensors(tensors: tuple[Tensor, ...]) -> Any:
-    if _guards is not None and all(one.device.type == "cpu" for one in tensors):
-        with suppress(AttributeError, ValueError):  # torch lacks the version of DLPack
-            return _guards.Tensors(Tensor.__dlpack_c_exchange_api__, Tensor._version, tensors)
-    return _TensorsInPython(tensors)
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
@@ -232,17 +227,11 @@ def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """Return the memory of a tensor, from its first to its last element, as 1-D uint8."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.detach().as_strided((last + 1 if tensor.numel() else 0,), (1,))
-    return flat.view(torch.uint8)
-
-
-def _chunks(memory: Tensor, first: int = 0, step: int = 1) -> Iterator[int]:
-    """Yield hashes of every ``step``-th chunk of some memory."""
-    for start in range(first * _CHUNK_BYTES, len(memory), step * _CHUNK_BYTES):
-        yield zlib.crc32(memory[start : start + _CHUNK_BYTES].cpu().numpy().data)
+def _chunks(tensor: Tensor, first: int = 0, step: int = 1) -> list[int]:
+    """Return hashes of every ``step``-th chunk of a tensor's memory, from its first to its last element."""
+    memory = tensor.detach().as_strided((extent(tensor.shape, tensor.stride()),), (1,)).view(torch.uint8)
+    starts = range(first * _CHUNK_BYTES, len(memory), step * _CHUNK_BYTES)
+    return [zlib.crc32(memory[start : start + _CHUNK_BYTES].cpu().numpy().data) for start in starts]
 
 
 def _settings() -> tuple[object, ...]:

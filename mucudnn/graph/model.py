@@ -66,29 +66,29 @@ class BandedModel(nn.Module):
         """Return what runs a call; if the model itself does although it is not faster, the reason."""
         if _is_watched():
             return None, "autocast, a mode or a transform of PyTorch is active, such as torch.func's or a tracer"
-        leaves = _leaves(arguments)
+        leaves: Sequence[Any] = arguments
+        if not all(isinstance(one, Tensor) for one in arguments):
+            leaves = tree_leaves(arguments)
+        tensors = [one for one in leaves if isinstance(one, Tensor)]
         signature = None if named else signature_of(arguments)
         if signature not in self.schedules:
-            shapes = [tuple(one.shape) for one in leaves if isinstance(one, Tensor)]
+            shapes = [tuple(one.shape) for one in tensors]
             return None, (
                 f"it was not tuned for these arguments, of shapes {shapes}; give optimize a sample of each shape"
             )
         schedule = self.schedules[signature]
-        why = None if schedule is None else self._why_not(schedule, leaves)
-        return (schedule, None) if why is None else (None, why)
-
-    def _why_not(self, schedule: Schedule, leaves: Sequence[Any]) -> str | None:
-        tensors = [one for one in leaves if isinstance(one, Tensor)]
+        if schedule is None:
+            return None, None
         if not all(map(is_plain, tensors)):
-            return "an argument is of a subclass of Tensor, or a view that is negated or conjugated lazily"
+            return None, "an argument is of a subclass of Tensor, or a view that is negated or conjugated lazily"
         if torch.is_grad_enabled() and any(one.requires_grad for one in chain(tensors, self.model.parameters())):
-            return "gradients are recorded; call it in torch.no_grad()"
+            return None, "gradients are recorded; call it in torch.no_grad()"
         if any(leaves[number].stride() != of for number, of in schedule.captured.strides.items()):
-            return "a result is a view of an argument, which has other strides than the sample"
+            return None, "a result is a view of an argument, which has other strides than the sample"
         if self._guards is None:
-            return "it was copied after it had changed; optimize it again"
+            return None, "it was copied after it had changed; optimize it again"
         why = self._guards.why_not()
-        return None if why is None else f"{why}; optimize it again"
+        return (schedule, None) if why is None else (None, f"{why}; optimize it again")
 
     def __getstate__(self) -> dict[str, Any]:
         is_as_noted = self._guards is not None and self._guards.why_not() is None
@@ -111,10 +111,6 @@ def _is_watched() -> bool:
         return False
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(type(mode) is not DeviceContext for mode in modes)
-
-
-def _leaves(arguments: tuple[Any, ...]) -> Sequence[Any]:
-    return arguments if all(isinstance(one, Tensor) for one in arguments) else tree_leaves(arguments)
 
 
 def signature_of(arguments: tuple[Any, ...]) -> Signature:
