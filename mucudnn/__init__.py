@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from mucudnn.kernels.registry import register
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.optimizing.report import report
-    from mucudnn.running.modules.conv1d import Conv1d
-    from mucudnn.running.modules.conv2d import Conv2d
-    from mucudnn.running.modules.conv_transpose2d import ConvTranspose2d
+    from mucudnn.running.modules import Conv1d, Conv2d, ConvTranspose2d
     from mucudnn.running.workspace import release_workspaces
     from mucudnn.tuning.tuner import Tuning, tune
 
@@ -84,9 +82,7 @@ _MODULES = {
     "running.workspace": ("release_workspaces",),
     "optimizing.optimize": ("optimize",),
     "optimizing.report": ("report",),
-    "running.modules.conv1d": ("Conv1d",),
-    "running.modules.conv2d": ("Conv2d",),
-    "running.modules.conv_transpose2d": ("ConvTranspose2d",),
+    "running.modules": ("Conv1d", "Conv2d", "ConvTranspose2d"),
     "core.problem": ("ConvProblem", "MemoryFormat", "Operation"),
     "tuning.tuner": ("Tuning", "tune"),
 }

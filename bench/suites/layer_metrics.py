@@ -38,8 +38,8 @@ from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.choices import Choices
-from mucudnn.running.modules.conv2d import Conv2d
+from mucudnn.running.choices import Choices, make_executable
+from mucudnn.running.modules import Conv2d
 from mucudnn.testing.checks import IMAGE, dependent, spoil
 from mucudnn.tuning.benchmarker import permitted_algorithms
 
@@ -265,8 +265,7 @@ def module_of(configuration: Configuration, problem: ConvProblem, w: Tensor) -> 
     if isinstance(module, Conv2d):
         n = configuration.batch_size
         module.choices = Choices.of({problem: {n: configuration}}, w.device.type)
-        executable = module.choices.executable(problem, n)
-        if executable is None or executable.configuration != module.choices.configuration(problem, n):
+        if make_executable(module.choices, problem, n) is None:
             raise LibraryError(f"a module does not run {configuration} here: see the warning before")
     return module
 

@@ -30,7 +30,7 @@ from mucudnn.core.terminal import Progress, silent
 from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.kernels.torch_convolution import relative_l2_error
 from mucudnn.running.environment import current_environment
-from mucudnn.running.modules.tuned_module import TunedModule
+from mucudnn.running.modules import TunedModule
 from mucudnn.tuning.result import tuned_of
 
 

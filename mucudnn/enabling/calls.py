@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import ConvProblem, Operation, Pair
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.enabling.status import ShapeStats
 from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.running import operators
 from mucudnn.running.choices import Choices
-from mucudnn.running.devices import largest_batch_size
 from mucudnn.running.dispatcher import Kernel, untouched
-from mucudnn.running.modules.conv_transpose2d import y_shape
-from mucudnn.running.problems import DTYPE_NAMES, torchs_memory_format
+from mucudnn.running.problems import problem_of_call
 
 if TYPE_CHECKING:
     from mucudnn.enabling.session import Session
@@ -74,40 +71,17 @@ def call_of(
     Never tuned are 3-D calls, calls with unsupported dtypes or no samples, and invalid calls, which torch rejects. x:
     (N, C, H, W) or (N, C, W), w: (K, C // groups, R, S) or (K, C // groups, S), if transposed (C, K // groups, R, S).
     """
-    is_1d = x.dim() == 3
-    if not _are_images(x, w) or len(x) == 0 or groups < 1:
+    problem = problem_of_call(
+        *(x, w, stride, padding, dilation, groups), is_transposed=is_transposed, output_padding=output_padding
+    )
+    if problem is None:
         return None
-    x, w = as_images(x, is_1d), as_images(w, is_1d)
-    height = ((1,), (0,)) if is_1d else ((), ())  # for stride and dilation, and for padding
-    pairs = _pair(*height[0], *stride), _pair(*height[1], *padding), _pair(*height[0], *dilation)
-    extra, geometry = _pair(*height[1], *output_padding), (*pairs, groups)
-    try:
-        memory_format = torchs_memory_format(x, w, geometry, is_transposed=is_transposed, output_padding=extra)
-        large = y_shape(x, w, (*pairs[:2], extra, pairs[2], groups)) if is_transposed else x.shape
-        (_, c, h, width), (k, _, r, s) = large, w.shape
-        problem = ConvProblem(Operation.FORWARD, c, h, width, k, r, s, *geometry, DTYPE_NAMES[x.dtype], memory_format)
-    except (InvalidInputError, RuntimeError):  # torch raises RuntimeError here, and will raise it again
-        return None
-    operand = problem.y_shape(len(x)) if is_transposed else problem.x_shape(len(x))
-    if (tuple(x.shape), tuple(w.shape)) != (operand, problem.w_shape()):
-        return None  # output padding for which no convolution has this backward data
-    fits = len(x) <= largest_batch_size(problem, x.device.type)
-    return DispatchedCall(problem, len(x), x.device, is_1d, is_transposed) if fits else None
+    return DispatchedCall(problem.with_operation(Operation.FORWARD), len(x), x.device, x.dim() == 3, is_transposed)
 
 
 def as_images(tensor: Tensor, is_1d: bool) -> Tensor:
     """Return a 1-D tensor as images of height 1 if ``is_1d``, made contiguous as torch does, else the tensor itself."""
     return tensor.contiguous().unsqueeze(2) if is_1d and tensor.dim() == 3 else tensor
-
-
-def _are_images(x: Tensor, w: Tensor) -> bool:
-    """Return whether x and w are dense 1-D or 2-D operands with equal dtype, device and number of dimensions."""
-    alike = (x.dtype, x.device, x.layout, x.dim()) == (w.dtype, w.device, w.layout, w.dim())
-    return alike and x.dtype in DTYPE_NAMES and x.layout is torch.strided and x.dim() in (3, 4)
-
-
-def _pair(height: int, width: int) -> Pair:
-    return height, width
 
 
 # Replacements of torch's kernels

@@ -14,11 +14,10 @@ from typing import Any, TypeAlias
 from torch import Tensor, fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.graph.operators import VIEWS, aten, function_of
 from mucudnn.kernels.algorithm import ACTIVATIONS
-from mucudnn.running.problems import DTYPE_NAMES
+from mucudnn.running.problems import problem_of_call
 
 Node: TypeAlias = Any  # a torch.fx.Node, or what else is an argument of one
 
@@ -69,10 +68,10 @@ def _convolution_at(node: Node, constants: Mapping[str, Tensor], samples: int) -
     """Return a convolution by itself; None for one that is a barrier."""
     given = arguments_of(node)
     weight, bias = (constants.get(getattr(given.get(name), "name", "")) for name in ("weight", "bias"))
-    x, y = getattr(given["input"], "meta", {}).get("val"), node.meta["val"]
+    x = getattr(given["input"], "meta", {}).get("val")
     if weight is None or (given.get("bias") is not None and bias is None):
         return None
-    if not isinstance(x, Tensor) or x.dim() != 4 or weight.dim() != 4 or x.dtype not in DTYPE_NAMES:
+    if not isinstance(x, Tensor) or x.dim() != 4 or weight.dim() != 4:
         return None
     is_transposed = bool(given.get("transposed")) or node.target is aten.conv_transpose2d.input
     padding, dilation = given.get("padding", 0), two(given.get("dilation", 1))
@@ -85,17 +84,15 @@ def _convolution_at(node: Node, constants: Mapping[str, Tensor], samples: int) -
         padding = 0
     if x.dtype != weight.dtype or x.shape[0] != samples:
         return None
-    image, result = (y, x) if is_transposed else (x, y)
-    try:
-        problem = ConvProblem(
-            Operation.BACKWARD_DATA if is_transposed else Operation.FORWARD,
-            *(image.shape[1], image.shape[2], image.shape[3], result.shape[1], weight.shape[2], weight.shape[3]),
-            *(two(given.get("stride", 1)), two(padding), dilation, given.get("groups", 1)),
-            *(DTYPE_NAMES[x.dtype], MemoryFormat.CHANNELS_LAST),
-        )
-    except InvalidInputError:
-        return None
     output_padding = two(given.get("output_padding", 0))
+    problem = problem_of_call(
+        *(x, weight, two(given.get("stride", 1)), two(padding), dilation, given.get("groups", 1)),
+        is_transposed=is_transposed,
+        output_padding=output_padding,
+        memory_format=MemoryFormat.CHANNELS_LAST,
+    )
+    if problem is None:
+        return None
     return Fused([node], problem, weight.detach(), None if bias is None else bias.detach(), output_padding)
 
 

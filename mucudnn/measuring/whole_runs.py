@@ -22,10 +22,11 @@ from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.proofs import Proofs
 from mucudnn.measuring.proving.prover import Prover, prover
 from mucudnn.measuring.turns import THOROUGH, Rounds, compare_in_turns
-from mucudnn.running.choices import Measured
+from mucudnn.running.choices import Choices
 from mucudnn.running.devices import made_current
-from mucudnn.running.eager.calls import convolve
 from mucudnn.running.environment import Environment, current_environment
+from mucudnn.running.executable import Executable
+from mucudnn.running.operators import convolve
 
 
 def training_operands(problem: ConvProblem, batch_size: int, device: str = "cpu") -> Operands:
@@ -47,10 +48,12 @@ def whole_run(
     """
     if configuration.is_baseline:
         return partial(run_torch, problem, operands)
-    with made_current(operands.x.device):
-        measured = Measured(problem, configuration, operands.x.device.type, keeps_workspace)
+    device = operands.x.device
+    with made_current(device):
+        executable = Executable.of(problem, configuration, device_type=device.type, keeps_workspace=keeps_workspace)
+        executable.build()
     call, geometry = _call(problem, operands)
-    return partial(convolve, *call, *geometry, measured)
+    return partial(convolve, *call, *geometry, Choices({}, device.type, measured=executable))
 
 
 def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:

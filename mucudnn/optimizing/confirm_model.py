@@ -18,7 +18,7 @@ from mucudnn.measuring.load import watch_of
 from mucudnn.optimizing.confirm import confirm
 from mucudnn.optimizing.confirmation import Confirmation
 from mucudnn.optimizing.steps import ModelSteps, PutIn, Step, restored_on_failure
-from mucudnn.running.modules.tuned_module import TunedModule
+from mucudnn.running.modules import TunedModule
 from mucudnn.tuning.own_step import OwnStep
 from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import tuned_of

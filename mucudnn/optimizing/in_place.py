@@ -17,12 +17,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.running import definition, operators
+from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, wrapped
-from mucudnn.running.eager import calls
-from mucudnn.running.problems import DTYPE_NAMES, problem_of
+from mucudnn.running.problems import problem_of_call
 
 _Result = TypeVar("_Result")
 _ALONE = {operation: (operation,) for operation in Operation}
@@ -152,30 +150,9 @@ class InPlaceTimes:
         key = (operations, in_backward, x.shape, x.stride(), x.dtype, w.shape, w.stride(), geometry)
         place = self._places.get(key)
         if place is None:
-            problem = _forward_problem(x, w, stride, padding, dilation, groups)
+            problem = problem_of_call(x, w, stride, padding, dilation, groups)
             place = self._places[key] = Place(problem, len(x) if x.dim() else 0, operations, in_backward)
         return place
-
-
-def _forward_problem(
-    x: Tensor, w: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-) -> ConvProblem | None:
-    """Return the forward problem of x, (N, C, ...), with w, (K, C // groups, ...); None if there is none."""
-    if x.dim() == w.dim() == 3:  # images of one row
-        x, w = x.unsqueeze(2), w.unsqueeze(2)
-        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
-    if x.dim() != 4 or x.dtype not in DTYPE_NAMES:
-        return None
-    try:
-        geometry = (_pair(stride), _pair(padding), _pair(dilation), groups)
-        return problem_of(Operation.FORWARD, x, w, geometry)
-    except InvalidInputError:
-        return None
-
-
-def _pair(sizes: Sequence[int]) -> tuple[int, int]:
-    height, width = sizes
-    return height, width
 
 
 class _OfThisThread(threading.local):
@@ -217,7 +194,7 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
 @contextmanager
 def _ours(times: InPlaceTimes) -> Iterator[None]:
     """Replace the functions that compute our convolutions by recording functions."""
-    computed, values = operators.computed, calls._values
+    computed, values = operators.computed, operators._values
 
     def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
         return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
@@ -227,8 +204,8 @@ def _ours(times: InPlaceTimes) -> Iterator[None]:
 
     places: tuple[tuple[Any, dict[str, Any]], ...] = (
         (operators, {"computed": recorded}),
-        (definition, {"bias_gradient": partial(times.record_more, definition.bias_gradient)}),
-        (calls, {"_values": recorded_values, "_compiled": None}),  # None: each gradient is computed separately
+        (operators, {"bias_gradient": partial(times.record_more, operators.bias_gradient)}),
+        (operators, {"_values": recorded_values, "_compiled": None}),  # None: each gradient is computed separately
     )
     with ExitStack() as stack:
         for owner, functions in places:

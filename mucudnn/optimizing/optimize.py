@@ -27,8 +27,8 @@ from mucudnn.optimizing.steps import Step
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
-from mucudnn.running.modules.tuned_classes import make_tunable, why_left_alone
-from mucudnn.running.modules.tuned_module import TunedModule
+from mucudnn.running.modules import TunedModule
+from mucudnn.running.tuned_classes import make_tunable, why_left_alone
 from mucudnn.tuning.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.trace import Call, trace

@@ -19,9 +19,8 @@ from mucudnn.core.records import Configuration, MicroConfig, source_of
 from mucudnn.core.tables import Column, Table, filled, listed
 from mucudnn.core.values import format_bytes, format_seconds, instance
 from mucudnn.optimizing.confirmation import Confirmation, PutBack
-from mucudnn.running.modules.conv_transpose2d import ConvTranspose2d
-from mucudnn.running.modules.tuned_classes import OURS, torchs_class, why_left_alone
-from mucudnn.running.modules.tuned_module import TunedModule
+from mucudnn.running.modules import ConvTranspose2d, TunedModule
+from mucudnn.running.tuned_classes import OURS, torchs_class, why_left_alone
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
 from mucudnn.tuning.trace import problem_operation
 

@@ -16,7 +16,7 @@ from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.optimizing.confirmation import InTurns
 from mucudnn.optimizing.in_place import InPlaceTimes, Place, Spent
 from mucudnn.running.dispatcher import untouched
-from mucudnn.running.modules.tuned_module import TunedModule, running_torchs_own
+from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import TunedProblem, tuned_of

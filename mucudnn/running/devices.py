@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.core.errors import InvalidInputError, UnavailableError
-from mucudnn.core.problem import MOST_SAMPLES, ConvProblem
 from mucudnn.core.values import shown, text
 from mucudnn.running.environment import require_cuda
 
@@ -37,14 +36,6 @@ def device_named(device: object) -> torch.device:
                 f"device is '{named}', but there are {torch.cuda.device_count()} GPUs, numbered from 0: use another"
             )
     return named
-
-
-def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
-    """Return the largest supported number of samples in a mini-batch.
-
-    On a GPU x and y may exceed ``MOST_ELEMENTS`` elements, since algorithms get smaller micro-batches there.
-    """
-    return MOST_SAMPLES if device_type == "cuda" else min(MOST_SAMPLES, problem.countable_samples())
 
 
 def device_of_convolutions(model: nn.Module) -> torch.device:

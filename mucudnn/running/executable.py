@@ -5,7 +5,7 @@ Algorithms, slices and workspace offsets are resolved once, so that a call does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from math import inf
@@ -17,9 +17,9 @@ from mucudnn.core.errors import InvalidInputError, LibraryError, MisalignedError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.algorithm import Algorithm, BoundStage, Workspace
-from mucudnn.kernels.memory import torch_dtype
+from mucudnn.kernels.memory import TORCH_FORMATS, torch_dtype
 from mucudnn.kernels.registry import algorithm as algorithm_named
-from mucudnn.running.eager.hot_path import Bound, bound_in_cpp
+from mucudnn.running.eager import hot_path
 from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
 
 BUFFER_BYTES = 256  # alignment of each buffer, as in CUDA's allocations, which libraries may rely on
@@ -71,7 +71,8 @@ class Stage:
         try:
             algorithm.open(problem, w, prepared)
             for micro_batch in self.slices:
-                x_in, y_in = _taken(x, micro_batch), _taken(y, micro_batch)
+                is_all = micro_batch.stop - micro_batch.start == len(x)  # then no view is made: a microsecond
+                x_in, y_in = (x, y) if is_all else (x[micro_batch], y[micro_batch])
                 algorithm.step(problem, x_in, w, y_in, bias, prepared, scratch)
             algorithm.close(problem, w, prepared)
         except LibraryError as error:
@@ -123,7 +124,7 @@ class Executable:
     keeps_workspace: bool = True
     alignment_bytes: int = 1
     most_kept_bytes: float = inf
-    bound: Bound | None = field(default=None, compare=False, repr=False)
+    bound: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -148,38 +149,39 @@ class Executable:
         stages = []
         prepared_end = scratch_bytes = 0
         for name, sizes in sizes_of.items():
-            chosen = _capable(name, problem, device_type)
-            workspaces = [chosen.workspace(problem, size) for size in set(sizes)]
+            algorithm = algorithm_named(name, device_type)
+            if (reason := algorithm.supports(problem)) is not None:
+                raise InvalidInputError(f"algorithm {name!r} cannot compute {problem}: {reason}")
+            workspaces = [algorithm.workspace(problem, size) for size in set(sizes)]
             prepared = _aligned(prepared_end, max(w.prepared_bytes for w in workspaces))
-            slices = tuple(islice(placed, len(sizes)))
-            stages.append(Stage(chosen, slices, prepared))
+            stages.append(Stage(algorithm, tuple(islice(placed, len(sizes))), prepared))
             prepared_end = prepared.stop
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
+        for i, stage in enumerate(stages):
+            if device_type == "cpu" and stage.algorithm.alignment_bytes <= 1:
+                workspace = Workspace(stage.prepared.stop - stage.prepared.start, scratch_bytes)
+                bound = stage.algorithm.bound(problem, configuration.batch_size, stage.slices, workspace)
+                stages[i] = replace(stage, bound=bound)
         scratch = _aligned(prepared_end, scratch_bytes)
         alignment_bytes = max((stage.algorithm.alignment_bytes for stage in stages), default=1)
-        if device_type == "cpu":
-            stages = [_bound(stage, problem, configuration.batch_size, scratch_bytes) for stage in stages]
         result = Result.of(problem, configuration.batch_size, device_type)
         made = cls(problem, configuration, tuple(stages), scratch, result, keeps_workspace, alignment_bytes)
-        if any(stage.bound is None for stage in stages):
-            return made
-        return replace(made, bound=made._in_cpp() or made.run)
+        return made if any(stage.bound is None for stage in stages) else made._with_bound()
 
     def with_strides(self, strides: tuple[int, ...]) -> Executable:
         """Return the executable whose result has these strides, which differ only in dimensions of size 1."""
         if strides == self.result.strides:
             return self
         made = replace(self, result=replace(self.result, strides=strides))
-        return made if self.bound is None else replace(made, bound=made._in_cpp() or made.run)
+        return made if self.bound is None else made._with_bound()
 
     @property
     def workspace_bytes(self) -> int:
         end: int = self.scratch.stop
         return end
 
-    @property
     def steps(self) -> Iterator[tuple[Algorithm, int]]:
-        """Distinct pairs of an algorithm and a micro-batch size that it runs."""
+        """Yield the distinct pairs of an algorithm and a micro-batch size that it runs."""
         for stage in self.stages:
             for size in dict.fromkeys(micro_batch.stop - micro_batch.start for micro_batch in stage.slices):
                 yield stage.algorithm, size
@@ -189,7 +191,7 @@ class Executable:
 
         Raises ``StepError`` if a step cannot be built.
         """
-        for algorithm, size in self.steps:
+        for algorithm, size in self.steps():
             self.build_step(algorithm, size)
 
     def build_step(self, algorithm: Algorithm, micro_batch_size: int) -> None:
@@ -199,37 +201,30 @@ class Executable:
         except LibraryError as error:
             raise StepError(self.problem, MicroConfig(algorithm.name, micro_batch_size), error) from error
 
-    def run(
-        self,
-        x: Tensor,
-        w: Tensor,
-        third: Tensor | None,
-    ) -> Tensor:
+    def run(self, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
         """Return the operation's result, newly allocated. Raises the errors of ``execute``.
 
         x, w, third: tensors of the problem's shapes and dtype, with any strides. third: the bias or None in FORWARD,
         else dy.
         """
         operation, result = self.problem.operation, self.result.new()
-        is_channels_last = self.problem.memory_format is MemoryFormat.CHANNELS_LAST
-        dense = _dense_channels_last if is_channels_last else Tensor.contiguous
+        dense = TORCH_FORMATS[self.problem.memory_format]
+        if operation is not Operation.BACKWARD_DATA:
+            x = x.contiguous(memory_format=dense)
+        if operation is not Operation.BACKWARD_FILTER:
+            w = w.contiguous(memory_format=dense)
         if operation is Operation.FORWARD:
-            self.execute(dense(x), dense(w), result, None if third is None else third.contiguous())
+            self.execute(x, w, result, None if third is None else third.contiguous())
             return result
         assert third is not None
+        third = third.contiguous(memory_format=dense)
         if operation is Operation.BACKWARD_DATA:
-            self.execute(result, dense(w), dense(third))
+            self.execute(result, w, third)
         else:
-            self.execute(dense(x), result, dense(third))
+            self.execute(x, result, third)
         return result
 
-    def execute(
-        self,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        bias: Tensor | None = None,
-    ) -> None:
+    def execute(self, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None) -> None:
         """Compute the problem's operation on a mini-batch, writing the result into one of the tensors.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All must be dense, in the
@@ -252,49 +247,25 @@ class Executable:
             else:
                 stage.run(self.problem, x, w, y, bias, workspace[stage.prepared], workspace[self.scratch])
 
-    def _in_cpp(self) -> Bound | None:
-        """Return a C++ function that runs the executable; None if that is not possible.
+    def _with_bound(self) -> Executable:
+        """Return the executable with its ``bound``, for which every stage has a C function.
 
-        The function calls ``run`` for operands that the C++ code does not support.
+        ``bound`` is a C++ function, which calls ``run`` for operands that are not dense, and while this thread has no
+        workspace yet. It is ``run`` itself where the extension has not been built, if the workspace is not kept, and
+        for stages that the extension cannot call.
         """
-        if not self.keeps_workspace:
-            return None
-        problem, result = self.problem, self.result
-        return bound_in_cpp(
-            problem.operation,
-            [(stage.bound, stage.prepared.start) for stage in self.stages],
-            self.scratch,
-            is_channels_last=problem.memory_format is MemoryFormat.CHANNELS_LAST,
-            result=(result.shape, result.strides, result.dtype, torch.device(result.device_type)),
-            new_large=result.new if result.is_large else None,
-            otherwise=self.run,
+        entries = [(stage.bound.entry, stage.prepared.start) for stage in self.stages if stage.bound is not None]
+        if hot_path.extension is None or not self.keeps_workspace or any(entry is None for entry, _ in entries):
+            return replace(self, bound=self.run)
+        result = self.result
+        bound = hot_path.extension.Bound(
+            tuple(Operation).index(self.problem.operation),
+            tuple((*entry, start) for entry, start in entries if entry is not None),
+            *(self.scratch.start, self.scratch.stop, self.problem.memory_format is MemoryFormat.CHANNELS_LAST),
+            (result.shape, result.strides, result.dtype, torch.device(result.device_type)),
+            *(("dtype", "device"), result.new if result.is_large else None, self.run),
         )
-
-
-def _bound(stage: Stage, problem: ConvProblem, batch_size: int, scratch_bytes: int) -> Stage:
-    """Return the stage with a C function that computes it in one call, if its algorithm has one."""
-    algorithm, workspace = stage.algorithm, Workspace(stage.prepared.stop - stage.prepared.start, scratch_bytes)
-    if algorithm.alignment_bytes > 1:
-        return stage
-    bound = algorithm.bound(problem, batch_size, stage.slices, workspace)
-    return replace(stage, bound=bound)
-
-
-def _capable(name: str, problem: ConvProblem, device_type: str) -> Algorithm:
-    chosen = algorithm_named(name, device_type)
-    reason = chosen.supports(problem)
-    if reason is not None:
-        raise InvalidInputError(f"algorithm {name!r} cannot compute {problem}: {reason}")
-    return chosen
-
-
-def _dense_channels_last(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last)
-
-
-def _taken(images: Tensor, micro_batch: slice) -> Tensor:
-    """Return a micro-batch's samples as a view, or the tensor itself for all samples, which saves a microsecond."""
-    return images if micro_batch.stop - micro_batch.start == len(images) else images[micro_batch]
+        return replace(self, bound=bound)
 
 
 def _aligned(end: int, size: int) -> slice:

@@ -1,38 +1,47 @@
-"""The three convolutions as torch operators: ``mucudnn::conv2d``, ``conv2d_backward_data``, ``conv2d_backward_filter``.
+"""Tuned convolutions: the way of a call from a module to the executable of its configuration.
 
-The configuration to run is looked up by the integer ``tuning``, the handle of a ``Choices``. If there is none (other
-shape, larger batch, other dtype, unknown handle, handle 0), the operators compute torch's own convolution.
+``convolve`` is differentiable. It calls ``values``, which runs the executable that was chosen for the call, or torch's
+own convolution if there is none (other shape, larger batch, other dtype) or if it cannot run.
+
+A convolution has three operations on the same tensors x, w and y (or dy): forward and the two gradients. Each one's
+derivatives are the other two, so that gradients of any order need no more. Calls on which no subsystem of torch has to
+act take an ``autograd.Function``, or no function of torch at all if no gradient is needed: a registered operator with a
+derivative in Python takes several times as long as the arithmetic of a small convolution. All other calls take the
+registered operators ``mucudnn::conv2d``, ``conv2d_backward_data`` and ``conv2d_backward_filter``, which have autograd,
+autocast, fake kernels and FLOP counts, but no forward-mode derivatives and no rules for ``torch.func``. They look the
+configuration up by the integer ``tuning``, the handle of a ``Choices``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from mucudnn.core.errors import InvalidInputError, MisalignedError, UnavailableError, say_once
 from mucudnn.core.problem import Operation
-from mucudnn.kernels.memory import is_out_of_memory
+from mucudnn.kernels.memory import TORCH_FORMATS, is_out_of_memory
 from mucudnn.kernels.torch_convolution import Geometry, torch_convolution
-from mucudnn.running.choices import Choices, Measured, choices_of, executable_of, forget, note_failure
-from mucudnn.running.definition import define_convolution
+from mucudnn.running.choices import Choices, choices_of, executable_of, note_failure
 from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
-from mucudnn.running.eager.hot_path import run_known
+from mucudnn.running.eager.hot_path import extension, is_eager, run_known
 from mucudnn.running.executable import Executable, StepError
+from mucudnn.running.problems import is_backward_data, torchs_memory_format, transposed_shape
 from mucudnn.running.workspace import make_room, note_lack_of_memory
 
 _INSTEAD = "torch's own convolution runs instead"
 
+# Without autograd
+
 
 def computed(
-    operation: Operation,
-    x: Tensor,
-    w: Tensor,
-    third: Tensor | None,
-    geometry: Geometry,
-    choices: Choices | Measured,
+    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry, choices: Choices
 ) -> Tensor | None:
     """Return the result of a call's tuned configuration; None if the call is not tuned or the configuration cannot run.
 
@@ -57,7 +66,9 @@ def computed(
                 say_once(f"{error.problem}: {error}; {_INSTEAD}")
                 return None
             note_failure(error, x.device)
-            forget(choices, executable)
+            for key, cached in list(choices.executables.items()):
+                if cached is executable:
+                    choices.executables.pop(key, None)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -72,37 +83,28 @@ def computed(
 def values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
     """Return the result of a call by its tuned configuration (``computed``), or by torch's own as the fallback.
 
-    rest: stride, padding, dilation, groups, and ``Choices``, ``Measured`` or None. For ``Measured`` any error is
-    raised.
+    rest: stride, padding, dilation, groups, and ``Choices`` or None. While a configuration is being measured there is
+    no fallback: any error is raised.
     """
     geometry, choices = rest[:4], rest[4]
-    if isinstance(choices, Measured):
-        return as_measured(operation, x, w, third, geometry, choices)
-    if choices is not None:
-        result = computed(operation, x, w, third, geometry, choices)
-        if result is not None:
-            return result
-        if choices.beside_torchs:
-            make_room(choices.beside_torchs.get(operation, inf))
-    return torch_convolution(operation, x, w, third, geometry)
-
-
-def as_measured(
-    operation: Operation,
-    x: Tensor,
-    w: Tensor,
-    third: Tensor | None,
-    geometry: Geometry,
-    measured: Measured,
-) -> Tensor:
-    """Return the result of a call by the executable that is being measured, without a fallback: raise any error."""
-    result = run_known(measured.executables, operation, x, w, third, *geometry)
-    if isinstance(result, Tensor):
+    if choices is None:
+        return torch_convolution(operation, x, w, third, geometry)
+    if choices.measured is not None:
+        found = run_known(choices.executables, operation, x, w, third, *geometry)
+        if isinstance(found, Tensor):
+            return found
+        executable = executable_of(choices, operation, x, w, third, geometry)
+        if executable is None:
+            raise InvalidInputError(
+                f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}"
+            )
+        return _run(executable, x, w, third)
+    result = computed(operation, x, w, third, geometry, choices)
+    if result is not None:
         return result
-    executable = executable_of(measured, operation, x, w, third, geometry)
-    if executable is None:
-        raise InvalidInputError(f"what is measured does not fit {operation}, x {tuple(x.shape)}, w {tuple(w.shape)}")
-    return _run(executable, x, w, third)
+    if choices.beside_torchs:
+        make_room(choices.beside_torchs.get(operation, inf))
+    return torch_convolution(operation, x, w, third, geometry)
 
 
 def _run(executable: Executable, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
@@ -112,10 +114,285 @@ def _run(executable: Executable, x: Tensor, w: Tensor, third: Tensor | None) -> 
         return executable.run(x, w, third)
 
 
-def _by_handle(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
-    *geometry, tuning = rest
-    return values(operation, x, w, third, (*geometry, choices_of(tuning)))
+if extension is not None:
+    extension.set_values_in_python(values)
+_values: Callable[..., Tensor] = values if extension is None else extension.values
 
 
-OPERATORS = define_convolution(_by_handle)
-conv2d, conv2d_backward_data, conv2d_backward_filter = OPERATORS.values()
+# With autograd
+
+
+def convolve(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
+    """Return the differentiable result of a convolution or gradient; use torch's own if the call is not tuned.
+
+    x: (N, C, H, W), w: (K, C // groups, R, S), third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Only
+    shape and strides are used of the operand in the result's place, which has no gradient. rest: stride, padding,
+    dilation, groups, and ``Choices``. Autocast applies to FORWARD, as for torch's own. Raises torch's errors for
+    invalid operands, and any error of a configuration that is being measured.
+    """
+    if not torch.compiler.is_compiling() and is_eager(x, w, third):
+        return convolve_plain(operation, x, w, third, rest)
+    *geometry, choices = rest
+    if choices.measured is not None:  # it has no handle
+        return convolve_plain(operation, x, w, third, rest)
+    return OPERATORS[operation](x, w, third, *geometry, choices.handle)
+
+
+def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
+    """Return the result of ``convolve``, bypassing torch's dispatcher, for calls for which ``is_eager`` is true."""
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
+        result: Tensor = _APPLY[operation](x, w, third, rest)
+        return result
+    return _values(operation, x, w, third, rest)
+
+
+def _gradients(
+    compute: Callable[..., Tensor], operation: Operation, ctx: Any, g: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return an operation's gradients by x, w, and the bias or dy; None for those not in ``ctx.needs_input_grad``.
+
+    g: the gradient of the tensor that the operation wrote, which g replaces in the other two operations. The operand in
+    that tensor's place has no gradient, since only its shape was used. compute: computes an operation.
+    """
+    x, w, y = (*ctx.saved_tensors, g)[:3]
+    if operation is Operation.BACKWARD_DATA:
+        x = g
+    elif operation is Operation.BACKWARD_FILTER:
+        w = g
+    of_x, of_w, of_third = ctx.needs_input_grad[:3]
+    dx = dw = of_y = None
+    if of_x and operation is not Operation.BACKWARD_DATA:
+        dx = compute(Operation.BACKWARD_DATA, x, w, y, *ctx.rest)
+    if of_w and operation is not Operation.BACKWARD_FILTER:
+        dw = compute(Operation.BACKWARD_FILTER, x, w, y, *ctx.rest)
+    if of_third:
+        is_bias = operation is Operation.FORWARD
+        of_y = bias_gradient(g) if is_bias else compute(Operation.FORWARD, x, w, None, *ctx.rest)
+    return dx, dw, of_y
+
+
+def bias_gradient(dy: Tensor) -> Tensor:
+    """Return the gradient of the bias, (K,): the sum of dy, (N, K, ...).
+
+    Callers must look this function up by name, since ``in_place`` replaces it during a recording.
+    """
+    return dy.sum((0, *range(2, dy.dim())))
+
+
+def _differentiable(name: str, operation: Operation) -> Callable[..., Any]:
+    """Return a differentiable function (``autograd.Function``) of an operation. name: its name in torch's profiler."""
+    is_forward = operation is Operation.FORWARD
+
+    def forward(ctx: Any, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
+        if is_forward:
+            ctx.save_for_backward(x, w)  # without the bias, which may be changed in place before the backward pass
+        else:
+            ctx.save_for_backward(x, w, third)
+        ctx.rest = rest
+        return _values(operation, x, w, third, rest)
+
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        if is_forward and _compiled is not None and not torch.compiler.is_compiling():
+            found: tuple[Tensor | None, ...] = _compiled.gradients(ctx, g)
+            if found is not NotImplemented:
+                return found
+        return *_gradients(convolve, operation, ctx, g), None
+
+    # boxed_grads_call: torch looks it up in every call, and an existing attribute is found faster than a missing one
+    methods = {"boxed_grads_call": False, "forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type(name, (torch.autograd.Function,), methods)
+    # The C function behind ``apply``: without the handling of torch.func, which ``is_eager`` excludes, it takes half
+    # the time.
+    applied: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return applied
+
+
+_compiled = extension  # None to compute each gradient separately
+_APPLY = {
+    Operation.FORWARD: _differentiable("TunedConv2d", Operation.FORWARD),
+    Operation.BACKWARD_DATA: _differentiable("TunedBackwardData", Operation.BACKWARD_DATA),
+    Operation.BACKWARD_FILTER: _differentiable("TunedBackwardFilter", Operation.BACKWARD_FILTER),
+}
+
+
+# Registered operators
+
+_library: Any = torch.library.Library("mucudnn", "DEF")  # type: ignore[no-untyped-call]
+
+
+def _define(
+    schema: str,
+    compute: Callable[..., Tensor],
+    *,
+    fake: Callable[..., Tensor],
+    save: Callable[..., None],
+    gradients: Callable[..., Any],
+    flops: Callable[..., int],
+    is_cast: bool = True,
+) -> OpOverload[..., Tensor]:
+    """Define an operator of the namespace ``mucudnn``.
+
+    fake: computes the result's shape and strides. save: sets up the context for ``gradients``. flops: counts FLOPs by
+    torch's formula. is_cast: whether autocast casts the operands, as for torch's convolution.
+    """
+    name = schema.split("(")[0]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, compute, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"mucudnn::{name}", fake, lib=_library)
+    torch.library.register_autograd(f"mucudnn::{name}", gradients, setup_context=save, lib=_library)
+    operator = getattr(torch.ops.mucudnn, name)
+    register_flop_formula(operator, get_raw=True)(flops)
+    overload: OpOverload[..., Tensor] = operator.default
+    for device_type in ("cpu", "cuda") if is_cast else ():
+        _library.impl(name, _cast_and_compute(overload, device_type), f"Autocast{device_type.upper()}")
+    return overload
+
+
+def _cast_and_compute(operator: Callable[..., Tensor], device_type: str) -> Callable[..., Tensor]:
+    """Return the autocast kernel, which casts all but float64 to autocast's dtype, as for torch's convolution."""
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}"))
+
+    def cast(value: Any, dtype: torch.dtype) -> Any:
+        eligible = isinstance(value, Tensor) and value.is_floating_point() and value.device.type == device_type
+        return value.to(dtype) if eligible and value.dtype != torch.float64 else value
+
+    def cast_and_compute(*args: Any) -> Tensor:
+        dtype = torch.get_autocast_dtype(device_type)
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return operator(*(cast(a, dtype) for a in args))
+
+    return cast_and_compute
+
+
+def _convolution(operation: Operation) -> OpOverload[..., Tensor]:
+    """Define an operation's operator: on x, w, the bias or dy, stride, padding, dilation, groups, and ``tuning``."""
+    is_forward = operation is Operation.FORWARD
+    suffix = "" if is_forward else f"_{operation.name.lower()}"
+    third = "Tensor? bias" if is_forward else "Tensor dy"
+    sizes = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups"
+
+    def compute(x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
+        *geometry, tuning = rest
+        return values(operation, x, w, third, (*geometry, choices_of(tuning)))
+
+    def fake(x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
+        return torch_convolution(operation, x, w, third, rest[:4])
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, w, third, *ctx.rest = inputs  # without the bias, which may be changed in place before the backward pass
+        ctx.save_for_backward(*((x, w) if is_forward else (x, w, third)))
+
+    def gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        found = _gradients(lambda one, *given: OPERATORS[one](*given), operation, ctx, g)
+        return *found, *(None for _ in ctx.rest)
+
+    def flops(x: Tensor, w: Tensor, third: Tensor | None, *rest: Any, out_val: Tensor) -> int:
+        stride, padding, dilation, groups, _ = rest
+        geometry = stride, padding, dilation, False, (0,) * len(stride), groups
+        if is_forward:
+            return _forward_flops(x, w, third, *geometry, out_val=out_val)
+        of_data = operation is Operation.BACKWARD_DATA
+        formula = flop_registry[torch.ops.aten.convolution_backward]
+        mask, written = (of_data, not of_data, False), (out_val, out_val, None)
+        counted: int = formula(third, x, w, None, *geometry, mask, out_val=written)
+        return counted
+
+    schema = f"conv2d{suffix}(Tensor x, Tensor w, {third}, {sizes}, int tuning) -> Tensor"
+    return _define(schema, compute, fake=fake, save=save, gradients=gradients, flops=flops, is_cast=is_forward)
+
+
+def _forward_flops(*call: Any, out_val: Tensor) -> int:
+    """Return the FLOPs of a call of ``aten::convolution``, by torch's formula."""
+    counted: int = flop_registry[torch.ops.aten.convolution](*call, out_val=out_val)
+    return counted
+
+
+OPERATORS = {operation: _convolution(operation) for operation in Operation}
+conv2d = OPERATORS[Operation.FORWARD]
+
+
+# The transposed convolution is the backward data of another convolution: its input is that convolution's dy, its result
+# the dx. So the dx of the transposed convolution is a forward convolution, and its dw is the backward filter with x and
+# dy exchanged. The tuned problem is the other convolution's, whose x is the result.
+
+
+def transposed_values(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """Return a transposed convolution by the tuned choice, or by torch's convolution. Autograd does not record it.
+
+    x: (N, K, P, Q), w: (K, C // groups, R, S). rest: stride, padding, output padding, dilation, groups, and the handle
+    of ``Choices``.
+    """
+    stride, padding, output_padding, dilation, groups, tuning = rest
+    choices, y = choices_of(tuning), None
+    are_alike = x.dim() == w.dim() == 4 and (w.dtype, w.device) == (x.dtype, x.device)
+    if bias is not None and are_alike:
+        expected = (w.shape[1] * groups,), x.dtype, x.device
+        are_alike = (bias.shape, bias.dtype, bias.device) == expected
+    if choices is not None and are_alike and is_backward_data(stride, output_padding):
+        y = _as_backward_data(x, w, (stride, padding, dilation, groups), output_padding, choices)
+    if y is None:  # torch reports the errors of operands that do not match
+        return torch.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
+    return y if bias is None else y.add_(bias.view(-1, 1, 1))
+
+
+def _as_backward_data(
+    x: Tensor, w: Tensor, geometry: Geometry, output_padding: Sequence[int], choices: Choices
+) -> Tensor | None:
+    """Return the transposed convolution without bias; None if torch's convolution is to run."""
+    shape = transposed_shape(x.shape, w.shape, geometry, output_padding)
+    if min(shape) < 1:
+        return None
+    lent = x.new_empty(()).expand(shape)  # has a shape but no memory, so that the filter determines the format of y
+    wanted = torchs_memory_format(x, w, geometry, True, output_padding)
+    if torchs_memory_format(lent, w, geometry) is not wanted:
+        w = torch.empty_like(w, memory_format=TORCH_FORMATS[wanted]).copy_(w)
+        if torchs_memory_format(lent, w, geometry) is not wanted:
+            return None  # a filter of one element is in both formats
+    return computed(Operation.BACKWARD_DATA, lent, w, x, geometry, choices)
+
+
+def _save_transposed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, w, _, *ctx.rest = inputs
+    ctx.save_for_backward(x, w)  # without the bias, which may be changed in place before the backward pass
+    both = [output.is_contiguous(), output.is_contiguous(memory_format=torch.channels_last)]
+    ctx.memory_format = torch.channels_last if both == [False, True] else torch.contiguous_format
+
+
+def _transposed_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    """Return the gradients of x, w and bias. dy: (N, C, H, W), the x of the convolution that this one transposes."""
+    x, w = ctx.saved_tensors
+    of_x, of_w, of_bias = ctx.needs_input_grad[:3]
+    stride, padding, output_padding, dilation, groups, tuning = ctx.rest
+    if not (torch._C._functorch.is_batchedtensor(dy) or torch._C._functorch.is_legacy_batchedtensor(dy)):
+        dy = dy.contiguous(memory_format=ctx.memory_format)  # as torch does; a vmap knows no memory formats
+    if not is_backward_data(stride, output_padding):
+        geometry = stride, padding, dilation, True, output_padding, groups
+        wanted = of_x, of_w, of_bias
+        sizes = [w.shape[1] * groups] if of_bias else None
+        gradients = torch.ops.aten.convolution_backward(dy, x, w, sizes, *geometry, wanted)
+        return *gradients, *(None for _ in ctx.rest)
+    rest = stride, padding, dilation, groups, tuning
+    dx = conv2d(dy, w, None, *rest) if of_x else None
+    dw = OPERATORS[Operation.BACKWARD_FILTER](dy, w, x, *rest) if of_w else None
+    return dx, dw, bias_gradient(dy) if of_bias else None, *(None for _ in ctx.rest)
+
+
+def _fake_transposed(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    stride, padding, output_padding, dilation, groups, _ = rest
+    return torch.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
+
+
+def _transposed_flops(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any, out_val: Tensor) -> int:
+    stride, padding, output_padding, dilation, groups, _ = rest
+    return _forward_flops(x, w, bias, stride, padding, dilation, True, output_padding, groups, out_val=out_val)
+
+
+conv_transpose2d = _define(
+    "conv_transpose2d(Tensor x, Tensor w, Tensor? bias, SymInt[2] stride, SymInt[2] padding, SymInt[2] output_padding, "
+    "SymInt[2] dilation, SymInt groups, int tuning) -> Tensor",
+    transposed_values,
+    fake=_fake_transposed,
+    save=_save_transposed,
+    gradients=_transposed_gradients,
+    flops=_transposed_flops,
+)

@@ -1,34 +1,110 @@
-"""The ``ConvProblem`` (shapes, dtype and operation) of a convolution call."""
+"""The ``ConvProblem`` (shapes, dtype and operation) of a convolution call, and the rules of torch that it follows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ITEM_BYTES, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.kernels.memory import TORCH_FORMATS
 
-Geometry = tuple[Pair, Pair, Pair, int]  # stride, padding, dilation, groups
-
-DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}  # dtypes that problems support
+_DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}  # dtypes that problems support
 _MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()}
 
 
-def problem_of(operation: Operation, x: Tensor, w: Tensor, geometry: Geometry) -> ConvProblem:
-    """Return the problem of an operation for the convolution of x, (N, C, H, W), with w, (K, C // groups, R, S).
+def problem_of_call(
+    x: Tensor,
+    w: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *,
+    is_transposed: bool = False,
+    output_padding: Sequence[int] = (0, 0),
+    x_shape: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    memory_format: MemoryFormat | None = None,
+) -> ConvProblem | None:
+    """Return the problem of a call of torch's convolution: FORWARD, or BACKWARD_DATA for a transposed convolution.
 
-    The problem has the memory format in which torch would return the result. The dtype of x must be in ``DTYPE_NAMES``.
-    Raises ``InvalidInputError`` for an invalid convolution.
+    x: (N, C, H, W), w: (K, C // groups, R, S). For a transposed convolution x is the problem's y, (N, K, P, Q), and the
+    call's result the problem's x. Tensors without H, and geometries of one number, are those of images of height 1.
+
+    x_shape: shape of x after padding that torch does as a separate step. dtype: that in which torch computes. Both are
+    those of x by default. memory_format: that of the result; by default, the one that torch decides on.
+
+    Returns None for calls that no problem describes: other numbers of dimensions, dtypes or layouts, no samples or too
+    many, output padding for which no convolution has this backward data, and invalid calls, which torch rejects.
     """
-    _, c, height, width = x.shape
-    k, _, r, s = w.shape
-    memory_format = torchs_memory_format(x, w, geometry)
-    return ConvProblem(operation, c, height, width, k, r, s, *geometry, DTYPE_NAMES[x.dtype], memory_format)
+    computed = x.dtype if dtype is None else dtype
+    shape, w_shape = tuple(x.shape if x_shape is None else x_shape), tuple(w.shape)
+    if len(shape) != len(w_shape) or len(shape) not in (3, 4) or shape[0] == 0 or groups < 1:
+        return None
+    if computed not in _DTYPE_NAMES or x.layout is not torch.strided or w.layout is not torch.strided:
+        return None
+    if len(shape) == 3:  # torch makes x contiguous
+        shape, w_shape = (*shape[:2], 1, shape[2]), (*w_shape[:2], 1, w_shape[2])
+        stride, padding, dilation, output_padding = (1, *stride), (0, *padding), (1, *dilation), (0, output_padding[-1])
+    try:
+        geometry = _pair(stride), _pair(padding), _pair(dilation), groups
+        if memory_format is None:
+            if (x.dtype, x.device) != (w.dtype, w.device):
+                return None
+            images, filters = (x, w) if x.dim() == 4 else (x.contiguous().unsqueeze(2), w.contiguous().unsqueeze(2))
+            memory_format = torchs_memory_format(images, filters, geometry, is_transposed, output_padding)
+        result = transposed_shape(shape, w_shape, geometry, output_padding) if is_transposed else shape
+        operation = Operation.BACKWARD_DATA if is_transposed else Operation.FORWARD
+        (n, c, h, width), (k, _, r, s) = result, w_shape
+        problem = ConvProblem(operation, c, h, width, k, r, s, *geometry, _DTYPE_NAMES[computed], memory_format)
+    except (InvalidInputError, RuntimeError, TypeError, ValueError):  # torch raises errors, and will raise them again
+        return None
+    given = problem.y_shape(n) if is_transposed else problem.x_shape(n)
+    is_described = (shape, w_shape) == (given, problem.w_shape())
+    return problem if is_described and n <= largest_batch_size(problem, x.device.type) else None
 
 
-def torchs_filter_strides(problem: ConvProblem, x: Tensor, w: Tensor, geometry: Geometry) -> tuple[int, ...]:
+def _pair(sizes: Sequence[int]) -> Pair:
+    height, width = sizes
+    return height, width
+
+
+def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
+    """Return the largest supported number of samples in a mini-batch.
+
+    On a GPU x and y may exceed ``MOST_ELEMENTS`` elements, since algorithms get smaller micro-batches there.
+    """
+    return MOST_SAMPLES if device_type == "cuda" else min(MOST_SAMPLES, problem.countable_samples())
+
+
+def transposed_shape(
+    x_shape: Sequence[int], w_shape: Sequence[int], geometry: Sequence[Any], output_padding: Sequence[int]
+) -> tuple[int, int, int, int]:
+    """Return (N, C, H, W) of the transposed convolution of (N, K, P, Q) with (K, C // groups, R, S).
+
+    geometry: stride, padding, dilation, groups.
+    """
+    stride, padding, dilation, groups = geometry
+    (n, _, p, q), (_, c, r, s) = x_shape, w_shape
+    h = (p - 1) * stride[0] - 2 * padding[0] + dilation[0] * (r - 1) + output_padding[0] + 1
+    width = (q - 1) * stride[1] - 2 * padding[1] + dilation[1] * (s - 1) + output_padding[1] + 1
+    return n, c * groups, h, width
+
+
+def is_backward_data(stride: Sequence[int], output_padding: Sequence[int]) -> bool:
+    """Return whether a transposed convolution is the backward data of some convolution.
+
+    Torch allows output padding up to the dilation. With output padding of the stride or more, that convolution would
+    have more outputs than the x of the transposed one.
+    """
+    return output_padding[0] < stride[0] and output_padding[1] < stride[1]
+
+
+def torchs_filter_strides(problem: ConvProblem, x: Tensor, w: Tensor, geometry: Sequence[Any]) -> tuple[int, ...]:
     """Return the strides of the gradient of the filter as torch returns it on the CPU.
 
     Strides of dimensions of size 1 do not matter to a computation, but DistributedDataParallel compares them.
@@ -42,7 +118,7 @@ def torchs_filter_strides(problem: ConvProblem, x: Tensor, w: Tensor, geometry: 
 
 
 def torchs_memory_format(
-    x: Tensor, w: Tensor, geometry: Geometry, *, is_transposed: bool = False, output_padding: Pair = (0, 0)
+    x: Tensor, w: Tensor, geometry: Sequence[Any], is_transposed: bool = False, output_padding: Sequence[int] = (0, 0)
 ) -> MemoryFormat:
     """Return the memory format in which torch would compute the result. Raises torch's ``RuntimeError``."""
     *sizes, groups = geometry

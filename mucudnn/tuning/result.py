@@ -19,7 +19,7 @@ from mucudnn.solver.reuse import Account
 if TYPE_CHECKING:
     import pandas
 
-    from mucudnn.running.modules.tuned_module import TunedModule
+    from mucudnn.running.modules import TunedModule
     from mucudnn.tuning.divide import Divided
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mucudnn.core.errors import InvalidInputError, no_images
+from mucudnn.core.errors import no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.memory import suggests_channels_last
-from mucudnn.running.devices import largest_batch_size
-from mucudnn.running.modules.conv_transpose2d import is_backward_data, y_shape
+from mucudnn.running.problems import problem_of_call
 
 TRACED = (nn.Conv2d, nn.Conv1d, nn.ConvTranspose2d)
 
@@ -102,7 +101,7 @@ def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dic
     if images.dim() != dims:
         return None
     problem = _problem(module, images, arguments[1] if len(arguments) > 1 else named.get("output_size"))
-    if problem is None or not 0 < len(images) <= largest_batch_size(problem, x.device.type):
+    if problem is None:
         return None
     return Call(name, problem, len(images), x.requires_grad, module.bias is not None)
 
@@ -127,75 +126,33 @@ def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | No
 
     Torch reports the errors of invalid calls.
     """
+    assert isinstance(module, TRACED)
+    padding: Any = module.padding
+    shape, output_padding = list(x.shape), [0, 0]
     if isinstance(module, nn.ConvTranspose2d):
-        made = _transposed(module, x, output_size)
-    elif isinstance(module, nn.Conv1d):
-        made = _one_dimensional(module, x)
+        if not isinstance(output_size, (list, tuple, type(None))):
+            return None  # an argument with another meaning, in a subclass
+        sizes = None if output_size is None else list(output_size[-2:])
+        geometry: Any = module.stride, padding, module.kernel_size, 2, module.dilation
+        try:
+            output_padding = module._output_padding(x, sizes, *geometry)
+        except ValueError:
+            return None
     else:
-        assert isinstance(module, nn.Conv2d)
-        made = _two_dimensional(module, x)
-    try:
-        return None if made is None else ConvProblem(**made)
-    except InvalidInputError:
-        return None
-
-
-def _two_dimensional(module: nn.Conv2d, x: Tensor) -> dict[str, Any]:
-    """Return the arguments of ``ConvProblem`` for a call of an ``nn.Conv2d`` with x."""
-    (extra_h, extra_w), padding = _padding(module)
-    r, s = module.weight.shape[2:]
-    return {
-        "operation": Operation.FORWARD,
-        **{"c": x.shape[1], "h": x.shape[2] + extra_h, "w": x.shape[3] + extra_w, "k": module.out_channels},
-        **{"r": r, "s": s, "stride": module.stride, "padding": padding, "dilation": module.dilation},
-        **{"groups": module.groups, "dtype": dtype_of(x), "memory_format": _memory_format(x, module.weight)},
-    }
-
-
-def _one_dimensional(module: nn.Conv1d, x: Tensor) -> dict[str, Any]:
-    """Return the arguments of ``ConvProblem`` for a call of an ``nn.Conv1d``, as images of height 1."""
-    left, right = module._reversed_padding_repeated_twice
-    extra, padding = (left + right, 0) if module.padding_mode != "zeros" else (right - left, left)
-    return {
-        "operation": Operation.FORWARD,
-        **{"c": x.shape[1], "h": 1, "w": x.shape[2] + extra, "k": module.out_channels},
-        **{"r": 1, "s": module.weight.shape[2], "stride": (1, *module.stride), "padding": (0, padding)},
-        **{"dilation": (1, *module.dilation), "groups": module.groups, "dtype": dtype_of(x)},
-    }
-
-
-def _transposed(module: nn.ConvTranspose2d, x: Tensor, output_size: Any) -> dict[str, Any] | None:
-    """Return the arguments of ``ConvProblem`` for a transposed convolution; None if no problem describes the call.
-
-    The x of the problem is the module's result.
-    """
-    if not isinstance(output_size, (list, tuple, type(None))):
-        return None  # an argument with another meaning, in a subclass
-    sizes = None if output_size is None else list(output_size[-2:])
-    geometry = module.stride, module.padding, module.kernel_size
-    try:
-        output_padding = module._output_padding(x, sizes, *geometry, 2, module.dilation)  # type: ignore[arg-type]
-    except ValueError:
-        return None
-    if not is_backward_data(module.stride, output_padding):
-        return None
-    rest = module.padding, output_padding, module.dilation, module.groups
-    shape = y_shape(x, module.weight, (module.stride, *rest))
-    r, s = module.weight.shape[2:]
-    return {
-        "operation": Operation.BACKWARD_DATA,
-        **{"c": shape[1], "h": shape[2], "w": shape[3], "k": x.shape[1], "r": r, "s": s, "stride": module.stride},
-        **{"padding": module.padding, "dilation": module.dilation, "groups": module.groups},
-        **{"dtype": dtype_of(x), "memory_format": _memory_format(x, module.weight)},
-    }
-
-
-def _padding(module: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the rows and columns that torch first adds to x, and the padding of the convolution itself."""
-    left, right, top, bottom = module._reversed_padding_repeated_twice
-    if module.padding_mode != "zeros":
-        return (top + bottom, left + right), (0, 0)
-    return (bottom - top, right - left), (top, left)
+        sides = module._reversed_padding_repeated_twice  # of the last dimension first
+        before, after = sides[-2::-2], sides[::-2]
+        is_apart = module.padding_mode != "zeros"  # torch pads x first; of zeros only what an odd filter has at the end
+        extra = [last + first if is_apart else last - first for first, last in zip(before, after, strict=True)]
+        shape[2:] = [size + more for size, more in zip(shape[2:], extra, strict=True)]
+        padding = [0] * len(before) if is_apart else before
+    return problem_of_call(
+        *(x, module.weight, module.stride, padding, module.dilation, module.groups),
+        is_transposed=isinstance(module, nn.ConvTranspose2d),
+        output_padding=output_padding,
+        x_shape=shape,
+        dtype=_dtype(x),
+        memory_format=_memory_format(x, module.weight),
+    )
 
 
 def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
@@ -203,13 +160,15 @@ def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
 
     On a GPU, float64 is never channels_last.
     """
+    if x.dim() == 3:
+        return MemoryFormat.CONTIGUOUS
     exact_on_cuda = x.device.type == "cuda" and x.dtype == torch.float64
     channels_last = any(map(suggests_channels_last, (x, w))) and not exact_on_cuda
     return MemoryFormat.CHANNELS_LAST if channels_last else MemoryFormat.CONTIGUOUS
 
 
-def dtype_of(x: Tensor) -> str:
+def _dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which torch computes the convolution of x: its own or, unless float64, that of autocast."""
     kind = x.device.type
     autocast = kind != "meta" and torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64
-    return str(torch.get_autocast_dtype(kind) if autocast else x.dtype).removeprefix("torch.")
+    return torch.get_autocast_dtype(kind) if autocast else x.dtype

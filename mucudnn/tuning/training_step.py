@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.memory import TORCH_FORMATS, block_bytes
-from mucudnn.running.modules.tuned_module import TunedModule, running_torchs_own
+from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.tuning.own_step import leaf, undisturbed
 from mucudnn.tuning.trace import TRACED, Call, call_of, problem_operation
 

@@ -20,8 +20,9 @@ from mucudnn.core.values import instance, several, shown, whole
 from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.measuring.clocks import kept_heap
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.devices import device_named, largest_batch_size, made_current
+from mucudnn.running.devices import device_named, made_current
 from mucudnn.running.dispatcher import untouched
+from mucudnn.running.problems import largest_batch_size
 from mucudnn.store.database import Database
 from mucudnn.store.environment_store import EnvironmentStore
 from mucudnn.tuning.benchmarker import Benchmarker, Priors

@@ -23,7 +23,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig, Task
 from mucudnn.core.values import flag, pair, real, shown, whole
-from mucudnn.running.devices import largest_batch_size
+from mucudnn.running.problems import largest_batch_size
 from mucudnn.solver.reuse import BatchSizePolicy
 from mucudnn.store import schema
 

@@ -14,9 +14,8 @@ import mucudnn
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.optimizing.in_place import InPlaceTimes, Place
-from mucudnn.running import definition, dispatcher, operators
+from mucudnn.running import dispatcher, operators
 from mucudnn.running.choices import Choices
-from mucudnn.running.eager import calls
 
 FORWARD, DATA, FILTER = Operation
 N = 2
@@ -135,7 +134,7 @@ def test_what_is_recomputed_in_the_backward_pass_counts_there() -> None:
 
 def test_results_are_those_without_recording_and_errors_leave_nothing_behind() -> None:
     def replaced() -> tuple[object, ...]:
-        return operators.computed, definition.bias_gradient, calls._values, calls._compiled
+        return operators.computed, operators.bias_gradient, operators._values, operators._compiled
 
     before, model, x = replaced(), tune(Twice()), torch.randn(N, 3, 8, 8)
     expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))

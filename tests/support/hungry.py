@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,9 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration
 from mucudnn.running import choices as choices_module
 from mucudnn.running import operators
+from mucudnn.running.choices import Choices
 from mucudnn.running.executable import Executable, Result
-from mucudnn.running.problems import problem_of
+from mucudnn.running.problems import problem_of_call
 
 Limits = Mapping[tuple[str, Operation], int]
 
@@ -86,10 +86,13 @@ def make_hungry(model: nn.Module, workspaces: Limits, monkeypatch: pytest.Monkey
     modules = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
     for handle, (_, module) in enumerate(modules):
         module.__class__ = mucudnn.Conv2d
-        module.choices = SimpleNamespace(handle=handle, x_shapes=Everything(), executables={})  # type: ignore[assignment]
+        module.choices = Choices({}, "cpu")
+        module.choices.handle, module.choices.x_shapes = handle, Everything()  # type: ignore[assignment]
 
     def executable(choices: Any, operation: Operation, x: Tensor, w: Tensor, third: Any, geometry: Any) -> Any:
-        problem = problem_of(operation, x, w, geometry)
+        problem = problem_of_call(x, w, *geometry)
+        assert problem is not None
+        problem = problem.with_operation(operation)
         return Hungry.with_workspace(problem, x, workspaces.get((modules[choices.handle][0], operation), 0))
 
     monkeypatch.setattr(choices_module, "_registered", {module.choices.handle: module.choices for _, module in modules})

@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-HEAVY = ("torch", "cupy", "pulp", "pandas", "rich", "mucudnn.running.modules.conv2d")
+HEAVY = ("torch", "cupy", "pulp", "pandas", "rich", "mucudnn.running.modules")
 _FORKED = ["torch.distributed.fsdp", "mucudnn.optimizing.optimize", "mucudnn.tuning.tuner", "mucudnn.cli.main"]
 
 

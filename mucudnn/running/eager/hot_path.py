@@ -6,7 +6,7 @@ subsystem of torch has to intercept the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -16,12 +16,8 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from mucudnn.core.problem import Operation
-from mucudnn.kernels.algorithm import BoundStage
 from mucudnn.running.workspace import kept_by_each_thread
 
-Bound = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
-_OPERATIONS = tuple(Operation)  # in the order of _call.cpp
 _keys_of = torch._C._dispatch_keys  # looked up once, since every call needs it
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
@@ -42,22 +38,21 @@ def set_up(unusual: tuple[str, ...] = UNUSUAL) -> None:
 
     Raises ``AttributeError`` or ``ValueError`` if torch lacks the DLPack version that the extension needs.
     """
-    _call.set_up(
+    extension.set_up(
         *(Tensor, Parameter, Tensor.__dlpack_c_exchange_api__),
         *(torch.get_num_threads, torch.empty_strided, torch.empty_like),
         *(_WATCHING, _tracing_state, vars(forward_ad), kept_by_each_thread),
-        *(torch.is_grad_enabled, _OPERATIONS, unusual),
+        *(torch.is_grad_enabled, tuple(Operation), unusual),
     )
 
 
+extension: Any  # the C++ module, or None
 try:
-    from mucudnn.running.eager import _call
+    from mucudnn.running.eager import _call as extension
 
     set_up()
 except (ImportError, AttributeError, ValueError):  # not built, or torch lacks its DLPack version
-    is_built = False
-else:
-    is_built = True
+    extension = None
 
 
 def _plain_keys(device_type: str) -> frozenset[int]:
@@ -94,56 +89,14 @@ def is_eager_in_python(x: Tensor, w: Tensor, third: Tensor | None) -> bool:
 # Runs a call whose executable is cached in ``executables`` and bound. Arguments: executables, operation, x, w, the bias
 # or dy, stride, padding, dilation, groups. Returns None if torch's own is to run, and NotImplemented if nothing is
 # cached for the call. Raises torch's out-of-memory errors.
-run_known: Callable[..., Any] = _call.run_known if is_built else lambda *_: NotImplemented
+run_known: Callable[..., Any] = (lambda *_: NotImplemented) if extension is None else extension.run_known
 
 # Returns the key by which ``run_known`` finds the executable of a call, or None if it does not support the call. The
 # arguments are those of ``run_known`` without executables.
-known_key: Callable[..., bytes | None] = _call.key if is_built else lambda *_: None
+known_key: Callable[..., bytes | None] = (lambda *_: None) if extension is None else extension.key
 
 # Returns whether no subsystem of torch intercepts calls, and x, w and the bias (or None) or dy are plain tensors. Must
 # not be called while torch compiles.
-is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = _call.is_eager if is_built else is_eager_in_python
-
-
-def compiled_functions(values_in_python: Callable[..., Tensor]) -> Any:
-    """Return the C++ module with the functions ``values`` and ``gradients``; None if it was not built.
-
-    values_in_python: Python version of ``values``, for calls that the C++ code does not support.
-    """
-    if not is_built:
-        return None
-    _call.set_values_in_python(values_in_python)
-    return _call
-
-
-def bound_in_cpp(
-    operation: Operation,
-    stages: Sequence[tuple[BoundStage | None, int]],
-    scratch: slice,
-    *,
-    is_channels_last: bool,
-    result: tuple[object, ...],
-    new_large: Callable[[], Tensor] | None,
-    otherwise: Bound,
-) -> Bound | None:
-    """Return a C++ function that runs an executable on the CPU; None if that is not possible.
-
-    stages: pairs of a stage and the offset of its prepared bytes in the workspace.
-    scratch: range of the scratch at the end of the workspace. result: shape, strides, dtype and device of the result.
-    new_large: allocates a large result; None if the result is not large.
-
-    otherwise: Python function that runs the executable on any operands. It is called if they are not dense, or if
-    this thread has no workspace yet.
-    """
-    if not is_built:
-        return None
-    entries = []
-    for stage, prepared in stages:
-        if stage is None or stage.entry is None:
-            return None
-        entries.append((*stage.entry, prepared))
-    bound: Bound = _call.Bound(
-        *(_OPERATIONS.index(operation), tuple(entries), scratch.start, scratch.stop, is_channels_last),
-        *(result, ("dtype", "device"), new_large, otherwise),
-    )
-    return bound
+is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = (
+    is_eager_in_python if extension is None else extension.is_eager
+)

@@ -8,24 +8,23 @@ from typing import Any
 import pytest
 
 from mucudnn.core.problem import Operation
-from mucudnn.running import operators
-from mucudnn.running.eager import calls, hot_path
+from mucudnn.running import modules, operators
+from mucudnn.running.eager import hot_path
 from mucudnn.running.eager.hot_path import is_eager_in_python
-from mucudnn.running.modules import conv2d as module
 from mucudnn.running.workspace import release_workspaces
 
 
 @pytest.fixture(autouse=True, params=["native", "python"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The extension, or what runs where it was not built."""
-    if request.param == "native" and not hot_path.is_built:
+    if request.param == "native" and hot_path.extension is None:
         pytest.skip("the extension was not built")
     if request.param == "python":
-        monkeypatch.setattr(hot_path, "is_built", False)
+        monkeypatch.setattr(hot_path, "extension", None)
         monkeypatch.setattr(operators, "run_known", lambda *_: NotImplemented)
-        monkeypatch.setattr(calls, "_compiled", None)
-        monkeypatch.setattr(calls, "_values", operators.values)
-        for user in (calls, module):
+        monkeypatch.setattr(operators, "_compiled", None)
+        monkeypatch.setattr(operators, "_values", operators.values)
+        for user in (operators, modules):
             monkeypatch.setattr(user, "is_eager", is_eager_in_python)
     yield request.param
     release_workspaces()

@@ -38,7 +38,7 @@ OTHERS: dict[str, list[Any]] = {
     "groups": [2],
 }
 
-only_native = pytest.mark.skipif(not hot_path.is_built, reason="the extension was not built")
+only_native = pytest.mark.skipif(hot_path.extension is None, reason="the extension was not built")
 
 
 @pytest.fixture

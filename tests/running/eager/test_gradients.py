@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.core.problem import MemoryFormat, Operation
-from mucudnn.running.eager import calls
+from mucudnn.running import operators
 
 
 def derivatives(
@@ -44,7 +44,7 @@ def test_derivatives_of_three_orders_are_those_of_float64(
     directions = [torch.randn(N, K, 9, 8)]
 
     def ours(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-        return calls.convolve(Operation.FORWARD, x, w, bias, *GEOMETRY, chosen)
+        return operators.convolve(Operation.FORWARD, x, w, bias, *GEOMETRY, chosen)
 
     def definition(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
         return F.conv2d(x, w, bias, padding=1)

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from mucudnn.core.problem import Operation
 from mucudnn.running import operators
-from mucudnn.running.eager import calls
 
 
 def test_threads_compute_beside_each_other() -> None:
@@ -63,7 +62,7 @@ def test_what_is_not_tuned_is_torchs_own() -> None:
     ours = layer()
     assert ours.choices is not None
     x, w = images()[:2], ours.weight
-    y = calls.convolve(Operation.FORWARD, x, w, None, *GEOMETRY, ours.choices)
+    y = operators.convolve(Operation.FORWARD, x, w, None, *GEOMETRY, ours.choices)
     assert torch.equal(y, F.conv2d(x, w, padding=1))
     assert y.grad_fn is not None
     y.sum().backward()

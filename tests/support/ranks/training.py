@@ -19,7 +19,7 @@ import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
 from mucudnn.enabling import switch
-from mucudnn.running.modules.tuned_module import TunedModule
+from mucudnn.running.modules import TunedModule
 
 Found = Mapping[str, Any]
 

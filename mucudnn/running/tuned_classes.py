@@ -15,10 +15,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.running.modules.conv1d import Conv1d
-from mucudnn.running.modules.conv2d import Conv2d
-from mucudnn.running.modules.conv_transpose2d import ConvTranspose2d
-from mucudnn.running.modules.tuned_module import TunedModule
+from mucudnn.running.modules import Conv1d, Conv2d, ConvTranspose2d, TunedModule
 
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: Conv2d,

@@ -1,0 +1,262 @@
+"""The modules that replace torch's convolutions: same arguments, same state dict, same results.
+
+``tuned_classes`` turns torch's modules into these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
+
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ITEM_BYTES, ConvProblem, Operation
+from mucudnn.core.records import Configuration
+from mucudnn.running import operators
+from mucudnn.running.choices import Choices
+from mucudnn.running.eager.hot_path import is_eager
+from mucudnn.running.problems import transposed_shape
+
+_TORCHS: Any = Tensor.__torch_function__
+_USUAL_FUNCTIONS = _TORCHS.__func__, torch._C._disabled_torch_function_impl
+_FORWARD = Operation.FORWARD  # looked up in every call
+_DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
+
+
+class TunedOperation(Protocol):
+    """Choice for one operation of a module, made by tuning; ``str`` includes the reason."""
+
+    @property
+    def problem(self) -> ConvProblem: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def configuration(self) -> Configuration: ...
+
+
+class TunedModule:
+    """A convolution module that runs its tuned choices.
+
+    tuned: the choice for each operation, as reported. choices: the choices to run; None to run torch's convolution for
+    every input. confirmation: the comparison of whole steps of the model with torch's, or None. unconfirmed: the reason
+    why there was no comparison.
+    """
+
+    tuned: tuple[TunedOperation, ...] = ()
+    choices: Choices | None = None
+    confirmation: object | None = None
+    unconfirmed: str | None = None
+
+    @property
+    def untuned_class(self) -> type:
+        """The module's class before ``optimize``: assigned to ``__class__``, it makes the module torch's own again.
+
+        If other code has since derived a new class from ours for the module, this is that class itself.
+        """
+        own: type = vars(type(self)).get("_untuned_class", type(self))
+        return own
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Reject ``torch.jit.script``, which calls this method and cannot compile a tuned module."""
+        name = next(base.__name__ for base in type(self).__mro__ if base.__module__.startswith("mucudnn."))
+        raise InvalidInputError(
+            f"torch.jit.script cannot compile mucudnn.{name}: use torch.compile, torch.export or torch.jit.trace, or "
+            "first make each such module PyTorch's own again with module.__class__ = module.untuned_class"
+        )
+
+
+@contextmanager
+def running_torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
+    """Make the modules run torch's convolution inside the block."""
+    before = [(module, module.choices) for module in modules]
+    try:
+        for module, _ in before:
+            module.choices = None
+        yield
+    finally:
+        for module, choices in before:
+            module.choices = choices
+
+
+def operator_takes(x: Tensor, weight: Tensor, dims: tuple[int, int]) -> bool:
+    """Return whether our operators accept x: a dense, real tensor whose number of dimensions is one of ``dims``.
+
+    Returns False under forward-mode AD and ``torch.func``, which the operators do not support, if x is not a tensor,
+    for example a ``torch.fx.Proxy``, if the weight handles torch's functions itself, and under ``torch.export``,
+    whose graphs are for programs without mucudnn. The operator checks weight and bias otherwise.
+    """
+    if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.dim() not in dims:
+        return False
+    if x.is_nested or x.layout is not torch.strided or x.is_meta:
+        return False
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting()
+    function: Any = type(weight).__torch_function__
+    if getattr(function, "__func__", function) not in _USUAL_FUNCTIONS:
+        return False
+    return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
+
+
+def padded(module: _ConvNd, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
+    """Pad x if the module's padding is not symmetric zeros; return x and the remaining padding of the convolution."""
+    none = (0,) * (weight.dim() - 2)
+    if module.padding_mode != "zeros":
+        return F.pad(x, module._reversed_padding_repeated_twice, module.padding_mode), none
+    if module.padding == "valid":
+        return x, none
+    if module.padding != "same":
+        return x, module.padding
+    totals = [dilation * (size - 1) for dilation, size in zip(module.dilation, weight.shape[2:], strict=True)]
+    if any(total % 2 for total in totals):  # an even filter: the odd row and column belong to the bottom and right
+        x = F.pad(x, [side for total in reversed(totals) for side in (0, total % 2)])
+    return x, tuple(total // 2 for total in totals)
+
+
+def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:
+    """Return whether to call our operator, given the tuned sizes; always True in compiled graphs.
+
+    In a compiled graph, sizes are known only when the operator runs. x_shape: (N, C, H, W) of the problem.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    try:
+        return x_shape in choices.x_shapes
+    except TypeError:  # symbolic sizes cannot be hashed
+        return True
+
+
+def are_pairs(stride: Any, padding: Any, dilation: Any) -> bool:
+    """Return whether all three are tuples of length two, as in torch's modules unless users assign other types."""
+    if type(stride) is type(padding) is type(dilation) is tuple:
+        return len(stride) == len(padding) == len(dilation) == 2
+    return False
+
+
+class Conv2d(TunedModule, torch.nn.Conv2d):
+    """A ``torch.nn.Conv2d``: same arguments, same state dict, same result.
+
+    Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
+    ``tuned`` has the choices with reasons. x: (N, C, H, W) or (C, H, W), y: (N, K, P, Q) or (K, P, Q).
+
+    >>> import torch, mucudnn
+    >>> layer = mucudnn.Conv2d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
+    >>> layer(torch.zeros(4, 3, 32, 48)).shape  # (N, C, H, W) -> (N, K, P, Q)
+    torch.Size([4, 8, 16, 24])
+    """
+
+    _untuned_class = torch.nn.Conv2d
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = None if self.choices is None else self._tuned_forward(input, weight, bias)
+        return super()._conv_forward(input, weight, bias) if y is None else y
+
+    def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Return y by the tuned choice; None if torch's convolution is to run.
+
+        Torch's convolution also handles unusual inputs and reports errors.
+        """
+        is_plain = not torch.compiler.is_compiling() and is_eager(x, weight, bias)
+        if not is_plain and not operator_takes(x, weight, (3, 4)):
+            return None
+        if x.dim() == 3:
+            y = self._tuned_forward(x.unsqueeze(0), weight, bias)
+            return None if y is None else y.squeeze(0)
+        if self.padding_mode == "zeros" and type(self.padding) is tuple:
+            padding: Any = self.padding
+        else:
+            x, padding = padded(self, x, weight)
+        if not are_pairs(self.stride, padding, self.dilation):
+            return None
+        choices = self.choices
+        geometry = self.stride, padding, self.dilation, self.groups
+        if choices is None or not may_be_tuned(choices, x.shape):
+            return None
+        if is_plain:
+            return operators.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
+        return operators.conv2d(x, weight, bias, *geometry, choices.handle)
+
+
+class Conv1d(TunedModule, torch.nn.Conv1d):
+    """A ``torch.nn.Conv1d``: same arguments, same state dict, same result.
+
+    Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution. ``tuned``
+    has the choices with reasons; they treat x as images of height 1. x: (N, C, L) or (C, L), y: (N, K, Q) or (K, Q).
+
+    >>> import torch, mucudnn
+    >>> layer = mucudnn.Conv1d(in_channels=3, out_channels=8, kernel_size=3, stride=2, padding=1)
+    >>> layer(torch.zeros(4, 3, 48)).shape  # (N, C, L) -> (N, K, Q)
+    torch.Size([4, 8, 24])
+    """
+
+    _untuned_class = torch.nn.Conv1d
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = None if self.choices is None else self._tuned_forward(input, weight, bias)
+        return super()._conv_forward(input, weight, bias) if y is None else y
+
+    def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Compute y with the tuned choice. Returns None if torch's convolution is to run, which also reports errors."""
+        assert self.choices is not None
+        if not operator_takes(x, weight, (2, 3)) or weight.dim() != 3:
+            return None
+        if x.dim() == 2:
+            y = self._tuned_forward(x.unsqueeze(0), weight, bias)
+            return None if y is None else y.squeeze(0)
+        x, padding = padded(self, x, weight)
+        if not all(type(one) is tuple and len(one) == 1 for one in (self.stride, padding, self.dilation)):
+            return None
+        images = x.contiguous().unsqueeze(2)  # as torch does
+        if not may_be_tuned(self.choices, images.shape):
+            return None
+        geometry = (1, self.stride[0]), (0, padding[0]), (1, self.dilation[0]), self.groups
+        return operators.convolve(_FORWARD, images, weight.unsqueeze(2), bias, *geometry, self.choices).squeeze(2)
+
+
+class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
+    """A ``torch.nn.ConvTranspose2d``: same arguments, same state dict, same result.
+
+    Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
+    ``tuned`` has the choices with reasons, named by the convolution that the module transposes: y is the backward data
+    of that convolution, dx its forward operation. x: (N, C, P, Q) or (C, P, Q), y: (N, K, H, W) or (K, H, W).
+
+    >>> import torch, mucudnn
+    >>> layer = mucudnn.ConvTranspose2d(in_channels=8, out_channels=3, kernel_size=4, stride=2, padding=1)
+    >>> layer(torch.zeros(4, 8, 16, 24)).shape  # (N, C, P, Q) -> (N, K, H, W)
+    torch.Size([4, 3, 32, 48])
+    """
+
+    _untuned_class = torch.nn.ConvTranspose2d
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        y = None if self.choices is None else self._tuned_forward(input, output_size)
+        return super().forward(input, output_size) if y is None else y
+
+    def _tuned_forward(self, x: Tensor, output_size: list[int] | None) -> Tensor | None:
+        """Compute y with the tuned choice. Returns None if torch's convolution is to run, which also reports errors."""
+        assert self.choices is not None
+        if not operator_takes(x, self.weight, (3, 4)) or self.padding_mode != "zeros":
+            return None
+        stride, dilation, weight = self.stride, self.dilation, self.weight
+        padding: Any = self.padding
+        if not are_pairs(stride, padding, dilation) or weight.dim() != 4:
+            return None
+        output_padding = self._output_padding(x, output_size, stride, padding, self.kernel_size, 2, dilation)  # type: ignore[arg-type]
+        images = x if x.dim() == 4 else x.unsqueeze(0)
+        geometry = stride, padding, dilation, self.groups
+        shape = transposed_shape(images.shape, weight.shape, geometry, output_padding)
+        if not may_be_tuned(self.choices, shape):
+            return None
+        is_inference = not torch.is_grad_enabled() and is_eager(images, weight, self.bias)
+        compute = operators.transposed_values if is_inference else operators.conv_transpose2d
+        y: Tensor = compute(
+            images, weight, self.bias, stride, padding, output_padding, dilation, self.groups, self.choices.handle
+        )
+        return y if x.dim() == 4 else y.squeeze(0)
