@@ -17,17 +17,15 @@ from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.kernels.algorithm import ACTIVATIONS, Algorithm, fuses
-from mucudnn.kernels.registry import require_algorithm
+from mucudnn.kernels.registry import algorithms, require_algorithm
 from mucudnn.testing.checks import (
-    UNEVEN_THREADS,
+    IMAGE,
     check_added,
     check_determinism,
     check_epilogue,
     check_float32_sums,
     check_locality,
-    check_locality_of_padding,
     check_nothing_is_hidden,
-    check_reason,
     check_result,
     check_splits,
     check_workspace,
@@ -80,8 +78,33 @@ _MOST_MULTIPLICATIONS = 250_000  # of one problem, so that thousands of problems
 
 def random_problem(random: Random) -> ConvProblem | None:
     """Draw a random problem. Returns None if the draw is not a valid convolution or too large."""
+
+    def pair(values: tuple[int, ...]) -> Pair:
+        first = random.choice(values)
+        return (first, first) if random.random() < 0.5 else (first, random.choice(values))
+
+    groups = random.choice((1, 1, 1, 2, 3, 5))
+    c, k = random.choice(_CHANNELS), random.choice(_CHANNELS)
+    if random.random() < 0.1:  # depthwise
+        groups, c, k = c, 1, random.choice((1, 2))
+    r, s = pair(_FILTERS)
+    plain = r == s and random.random() < 0.6  # so that Winograd supports enough of them
+    steps = (1,) if plain else _STEPS
     try:
-        problem = _any_problem(random)
+        problem = ConvProblem(
+            random.choice(list(Operation)),
+            c * groups,
+            *pair(_PIXELS),
+            k * groups,
+            r,
+            s,
+            stride=pair(steps),
+            padding=pair(_PADDINGS),
+            dilation=pair(steps),
+            groups=groups,
+            dtype=random.choice(("float32", "float32", "float32", *ITEM_BYTES)),
+            memory_format=random.choice(list(MemoryFormat)),
+        )
     except InvalidInputError:  # the filter is larger than the padded map
         return None
     return problem if problem.flops(1) <= 2 * _MOST_MULTIPLICATIONS else None
@@ -101,38 +124,12 @@ def random_micro_batches(random: Random, algorithm: Algorithm, problem: ConvProb
     return (next(n for n in range(1, 64) if algorithm.supports_micro_batch(problem, n) is None),)
 
 
-def _any_problem(random: Random) -> ConvProblem:
-    def pair(values: tuple[int, ...]) -> Pair:
-        first = random.choice(values)
-        return (first, first) if random.random() < 0.5 else (first, random.choice(values))
-
-    groups = random.choice((1, 1, 1, 2, 3, 5))
-    c, k = random.choice(_CHANNELS), random.choice(_CHANNELS)
-    if random.random() < 0.1:  # depthwise
-        groups, c, k = c, 1, random.choice((1, 2))
-    r, s = pair(_FILTERS)
-    plain = r == s and random.random() < 0.6  # so that Winograd supports enough of them
-    steps = (1,) if plain else _STEPS
-    return ConvProblem(
-        random.choice(list(Operation)),
-        c * groups,
-        *pair(_PIXELS),
-        k * groups,
-        r,
-        s,
-        stride=pair(steps),
-        padding=pair(_PADDINGS),
-        dilation=pair(steps),
-        groups=groups,
-        dtype=random.choice(("float32", "float32", "float32", *ITEM_BYTES)),
-        memory_format=random.choice(list(MemoryFormat)),
-    )
-
+# The suite
 
 _OWN_SIZES = (3, 2)  # mini-batch and micro-batch of the caller's problems
+_UNEVEN_THREADS = 3  # divides no size of the suite
 _MOST_DRAWS = 300  # attempts to draw a random problem that the algorithm supports
 
-_Cut = tuple[ConvProblem, tuple[int, ...]]  # problem and micro-batches
 _Check = Callable[[], None]
 
 
@@ -161,36 +158,13 @@ def check_algorithm(
     Raises ``AssertionError`` for the first broken promise, with the problem, the micro-batches, the seed, and the
     actual and allowed values; and if the algorithm supports no problem of the suite.
     """
-    try:
-        require_algorithm(algorithm)
-    except InvalidInputError as error:
-        raise AssertionError(str(error)) from None
+    if algorithm not in algorithms():
+        try:
+            require_algorithm(algorithm)
+        except InvalidInputError as error:
+            raise AssertionError(str(error)) from None
     bounds = DEFAULT_MAX_RELATIVE_ERROR | dict(max_relative_error or {})
-    passed = check_contract(algorithm, bounds, problems=problems, random_problems=random_problems, seed=seed)
-    if report is not None:
-        cuts = set(passed)
-        checked = {problem for problem, _ in cuts}
-        formats, dtypes = ({getattr(problem, name) for problem in checked} for name in ("memory_format", "dtype"))
-        report(
-            f"{algorithm.name}: {len(passed)} checks passed: {len(checked)} problems ({len(formats)} memory format(s), "
-            f"{len(dtypes)} dtype(s)), each against float64 between guard zones, in {len(cuts)} cuts into micro-batches"
-        )
-    return len(passed)
-
-
-def check_contract(
-    algorithm: Algorithm,
-    bounds: Mapping[str, float],
-    *,
-    problems: Iterable[ConvProblem] = (),
-    random_problems: int = 100,
-    seed: int = 0,
-) -> list[_Cut]:
-    """Check an algorithm, even a built-in one, as ``check_algorithm``; return what each check passed was of.
-
-    bounds: largest relative error by dtype.
-    """
-    passed: list[_Cut] = []
+    passed: list[tuple[ConvProblem, tuple[int, ...]]] = []  # problem and micro-batches of each check
 
     def run(check: _Check, problem: ConvProblem, micro_batches: Sequence[int], seed: int) -> None:
         sizes = " + ".join(map(str, micro_batches))
@@ -203,13 +177,15 @@ def check_contract(
         for problem, batch_size, n, is_thorough in _cases(problems):
             with _told_of(f"{algorithm.name}: {problem}, slices of {n}"):
                 reason = algorithm.supports(problem)
-                check_reason(reason)
-                check_reason(algorithm.supports_micro_batch(problem, n))
+                for why in (reason, algorithm.supports_micro_batch(problem, n)):
+                    if why is not None and len(why.split()) <= 3:
+                        raise AssertionError(
+                            f"the reason why not is {why!r}; it must be a sentence of more than three words"
+                        )
             if reason is None:
                 micro_batches = split(algorithm, problem, batch_size, n)
-                for checks in (_checks, _more_checks) if is_thorough else (_checks,):
-                    for check in checks(algorithm, problem, micro_batches, bounds[problem.dtype]):
-                        run(check, problem, micro_batches, seed)
+                for check in _checks(algorithm, problem, micro_batches, bounds[problem.dtype], is_thorough):
+                    run(check, problem, micro_batches, seed)
         if not passed:
             raise AssertionError(f"{algorithm.name}: it supports no problem of the suite; give some in problems")
         for number in range(seed, seed + random_problems):
@@ -221,7 +197,15 @@ def check_contract(
                 has_bias = found.operation is Operation.FORWARD and random.random() < 0.5
                 check = partial(check_result, algorithm, found, sizes, bounds[found.dtype], has_bias=has_bias)
                 run(check, found, sizes, number)
-    return passed
+    if report is not None:
+        cuts = set(passed)
+        checked = {problem for problem, _ in cuts}
+        formats, dtypes = ({getattr(problem, name) for problem in checked} for name in ("memory_format", "dtype"))
+        report(
+            f"{algorithm.name}: {len(passed)} checks passed: {len(checked)} problems ({len(formats)} memory format(s), "
+            f"{len(dtypes)} dtype(s)), each against float64 between guard zones, in {len(cuts)} cuts into micro-batches"
+        )
+    return len(passed)
 
 
 def _cases(own: Iterable[ConvProblem]) -> Iterator[tuple[ConvProblem, int, int, bool]]:
@@ -238,43 +222,40 @@ def _cases(own: Iterable[ConvProblem]) -> Iterator[tuple[ConvProblem, int, int, 
         yield problem, *_OWN_SIZES, True
 
 
-def _checks(algorithm: Algorithm, problem: ConvProblem, micro_batches: list[int], bound: float) -> Iterator[_Check]:
-    """Yield checks of the result, and of how NaN and Inf spread."""
-    call = (algorithm, problem, micro_batches)
+def _checks(
+    algorithm: Algorithm, problem: ConvProblem, micro_batches: list[int], bound: float, is_thorough: bool
+) -> Iterator[_Check]:
+    """Yield checks of the result and of how NaN and Inf spread; thorough ones also of cuts, threads, sums and bias."""
+    call, operation = (algorithm, problem, micro_batches), problem.operation
     yield partial(check_workspace, algorithm, problem, micro_batches[0])
     yield partial(check_result, *call, bound)
     if fuses(algorithm, problem):
         yield partial(check_epilogue, *call, bound, "ReLU6")
     yield partial(check_nothing_is_hidden, algorithm, problem)
     if algorithm.is_local(problem):
-        yield partial(check_locality, algorithm, problem)
-        if problem.operation is Operation.BACKWARD_FILTER and problem.dtype == "float32":
-            yield partial(check_locality_of_padding, algorithm, problem)
-
-
-def _more_checks(
-    algorithm: Algorithm, problem: ConvProblem, micro_batches: list[int], bound: float
-) -> Iterator[_Check]:
-    """Yield checks of divisions into micro-batches, threads, sums and the bias."""
-    call = (algorithm, problem, micro_batches)
+        yield partial(check_locality, algorithm, problem, IMAGE[operation])
+        if operation is Operation.BACKWARD_FILTER and problem.dtype == "float32":
+            yield partial(check_locality, algorithm, problem, "y")
+    if not is_thorough:
+        return
     yield partial(_in_uneven_threads, partial(check_result, *call, bound))
     yield partial(check_splits, algorithm, problem, sum(micro_batches), bound)
     if algorithm.deterministic:
-        yield partial(check_determinism, *call)
-    if problem.operation is Operation.FORWARD:
+        yield partial(_in_uneven_threads, partial(check_determinism, *call))
+    if operation is Operation.FORWARD:
         yield partial(check_result, *call, bound, has_bias=True)
     if fuses(algorithm, problem):
         yield partial(check_epilogue, *call, bound, None)
         for activation, adds in product(ACTIVATIONS, (False, True)):
             yield partial(_in_uneven_threads, partial(check_epilogue, *call, bound, activation, adds=adds))
-    if problem.operation is Operation.BACKWARD_FILTER:
+    if operation is Operation.BACKWARD_FILTER:
         yield partial(check_added, *call, bound)
         if problem.item_bytes < 4 and algorithm.supports_micro_batch(problem, 1) is None:
             yield partial(check_float32_sums, algorithm, problem)
 
 
 def _in_uneven_threads(check: _Check) -> None:
-    with threads(UNEVEN_THREADS):
+    with threads(_UNEVEN_THREADS):
         check()
 
 

@@ -18,7 +18,6 @@ from support.cuda.either_device import (
     Guarded,
     buildable_engines,
     offered_engines,
-    peak_requested_bytes,
     run_in_slices,
     wait_for_all,
 )
@@ -29,6 +28,7 @@ from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine
 from mucudnn.kernels.cudnn.library import CudnnError
+from mucudnn.kernels.memory import peak_requested_bytes
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.candidates import Candidate

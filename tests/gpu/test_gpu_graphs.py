@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from support.cuda.either_device import captured, peak_requested_bytes, wait_for_all
+from support.cuda.either_device import captured, wait_for_all
 from torch import Tensor, nn
 
 import mucudnn
@@ -14,6 +14,7 @@ from mucudnn.bench.sources.networks.large_images import EDSR, DnCNN, SegmentingU
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.graph.model import BandedModel
+from mucudnn.kernels.memory import peak_requested_bytes
 
 pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library warns of is no failure of a model
 ALGORITHMS = ("implicit-gemm", "pointwise", "winograd-4x4")  # on the CPU; on a GPU all convolutions are torch's

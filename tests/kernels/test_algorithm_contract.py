@@ -24,14 +24,14 @@ from mucudnn.kernels.torch_convolution import reference
 from mucudnn.kernels.torch_ops import gemm
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
 from mucudnn.running.choices import Choices
-from mucudnn.testing import contract
+from mucudnn.testing import check_algorithm, contract
 from mucudnn.testing.checks import (
     IMAGE,
     Call,
     dependent,
     torchs_spoilt_result,
 )
-from mucudnn.testing.contract import GEOMETRIES, check_contract, geometry
+from mucudnn.testing.contract import GEOMETRIES, geometry
 
 NAMES = [a.name for a in algorithms()]
 LOOSER = {"winograd-6x6": 10.0}  # interpolation points up to 2 cost a digit; the default error bound bars it
@@ -59,8 +59,8 @@ def test_every_promise_is_kept(name: str) -> None:
         compiled.algorithm(name)  # or this build has none
     bounds = {dtype: LOOSER.get(name, 1.0) * bound for dtype, bound in DEFAULT_MAX_RELATIVE_ERROR.items()}
     strided = [ConvProblem(operation, 4, 13, 11, 3, 5, 5, (2, 2), (2, 2)) for operation in Operation]
-    passed = check_contract(algorithm(name), bounds, problems=strided, random_problems=3)  # test_fuzz has more
-    assert len(passed) >= 20
+    passed = check_algorithm(algorithm(name), problems=strided, max_relative_error=bounds, random_problems=3)
+    assert passed >= 20  # test_fuzz_problems has more random ones
 
 
 @pytest.mark.parametrize("operation", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])

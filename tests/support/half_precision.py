@@ -40,8 +40,8 @@ def assert_half_is_float32_rounded_once(
             return
         added = half.memory.tensor(problem, problem.y_shape(half.batch_size)).normal_()
         assert_equal(
-            half.run_with(Epilogue("SiLU", added), algorithm, micro_batches, bias),
-            full.run_with(Epilogue("SiLU", added.float()), algorithm, micro_batches, bias.float()),
+            half.run(algorithm, micro_batches, bias, Epilogue("SiLU", added)),
+            full.run(algorithm, micro_batches, bias.float(), Epilogue("SiLU", added.float())),
         )
 
 

@@ -14,7 +14,6 @@ from mucudnn.kernels import registry
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
 from mucudnn.kernels.cudnn.library import CudnnError
-from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.testing.checks import GuardedMemory
 
@@ -87,18 +86,6 @@ def run_in_slices(
         algorithm.step(problem, x, operands.w, y, None, prepared, memory.buffer(each.scratch_bytes))
         start += n
     algorithm.close(problem, operands.w, prepared)
-
-
-def peak_requested_bytes(function: Callable[[], object], device: str) -> int:
-    """Most bytes that the function asks torch's allocator for at once, by ``torch.cuda.memory_stats`` on a GPU."""
-    if device == "cpu":
-        return peak_allocated_bytes(function)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
-    function()
-    torch.cuda.synchronize()
-    return int(torch.cuda.memory_stats()["requested_bytes.all.peak"] - before)
 
 
 def captured(work: Callable[[], None], device: str) -> Callable[[], None]:
