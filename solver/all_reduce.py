@@ -1,6 +1,4 @@
-"""The time of an all-reduce over p ranks in the alpha-beta model, and of buckets of gradients.
-
-The time of an all-reduce over p ranks in the alpha-beta model.
+"""The time of an all-reduce over p ranks in the alpha-beta model, and buckets of gradients that overlap with it.
 
 A message of n bytes takes alpha + n beta, where alpha is the latency and beta the inverse of the bandwidth. In each
 round a rank sends one message and receives one. An algorithm is described by two numbers: its rounds, and its volume,
@@ -12,11 +10,9 @@ the ranks beyond the largest power of two below p send all their data to a partn
 Sources: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH (2005); Chan,
 Heimlich, Purkayastha and van de Geijn, Collective communication: theory, practice, and experience (2007).
 
-Buckets of gradients for all-reduces that overlap with the backward pass.
-
-Gradients become ready in a known order. A bucket is a sequence of consecutive gradients that is sent as one message,
-once its last gradient is ready and the previous bucket has been sent. Few large buckets save latency, many small
-buckets start earlier. The best cap is found exactly, for any message cost.
+Gradients become ready in a known order during the backward pass. A bucket is a sequence of consecutive gradients that
+is sent as one message, once its last gradient is ready and the previous bucket has been sent. Few large buckets save
+latency, many small buckets start earlier. The best cap is found exactly, for any message cost.
 """
 
 from __future__ import annotations
@@ -66,43 +62,27 @@ class Link:
             raise InvalidInputError(f"bytes_per_s is {self.bytes_per_s}; it must be above 0, and finite")
 
 
-def rounds(algorithm: AllReduce, ranks: int) -> int:
-    """Return the number of rounds of an all-reduce by this algorithm; 0 for a single rank.
+def rounds_and_volume(algorithm: AllReduce, ranks: int) -> tuple[int, float]:
+    """Return the rounds of an all-reduce, and the bytes on its critical path for each byte that is reduced.
 
-    Raises ``InvalidInputError`` unless ``ranks`` is a whole number of at least 1.
+    Both are 0 for a single rank. Raises ``InvalidInputError`` unless ``ranks`` is a whole number of at least 1.
     """
     p = whole(ranks, "ranks", 1)
     if p == 1:
-        return 0
+        return 0, 0.0
+    least_log2 = p.bit_length() - 1  # of the largest power of two up to p
+    folding = 0 if p.bit_count() == 1 else 2  # additional rounds
     match algorithm:
         case AllReduce.RING:
-            return 2 * (p - 1)
+            return 2 * (p - 1), 2 * (p - 1) / p
         case AllReduce.TREE:
-            return 2 * _ceil_log2(p)
+            height = (p - 1).bit_length()
+            return 2 * height, 2.0 * height
         case AllReduce.BUTTERFLY:
-            return _floor_log2(p) + _folding(p)
+            return least_log2 + folding, float(least_log2 + folding)
         case AllReduce.RABENSEIFNER:
-            return 2 * _floor_log2(p) + _folding(p)
-
-
-def volume(algorithm: AllReduce, ranks: int) -> float:
-    """Return the bytes on the critical path of an all-reduce for each byte that is reduced.
-
-    Raises ``InvalidInputError`` unless ``ranks`` is a whole number of at least 1.
-    """
-    p = whole(ranks, "ranks", 1)
-    if p == 1:
-        return 0.0
-    match algorithm:
-        case AllReduce.RING:
-            return 2 * (p - 1) / p
-        case AllReduce.TREE:
-            return 2.0 * _ceil_log2(p)
-        case AllReduce.BUTTERFLY:
-            return float(_floor_log2(p) + _folding(p))
-        case AllReduce.RABENSEIFNER:
-            power = 1 << _floor_log2(p)
-            return 2 * (power - 1) / power + _folding(p)
+            power = 1 << least_log2
+            return 2 * least_log2 + folding, 2 * (power - 1) / power + folding
 
 
 def all_reduce_s(algorithm: AllReduce, ranks: int, size_bytes: float, link: Link) -> float:
@@ -110,20 +90,8 @@ def all_reduce_s(algorithm: AllReduce, ranks: int, size_bytes: float, link: Link
 
     Raises ``InvalidInputError`` unless ``ranks`` is a whole number of at least 1.
     """
-    return rounds(algorithm, ranks) * link.latency_s + volume(algorithm, ranks) * size_bytes / link.bytes_per_s
-
-
-def _floor_log2(p: int) -> int:
-    return p.bit_length() - 1
-
-
-def _ceil_log2(p: int) -> int:
-    return (p - 1).bit_length()
-
-
-def _folding(p: int) -> int:
-    """Return the number of additional rounds of an all-reduce if ``p`` is not a power of two, else 0."""
-    return 0 if p.bit_count() == 1 else 2
+    rounds, volume = rounds_and_volume(algorithm, ranks)
+    return rounds * link.latency_s + volume * size_bytes / link.bytes_per_s
 
 
 # Buckets
@@ -156,18 +124,6 @@ class Buckets:
     cap_bytes: int | None = None
 
 
-def sent_s(gradients: Sequence[Gradient], ends: Sequence[int], cost: MessageCost) -> float:
-    """Return when the last of these buckets has been sent, in seconds from the step's start; 0 without gradients.
-
-    gradients: all gradients, in the order in which they become ready. Each bucket is sent as one message.
-    """
-    sums = _sums(gradients)
-    end_s = 0.0
-    for first, last in pairwise([0, *ends]):
-        end_s = max(end_s, gradients[last - 1].ready_s) + cost(int(sums[last] - sums[first]))
-    return end_s
-
-
 def ddp_ends(sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int | None = None) -> tuple[int, ...]:
     """Return the end of each of DistributedDataParallel's buckets, as cumulative numbers of gradients.
 
@@ -192,9 +148,12 @@ def ddp_default(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
 
     Raises ``InvalidInputError`` for gradients out of order.
     """
-    _require_order(gradients)
+    sums = _sums(gradients)
     ends = ddp_ends([gradient.size_bytes for gradient in gradients], DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES)
-    return Buckets(ends, sent_s(gradients, ends, cost))
+    end_s = 0.0
+    for first, last in pairwise([0, *ends]):
+        end_s = max(end_s, gradients[last - 1].ready_s) + cost(int(sums[last] - sums[first]))
+    return Buckets(ends, end_s)
 
 
 def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
@@ -205,10 +164,9 @@ def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
 
     Raises ``InvalidInputError`` for gradients out of order.
     """
-    _require_order(gradients)
+    sums = _sums(gradients)
     if not gradients:
         return Buckets((), 0.0)
-    sums = _sums(gradients)
     caps = np.unique(sums[None, :] - sums[:, None])[::-1]
     caps = caps[caps > 0]
     end_s, end = np.zeros(caps.size), np.zeros(caps.size, dtype=np.int64)
@@ -226,12 +184,10 @@ def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
 
 
 def _sums(gradients: Sequence[Gradient]) -> IntArray:
-    """Return the cumulative bytes of the gradients. Entry i is the sum of the first i gradients."""
-    sizes = np.array([gradient.size_bytes for gradient in gradients], dtype=np.int64)
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+    """Return the cumulative bytes of the gradients: entry i is the sum of the first i gradients.
 
-
-def _require_order(gradients: Sequence[Gradient]) -> None:
+    Raises ``InvalidInputError`` for gradients out of order.
+    """
     before_s = 0.0
     for number, gradient in enumerate(gradients):
         if gradient.size_bytes < 1 or not before_s <= gradient.ready_s < inf:
@@ -240,3 +196,4 @@ def _require_order(gradients: Sequence[Gradient]) -> None:
                 f"{before_s} s; give at least one byte each, in the order in which they become ready, from 0 s on"
             )
         before_s = gradient.ready_s
+    return np.cumsum([0, *(gradient.size_bytes for gradient in gradients)], dtype=np.int64)

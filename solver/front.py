@@ -1,6 +1,6 @@
 """The desirable sets of one problem: exact Pareto fronts of time and workspace, for every batch size at once.
 
-The cost model: time and workspace of a configuration (algorithms with micro-batch sizes) of one problem.
+The cost model of a configuration (algorithms with micro-batch sizes):
 
     time      = sum over its algorithms of setup  +  sum over its micro-batches of step
     workspace = sum over its algorithms of prepared  +  max over its micro-batches of scratch
@@ -8,23 +8,22 @@ The cost model: time and workspace of a configuration (algorithms with micro-bat
 Times are whole picoseconds, far below the resolution of a clock, stored as float64. Sums are then exact (up to 2**53
 ps, 2.5 hours) and independent of the order, so ties are exact and the order of the input does not matter.
 
-The sweep that finds the fastest configurations for each workspace: a knapsack for many algorithm sets at once.
-
-T[set, n] is the least sum of step times that covers n samples with the algorithms of the set. Micro-configs (an
-algorithm with a micro-batch size) are added in ascending order of their scratch bytes. Each entry that decreases is a
-new configuration: its time is the entry plus the set's setup times, its workspace the set's prepared bytes plus the
-scratch of the added micro-config.
+A sweep finds the fastest configurations for each workspace: a knapsack for many algorithm sets at once. T[set, n] is
+the least sum of step times that covers n samples with the algorithms of the set. Micro-configs (an algorithm with a
+micro-batch size) are added in ascending order of their scratch bytes. Each entry that decreases is a new configuration:
+its time is the entry plus the set's setup times, its workspace the set's prepared bytes plus the scratch of the added
+micro-config.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +41,12 @@ PICOSECONDS = 1e12  # per second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Costs:
+class CostArrays:
     """The measurements of one problem as arrays, repeated ones merged. Algorithms are numbered in order of their names.
 
     setup_ps, prepared_bytes: (algorithms,). step_ps, scratch_bytes: (algorithms, batch_size + 1), indexed by the
-    micro-batch size; ``step_ps`` is infinite for sizes that were not measured.
+    micro-batch size; ``step_ps`` is infinite for sizes that were not measured. free: numbers of the algorithms without
+    setup time and prepared bytes, which cost only the time of steps.
     """
 
     names: tuple[str, ...]
@@ -54,11 +54,7 @@ class Costs:
     prepared_bytes: IntArray
     step_ps: FloatArray
     scratch_bytes: IntArray
-
-    @property
-    def free_algorithms(self) -> frozenset[int]:
-        """Numbers of the algorithms without setup time and prepared bytes, which cost only the time of steps."""
-        return frozenset(np.flatnonzero((self.setup_ps == 0) & (self.prepared_bytes == 0)).tolist())
+    free: frozenset[int]
 
     def setup_of(self, algorithms: Collection[int]) -> float:
         """Return the sum of these algorithms' setup times in picoseconds."""
@@ -81,8 +77,8 @@ class Costs:
         return Configuration(micro_configs, float(time_ps) / PICOSECONDS, int(workspace))
 
 
-def pool(measurements: Sequence[Measurement], batch_size: int) -> Costs:
-    """Merge the measurements of one problem into one ``Costs``, for micro-batches up to ``batch_size``.
+def pool(measurements: Sequence[Measurement], batch_size: int) -> CostArrays:
+    """Merge the measurements of one problem into one ``CostArrays``, for micro-batches up to ``batch_size``.
 
     The setup time of an algorithm is the median of its measurements, its prepared bytes are their maximum. An algorithm
     that was measured more than once at the same micro-batch size gets the median of the times and the maximum of the
@@ -95,7 +91,13 @@ def pool(measurements: Sequence[Measurement], batch_size: int) -> Costs:
     by_algorithm: dict[str, list[Measurement]] = defaultdict(list)
     by_micro_config: dict[MicroConfig, list[Measurement]] = defaultdict(list)
     for measurement in measurements:
-        _check(measurement)
+        what = f"measurement of {measurement.micro_config.algorithm} {measurement.micro_config.micro_batch_size}"
+        for name in ("setup_s", "step_s", "prepared_bytes", "scratch_bytes"):
+            value = getattr(measurement, name)
+            if not 0 <= value * PICOSECONDS < math.inf:
+                raise InvalidInputError(
+                    f"{what}: {name} is {value}; it must be finite and at least 0; measure it again"
+                )
         by_algorithm[measurement.micro_config.algorithm].append(measurement)
         by_micro_config[measurement.micro_config].append(measurement)
     names = tuple(sorted(by_algorithm))
@@ -108,19 +110,12 @@ def pool(measurements: Sequence[Measurement], batch_size: int) -> Costs:
             scratch_bytes[place] = max(row.scratch_bytes for row in rows)
     setup_ps = np.array([_picoseconds([row.setup_s for row in by_algorithm[name]]) for name in names])
     prepared = np.array([max(row.prepared_bytes for row in by_algorithm[name]) for name in names], dtype=np.int64)
-    return Costs(names, setup_ps, prepared, step_ps, scratch_bytes)
+    free = frozenset(np.flatnonzero((setup_ps == 0) & (prepared == 0)).tolist())
+    return CostArrays(names, setup_ps, prepared, step_ps, scratch_bytes, free)
 
 
 def _picoseconds(times_s: Sequence[float]) -> float:
     return float(np.rint(median(times_s) * PICOSECONDS))
-
-
-def _check(measurement: Measurement) -> None:
-    what = f"measurement of {measurement.micro_config.algorithm} {measurement.micro_config.micro_batch_size}"
-    for name in ("setup_s", "step_s", "prepared_bytes", "scratch_bytes"):
-        value = getattr(measurement, name)
-        if not 0 <= value * PICOSECONDS < math.inf:
-            raise InvalidInputError(f"{what}: {name} is {value}; it must be finite and at least 0; measure it again")
 
 
 # The sweep
@@ -128,8 +123,7 @@ def _check(measurement: Measurement) -> None:
 AlgorithmSet = frozenset[int]  # Numbers of algorithms; the free ones belong to every set and are not listed.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ConfigurationColumns:
+class Rows(NamedTuple):
     """A table of configurations. In each row, a set of algorithms covers ``n`` samples in this time and workspace."""
 
     set_number: IntArray
@@ -137,119 +131,69 @@ class ConfigurationColumns:
     time_ps: FloatArray
     workspace_bytes: IntArray
 
-    def take(self, rows: IntArray) -> ConfigurationColumns:
-        return ConfigurationColumns(self.set_number[rows], self.n[rows], self.time_ps[rows], self.workspace_bytes[rows])
-
-    @staticmethod
-    def concatenate(parts: Iterable[ConfigurationColumns]) -> ConfigurationColumns:
-        whole = [NOTHING, *parts]
-        return ConfigurationColumns(
-            np.concatenate([part.set_number for part in whole]),
-            np.concatenate([part.n for part in whole]),
-            np.concatenate([part.time_ps for part in whole]),
-            np.concatenate([part.workspace_bytes for part in whole]),
-        )
+    def take(self, rows: IntArray) -> Rows:
+        return Rows(self.set_number[rows], self.n[rows], self.time_ps[rows], self.workspace_bytes[rows])
 
 
-_NO_INTEGERS = np.empty(0, dtype=np.int64)
-NOTHING = ConfigurationColumns(_NO_INTEGERS, _NO_INTEGERS, np.empty(0), _NO_INTEGERS)
-
-
-def sweep(costs: Costs, sets: Sequence[AlgorithmSet]) -> ConfigurationColumns:
+def _sweep(costs: CostArrays, sets: Sequence[AlgorithmSet]) -> Rows:
     """Return the candidates for the desirable sets (Pareto fronts) of every n, as configurations of ``sets``.
 
     The candidates include all desirable configurations. The sweep leaves out configurations dominated, at the same
-    scratch, by one of the ``sets`` of at most one algorithm that takes less time with no more prepared bytes, or the
-    same time with fewer.
+    scratch, by one of the ``sets`` of at most one algorithm (*singles*) that takes less time with no more prepared
+    bytes, or the same time with fewer.
     """
-    table = _Table(costs, sets)
-    return ConfigurationColumns.concatenate(table.add(algorithm, size) for algorithm, size in _by_scratch(costs))
+    setup_ps = np.array([costs.setup_of(s) for s in sets])
+    prepared_bytes = np.array([costs.prepared_of(s) for s in sets], dtype=np.int64)
+    table = np.full((len(sets), costs.step_ps.shape[1]), np.inf)  # T[set, n] in picoseconds
+    table[:, 0] = 0
+    sets_with = [
+        np.array([i for i, s in enumerate(sets) if a in s or a in costs.free], dtype=np.int64)
+        for a in range(len(costs.names))
+    ]
+    singles = sorted((i for i, s in enumerate(sets) if len(s) <= 1), key=lambda i: int(prepared_bytes[i]))
+    rank = {single: i for i, single in enumerate(singles)}
+    least_ps = np.full((len(singles) + 1, table.shape[1]), np.inf)  # [i]: of the i least prepared
+    preparing_less = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="left")
+    preparing_no_more = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="right")
 
-
-def _by_scratch(costs: Costs) -> list[tuple[int, int]]:
-    """Return all measured pairs (algorithm, micro-batch size), least scratch bytes first, then the larger size."""
+    nothing = np.empty(0, dtype=np.int64)
+    found = [Rows(nothing, nothing, np.empty(0), nothing)]
     algorithms, sizes = np.nonzero(np.isfinite(costs.step_ps))
-    order = np.lexsort((algorithms, -sizes, costs.scratch_bytes[algorithms, sizes]))
-    return list(zip(algorithms[order].tolist(), sizes[order].tolist(), strict=True))
-
-
-class _Table:
-    """The table T[set, n] of least step times in picoseconds, with the bounds that identify dominated entries."""
-
-    def __init__(self, costs: Costs, sets: Sequence[AlgorithmSet]) -> None:
-        self._costs = costs
-        self._setup_ps = np.array([costs.setup_of(s) for s in sets])
-        self._prepared_bytes = np.array([costs.prepared_of(s) for s in sets], dtype=np.int64)
-        self._steps_ps = np.full((len(sets), costs.step_ps.shape[1]), np.inf)
-        self._steps_ps[:, 0] = 0
-        free = costs.free_algorithms
-        self._sets_with = [
-            np.array([i for i, s in enumerate(sets) if a in s or a in free], dtype=np.int64)
-            for a in range(len(costs.names))
-        ]
-        self._bounds = _Bounds([i for i, s in enumerate(sets) if len(s) <= 1], self._prepared_bytes, self._steps_ps)
-
-    def add(self, algorithm: int, size: int) -> ConfigurationColumns:
-        """Add a pair (algorithm, micro-batch size) to the table, and return the configurations that become faster."""
-        step_ps = float(self._costs.step_ps[algorithm, size])
-        sets = self._sets_with[algorithm]
-        sets = sets[self._steps_ps[sets, size] > step_ps]
-        if not sets.size:
-            return NOTHING
-        before, after = self._relax(sets, size, step_ps)
-        time_ps = after + self._setup_ps[sets, None]
-        self._bounds.lower(sets, size, time_ps)
-        rows, columns = np.nonzero((after < before) & (time_ps < self._bounds.of(sets, size)))
-        workspace_bytes = self._prepared_bytes[sets] + self._costs.scratch_bytes[algorithm, size]
-        return ConfigurationColumns(sets[rows], columns + size, time_ps[rows, columns], workspace_bytes[rows])
-
-    def _relax(self, sets: IntArray, size: int, step_ps: float) -> tuple[FloatArray, FloatArray]:
-        """Update T with any number of micro-batches of this size.
-
-        Return T[sets, size:] before and after the update.
-        """
-        table = self._steps_ps[sets]
-        before = table[:, size:].copy()
+    order = np.lexsort((algorithms, -sizes, costs.scratch_bytes[algorithms, sizes]))  # least scratch, then largest size
+    for algorithm, size in zip(algorithms[order].tolist(), sizes[order].tolist(), strict=True):
+        step_ps = float(costs.step_ps[algorithm, size])
+        changed = sets_with[algorithm]
+        changed = changed[table[changed, size] > step_ps]
+        if not changed.size:
+            continue
+        steps_ps = table[changed]
+        before = steps_ps[:, size:].copy()
         # Allow one more step, then two more, four more, ..., which covers any number of steps.
-        while size < table.shape[1]:
-            np.minimum(table[:, size:], table[:, :-size] + step_ps, out=table[:, size:])
-            size, step_ps = 2 * size, 2 * step_ps
-        self._steps_ps[sets] = table
-        return before, table[:, -before.shape[1] :]
-
-
-class _Bounds:
-    """The least time so far for each n of the sets of at most one algorithm (*singles*), ordered by prepared bytes."""
-
-    def __init__(self, singles: list[int], prepared_bytes: IntArray, like: FloatArray) -> None:
-        singles = sorted(singles, key=lambda single: int(prepared_bytes[single]))
-        self._rank = {single: rank for rank, single in enumerate(singles)}
-        self._least_ps = np.full(
-            (len(singles) + 1, like.shape[1]), np.inf
-        )  # Entry [i] is for the i singles with the fewest prepared bytes.
-        self._preparing_less = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="left")
-        self._preparing_no_more = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="right")
-
-    def lower(self, sets: IntArray, first_n: int, time_ps: FloatArray) -> None:
-        """Lower the bounds where the new times of ``sets`` are less, for n from ``first_n`` on."""
-        for number, row in zip(sets.tolist(), time_ps, strict=True):
-            if number in self._rank:
-                least = self._least_ps[self._rank[number] + 1 :, first_n:]
+        more, more_ps = size, step_ps
+        while more < steps_ps.shape[1]:
+            np.minimum(steps_ps[:, more:], steps_ps[:, :-more] + more_ps, out=steps_ps[:, more:])
+            more, more_ps = 2 * more, 2 * more_ps
+        table[changed] = steps_ps
+        after = steps_ps[:, size:]
+        time_ps = after + setup_ps[changed, None]
+        for number, row in zip(changed.tolist(), time_ps, strict=True):
+            if number in rank:
+                least = least_ps[rank[number] + 1 :, size:]
                 np.minimum(least, row, out=least)
-
-    def of(self, sets: IntArray, first_n: int) -> FloatArray:
-        """Return the least times that are dominated, for each of ``sets`` and each n from ``first_n`` on."""
-        less = self._least_ps[self._preparing_less[sets], first_n:]
-        no_more = self._least_ps[self._preparing_no_more[sets], first_n:]
         # Times are whole numbers. A tie with equal prepared bytes is kept, because it may need fewer micro-batches.
-        bounds: FloatArray = np.minimum(less, no_more + 1)
-        return bounds
+        bounds = np.minimum(least_ps[preparing_less[changed], size:], least_ps[preparing_no_more[changed], size:] + 1)
+        rows, columns = np.nonzero((after < before) & (time_ps < bounds))
+        workspace_bytes = prepared_bytes[changed] + costs.scratch_bytes[algorithm, size]
+        found.append(Rows(changed[rows], columns + size, time_ps[rows, columns], workspace_bytes[rows]))
+    return Rows(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
+
+# Desirable sets
 
 Part = tuple[int, int]  # algorithm number, micro-batch size
 
 
-def fastest_micro_batches(costs: Costs, n: int, algorithms: Collection[int], scratch_bytes: int) -> list[Part]:
+def fastest_micro_batches(costs: CostArrays, n: int, algorithms: Collection[int], scratch_bytes: int) -> list[Part]:
     """Return the micro-batches that cover ``n`` samples with the least sum of step times, in running order.
 
     The micro-batches use only ``algorithms``, and at most ``scratch_bytes`` of scratch. Ties: fewer micro-batches, then
@@ -262,7 +206,12 @@ def fastest_micro_batches(costs: Costs, n: int, algorithms: Collection[int], scr
     sizes = np.flatnonzero(np.isfinite(least_ps))
     # One number orders by time, then by number of micro-batches: one picosecond outweighs n micro-batches.
     costs_of_sizes = least_ps[sizes] * 2.0 ** n.bit_length() + 1
-    table = _least_costs(n, sizes, costs_of_sizes)
+    table = np.full(n + 1, np.inf)  # the least cost of covering i samples
+    table[0] = 0
+    ends = np.searchsorted(sizes, np.arange(n + 1), side="right").tolist()
+    for i in range(1, n + 1):
+        if ends[i]:
+            table[i] = (table[i - sizes[: ends[i]]] + costs_of_sizes[: ends[i]]).min()
     parts = []
     while n > 0:
         reach = sizes <= n
@@ -273,20 +222,6 @@ def fastest_micro_batches(costs: Costs, n: int, algorithms: Collection[int], scr
     return parts
 
 
-def _least_costs(n: int, sizes: IntArray, costs_of_sizes: FloatArray) -> FloatArray:
-    """Return the least cost of covering i samples, T[i] = min over sizes of T[i - size] + cost, for i in 0..n.
-
-    sizes: ascending.
-    """
-    table = np.full(n + 1, np.inf)
-    table[0] = 0
-    ends = np.searchsorted(sizes, np.arange(n + 1), side="right").tolist()
-    for i in range(1, n + 1):
-        if ends[i]:
-            table[i] = (table[i - sizes[: ends[i]]] + costs_of_sizes[: ends[i]]).min()
-    return table
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class DesirableSets:
     """The desirable set (Pareto front of time and workspace) of every batch size from 1 to ``batch_size``.
@@ -295,9 +230,9 @@ class DesirableSets:
     """
 
     batch_size: int
-    _costs: Costs
+    _costs: CostArrays
     _sets: tuple[AlgorithmSet, ...]
-    _front: ConfigurationColumns  # Sorted by n, then workspace; a point has several rows if sets tie.
+    _front: Rows  # Sorted by n, then workspace; a point has several rows if sets tie.
 
     def of(self, n: int) -> tuple[Configuration, ...]:
         """Return the desirable configurations for ``n`` samples, from the least workspace to the fastest.
@@ -353,7 +288,7 @@ class DesirableSets:
     def _cover(self, n: int, row: int) -> list[Part]:
         algorithms = self._sets[int(self._front.set_number[row])]
         scratch_bytes = int(self._front.workspace_bytes[row]) - self._costs.prepared_of(algorithms)
-        return fastest_micro_batches(self._costs, n, algorithms | self._costs.free_algorithms, scratch_bytes)
+        return fastest_micro_batches(self._costs, n, algorithms | self._costs.free, scratch_bytes)
 
 
 def desirable_sets(measurements: Sequence[Measurement], batch_size: int) -> DesirableSets:
@@ -362,22 +297,17 @@ def desirable_sets(measurements: Sequence[Measurement], batch_size: int) -> Desi
     Raises ``InvalidInputError`` if ``batch_size`` is below 1 or a measurement is negative or not finite.
     """
     costs = pool(measurements, batch_size)
-    sets = _small_sets(costs)
-    found = sweep(costs, sets)
+    paid = sorted(frozenset(range(len(costs.names))) - costs.free)
+    sets = [frozenset(members) for size in range(3) for members in combinations(paid, size)]
+    found = _sweep(costs, sets)
     larger = _larger_sets(sets, found)
     if larger:
         sets = [*sets, *larger]
-        found = sweep(costs, sets)
+        found = _sweep(costs, sets)
     return DesirableSets(batch_size, costs, tuple(sets), _pareto(found))
 
 
-def _small_sets(costs: Costs) -> list[AlgorithmSet]:
-    """Return the sets with at most two algorithms, not counting those without setup time and prepared bytes."""
-    paid = sorted(frozenset(range(len(costs.names))) - costs.free_algorithms)
-    return [frozenset(members) for size in range(3) for members in combinations(paid, size)]
-
-
-def _larger_sets(sets: Sequence[AlgorithmSet], found: ConfigurationColumns) -> list[AlgorithmSet]:
+def _larger_sets(sets: Sequence[AlgorithmSet], found: Rows) -> list[AlgorithmSet]:
     """Return the sets of three or more algorithms in which the sweep found every pair useful; no others can matter.
 
     If the sweep finds nothing for a pair, another set covers the same samples with no more scratch in less time, or in
@@ -398,7 +328,7 @@ def _larger_sets(sets: Sequence[AlgorithmSet], found: ConfigurationColumns) -> l
     return larger
 
 
-def _pareto(found: ConfigurationColumns) -> ConfigurationColumns:
+def _pareto(found: Rows) -> Rows:
     """Keep the Pareto front of each n.
 
     A configuration is kept if it is faster than all with less workspace, and no slower than any with the same

@@ -1,8 +1,6 @@
 """Workspace reuse (WR): the fastest configuration of one problem under one workspace limit (μ-cuDNN, section III).
 
-The three policies that decide which micro-batch sizes are measured (Oyama et al., μ-cuDNN, section III).
-
-The base class of solver answers: predicted time, lower bound, optimality gap, status and solve time.
+Also the micro-batch sizes that are measured, by policy, and the base class of all answers of solvers.
 """
 
 from __future__ import annotations
@@ -113,10 +111,10 @@ class Account(Answer):
         )
 
 
-def solve_wr(
+def account_wr(
     measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None, *, what: str = ""
-) -> Configuration:
-    """Return the fastest configuration for ``batch_size`` with at most ``limit_bytes`` of workspace.
+) -> Account:
+    """Find the fastest configuration for ``batch_size`` with at most ``limit_bytes`` of workspace.
 
     The answer is exact for the model of ``solver.front``. Ties: less workspace, then fewer micro-batches, then by name.
     limit_bytes: None if there is no limit. what: name of the problem in errors.
@@ -124,32 +122,33 @@ def solve_wr(
     Raises ``InfeasibleError`` with the smallest feasible limit if nothing fits, ``InvalidInputError`` if the batch size
     is below 1, the limit below 0, or a measurement negative or not finite.
     """
-    return account_wr(measurements, batch_size, limit_bytes, what=what).configuration
-
-
-def account_wr(
-    measurements: Sequence[Measurement], batch_size: int, limit_bytes: int | None, *, what: str = ""
-) -> Account:
-    """Find the fastest configuration like ``solve_wr``, and return it with figures on how it was found."""
     start = time.perf_counter()
+    name = _name(what, batch_size)
     if limit_bytes is not None and limit_bytes < 0:
         raise InvalidInputError(
             f"the workspace limit is {limit_bytes} bytes; it must be at least 0, or None for no limit"
         )
     sets = desirable_sets(measurements, batch_size)
+    if not measurements:
+        raise InfeasibleError(
+            f"{name}: nothing was measured, so there is nothing to choose from; measure at least one micro-batch size"
+        )
     smallest = sets.smallest(batch_size)
     if smallest is None:
-        raise InfeasibleError(f"{_name(what, batch_size)}: {_no_cover(measurements, batch_size)}")
-    least = smallest.workspace_bytes
-    if limit_bytes is not None and limit_bytes < least:
+        sizes = sorted({measurement.micro_config.micro_batch_size for measurement in measurements})
         raise InfeasibleError(
-            f"{_name(what, batch_size)}: no configuration fits the workspace limit of {exact_bytes(limit_bytes)}; the "
-            f"smallest feasible limit is {exact_bytes(least)}, with {smallest}; allow at least that much",
+            f"{name}: no sum of the measured micro-batch sizes ({', '.join(map(str, sizes))}) is {batch_size}; measure "
+            f"size 1 or {batch_size}"
+        )
+    least = smallest.workspace_bytes
+    chosen = sets.fastest(batch_size, limit_bytes)
+    if chosen is None:
+        assert limit_bytes is not None  # without a limit, something fits
+        raise InfeasibleError(
+            f"{name}: no configuration fits the workspace limit of {exact_bytes(limit_bytes)}; the smallest feasible "
+            f"limit is {exact_bytes(least)}, with {smallest}; allow at least that much",
             smallest_feasible_bytes=least,
         )
-    chosen = (
-        sets.fastest(batch_size, limit_bytes) or smallest
-    )  # The result is never ``smallest``, because something fits; this is for the type checker.
     return Account(
         objective_s=chosen.time_s,
         bound_s=chosen.time_s,
@@ -167,11 +166,3 @@ def account_wr(
 
 def _name(what: str, batch_size: int) -> str:
     return f"{what or 'convolution'}, batch {batch_size}"
-
-
-def _no_cover(measurements: Sequence[Measurement], batch_size: int) -> str:
-    if not measurements:
-        return "nothing was measured, so there is nothing to choose from; measure at least one micro-batch size"
-    sizes = sorted({measurement.micro_config.micro_batch_size for measurement in measurements})
-    given = ", ".join(map(str, sizes))
-    return f"no sum of the measured micro-batch sizes ({given}) is {batch_size}; measure size 1 or {batch_size}"

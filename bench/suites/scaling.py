@@ -24,7 +24,7 @@ from mucudnn.core.tables import Table, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.values import format_bytes
 from mucudnn.measuring.clocks import Clock
-from mucudnn.solver.all_reduce import AllReduce, Gradient, Link, all_reduce_s, best_cap, ddp_default, volume
+from mucudnn.solver.all_reduce import AllReduce, Gradient, Link, all_reduce_s, best_cap, ddp_default, rounds_and_volume
 from mucudnn.solver.front import FloatArray
 from mucudnn.tuning.own_step import OwnStep
 
@@ -266,7 +266,7 @@ def predict(
                     exposed_s=exposed_s,
                     throughput=throughput,
                     efficiency=throughput / count / first_throughput,
-                    sent_bytes=volume(all_reduce, count) * sum(device.steps.gradients),
+                    sent_bytes=rounds_and_volume(all_reduce, count)[1] * sum(device.steps.gradients),
                     best_bucket_cap_mb=(best.cap_bytes or 0) / 2**20,
                     best_cap_exposed_s=max(best.end_s - backward_end_s, 0.0),
                 )

@@ -23,9 +23,7 @@ from mucudnn.solver.all_reduce import (
     best_cap,
     ddp_default,
     ddp_ends,
-    rounds,
-    sent_s,
-    volume,
+    rounds_and_volume,
 )
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=9)
@@ -63,7 +61,6 @@ def test_the_best_cap_is_the_best_of_all_caps(gradients: list[Gradient], latency
     assert best.cap_bytes is not None
     assert every[best.cap_bytes] == pytest.approx(best.end_s)
     assert best.ends == ddp_ends(sizes, best.cap_bytes)
-    assert sent_s(gradients, best.ends, cost) == pytest.approx(best.end_s)
 
 
 @settings(max_examples=60)
@@ -187,6 +184,5 @@ def test_every_rank_ends_with_the_sum_in_as_many_rounds_and_bytes_as_the_model_s
     expected = data.sum(axis=0)
     ended, count, passed = simulate(algorithm, p, data.copy())
     assert (ended == expected).all()
-    assert count == rounds(algorithm, p)
-    assert float(passed / n) == pytest.approx(volume(algorithm, p), rel=1e-14)
+    assert (count, float(passed / n)) == pytest.approx(rounds_and_volume(algorithm, p), rel=1e-14)
     assert all_reduce_s(algorithm, p, 8 * n, LINK) == pytest.approx(count * 5e-6 + 8 * float(passed) / 25e9)

@@ -103,12 +103,12 @@ def test_another_seed_of_hashes_gives_the_same_answer() -> None:
 from mucudnn.core.records import Configuration, Measurement, MicroConfig
 from mucudnn.solver.division import budget_curve
 from mucudnn.solver.division import DivisionProblem, solve_wd
-from mucudnn.solver.reuse import solve_wr
+from mucudnn.solver.reuse import account_wr
 names = {f"algorithm {i}" for i in range(12)}
 rows = [Measurement(MicroConfig(name, size), 0.0, size * 1e-3, 0, 4, 0.0) for name in names for size in (1, 2, 4)]
 options = {name: [Configuration((MicroConfig(other, 4),), 50.0 - len(other), len(other)) for other in names]
            for name in names}
-print(solve_wr(rows, 7, None), sorted(solve_wd(options, 137).assignment.items()), budget_curve(options))
+print(account_wr(rows, 7, None).configuration, sorted(solve_wd(options, 137).assignment.items()), budget_curve(options))
 """
     answers = {
         subprocess.run(

@@ -21,7 +21,7 @@ from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Configuration, Measurement, MicroConfig
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
-from mucudnn.solver.reuse import Status, account_wr, micro_batch_sizes, solve_wr
+from mucudnn.solver.reuse import Status, account_wr, micro_batch_sizes
 
 # A fast algorithm that needs memory, and a slow one that needs little.
 ROWS = [
@@ -31,13 +31,13 @@ ROWS = [
 
 
 def test_a_limit_is_inclusive_and_the_smallest_feasible_one_is_named() -> None:
-    assert solve_wr(ROWS, 8, 10).workspace_bytes == 10
+    assert account_wr(ROWS, 8, 10).configuration.workspace_bytes == 10
     with pytest.raises(
         InfeasibleError, match=r"conv2 forward, batch 8: .* 9B .* smallest feasible limit is 10B .* with slow 8"
     ):
-        solve_wr(ROWS, 8, 9, what="conv2 forward")
+        account_wr(ROWS, 8, 9, what="conv2 forward")
     with pytest.raises(InfeasibleError) as failure:
-        solve_wr([measured("a", 8, 1.0, 3 * 2**20 + 1)], 8, 2**20)
+        account_wr([measured("a", 8, 1.0, 3 * 2**20 + 1)], 8, 2**20)
     assert failure.value.smallest_feasible_bytes == 3 * 2**20 + 1
     assert "1048576B (1 MiB)" in str(failure.value)
     assert "3145729B (3 MiB)" in str(failure.value)
@@ -47,8 +47,8 @@ def test_each_point_of_the_front_is_reached_at_its_workspace_and_not_one_byte_be
     front = desirable_sets(ROWS, 7).of(7)
     assert len(front) > 2
     for slower, configuration in pairwise(front):
-        assert solve_wr(ROWS, 7, configuration.workspace_bytes) == configuration
-        assert solve_wr(ROWS, 7, configuration.workspace_bytes - 1) == slower
+        assert account_wr(ROWS, 7, configuration.workspace_bytes).configuration == configuration
+        assert account_wr(ROWS, 7, configuration.workspace_bytes - 1).configuration == slower
 
 
 @pytest.mark.parametrize(
@@ -63,25 +63,25 @@ def test_each_point_of_the_front_is_reached_at_its_workspace_and_not_one_byte_be
     ],
 )
 def test_ties(rows: list[Measurement], expected: str) -> None:
-    assert str(solve_wr(rows, 2, None)) == expected
+    assert str(account_wr(rows, 2, None).configuration) == expected
 
 
 def test_equal_algorithms_are_adjacent_with_larger_micro_batches_first() -> None:
     rows = [measured("a", 1, 3.0), measured("a", 3, 4.0), measured("b", 2, 3.5)]
-    assert solve_wr(rows, 6, None).micro_configs == (MicroConfig("a", 3),) * 2
-    assert str(solve_wr([*rows, measured("b", 4, 3.6)], 8, None)) == "b 4×2"
-    assert str(solve_wr([*rows, measured("b", 4, 3.6)], 11, None)) == "a 3 + b 4×2"
-    assert str(solve_wr([rows[0], rows[1]], 5, None)) == "a 3 + a 1×2"
+    assert account_wr(rows, 6, None).configuration.micro_configs == (MicroConfig("a", 3),) * 2
+    assert str(account_wr([*rows, measured("b", 4, 3.6)], 8, None).configuration) == "b 4×2"
+    assert str(account_wr([*rows, measured("b", 4, 3.6)], 11, None).configuration) == "a 3 + b 4×2"
+    assert str(account_wr([rows[0], rows[1]], 5, None).configuration) == "a 3 + a 1×2"
 
 
 def test_a_batch_that_nothing_covers_is_infeasible_at_any_limit() -> None:
     with pytest.raises(
         InfeasibleError, match=r"measured micro-batch sizes \(2, 4\) is 3; measure size 1 or 3"
     ) as failure:
-        solve_wr([measured("a", 2, 1.0), measured("a", 4, 1.0)], 3, None)
+        account_wr([measured("a", 2, 1.0), measured("a", 4, 1.0)], 3, None)
     assert failure.value.smallest_feasible_bytes is None
     with pytest.raises(InfeasibleError, match="nothing was measured"):
-        solve_wr([], 3, None)
+        account_wr([], 3, None)
 
 
 def test_the_account_tells_how_it_was_chosen() -> None:
@@ -217,10 +217,10 @@ def test_wr_is_the_best_of_all_covers_at_every_limit_that_matters() -> None:
         smallest = min(key[1] for key in keys)
         for limit in {smallest, smallest + network.spare_bytes, None}:
             best = min(key for key in keys if limit is None or key[1] <= limit)
-            assert key_of(solve_wr(problem.measurements, problem.batch_size, limit)) == best
+            assert key_of(account_wr(problem.measurements, problem.batch_size, limit).configuration) == best
         if smallest:
             with pytest.raises(InfeasibleError) as failure:
-                solve_wr(problem.measurements, problem.batch_size, smallest - 1)
+                account_wr(problem.measurements, problem.batch_size, smallest - 1)
             assert failure.value.smallest_feasible_bytes == smallest
 
 

@@ -15,7 +15,7 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Failure, Measurement, MicroConfig, passed_over, too_large
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, Proofs
-from mucudnn.solver.reuse import solve_wr
+from mucudnn.solver.reuse import account_wr
 from mucudnn.tuning.prior import Prior
 from mucudnn.tuning.race import Race
 
@@ -129,7 +129,7 @@ def test_for_a_budget_choices_are_nearly_those_of_a_thorough_search_within_any_s
         thorough = measurements_of(race_of(*algorithms, limit_bytes=100).measure())
         quick = measurements_of(search(given_of(*algorithms, limit_bytes=100), every_size=True).values())
         for share in (0, 4, 8, 16, 24, 40, 80, 100):
-            best, chosen = (solve_wr(measured, LARGEST, share).time_s for measured in (thorough, quick))
+            best, chosen = (account_wr(measured, LARGEST, share).configuration.time_s for measured in (thorough, quick))
             assert chosen <= 1.1 * best, seed
 
 
@@ -142,7 +142,7 @@ def test_choices_are_nearly_those_of_a_thorough_search() -> None:
         algorithms = drawn(rng, "native one two three", 0.02, [0.0, 0.001, 0.01], **costs)
         thorough = measurements_of(race_of(*algorithms, limit_bytes=limit).measure())
         quick = measurements_of(search(given_of(*algorithms, limit_bytes=limit)).values())
-        best, found = (solve_wr(measured, LARGEST, limit).time_s for measured in (thorough, quick))
+        best, found = (account_wr(measured, LARGEST, limit).configuration.time_s for measured in (thorough, quick))
         assert found <= 1.03 * best, seed
 
 
