@@ -181,14 +181,11 @@ class Graph:
         """Return the starts, from the last to the first, of the segments that may end before operator ``stop``."""
         start = stop - 1
         if not self.operators[start].is_barrier:
-            while start > 0 and stop - start < MOST_OPERATORS and self._joins(start - 1, stop):
+            while start > 0 and stop - start < MOST_OPERATORS and not self.operators[start - 1].is_barrier:
+                if any(reach is None and reader < stop for reader, reach in self.readers[start - 1]):
+                    break
                 start -= 1
         return range(stop - 1, start - 1, -1)
-
-    def _joins(self, index: int, stop: int) -> bool:
-        if self.operators[index].is_barrier:
-            return False
-        return not any(reach is None and reader < stop for reader, reach in self.readers[index])
 
     def is_whole(self, index: int, stop: int) -> bool:
         """Return whether the result of an operator in a segment before ``stop`` is needed after the segment."""

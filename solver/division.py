@@ -2,9 +2,8 @@
 
 One configuration is chosen for each problem, so that the sum of times is minimal and the sum of workspaces is within
 the budget: a multiple-choice knapsack problem. ``knapsack.py`` solves it in whole picoseconds and bytes, so the answer
-depends neither on the tolerances of an external solver nor on the order of the input.
-
-A network's least time by its workspace: within one budget for all problems, or a limit for each.
+depends neither on the tolerances of an external solver nor on the order of the input. Curves are a network's least time
+by its budget, or by a limit for each problem.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 import time
-import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +21,7 @@ from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.records import Configuration
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.solver.front import PICOSECONDS
-from mucudnn.solver.knapsack import Row, breakpoints, integer_program, solve, total, undominated
+from mucudnn.solver.knapsack import Row, breakpoints, integer_program, pulp_without_warnings, solve, total, undominated
 from mucudnn.solver.reuse import Answer, Status
 
 Key = TypeVar("Key", bound=Hashable)
@@ -113,18 +111,14 @@ class DivisionProblem(Generic[Key]):
         counts = dict.fromkeys(keys, 1) if counts is None else counts
         _check(options, counts)
         named = [sorted(options[key], key=lambda c: (str(c), c.micro_configs)) for key in keys]
-        rows = [undominated(_rows(named[i], counts[key])) for i, key in enumerate(keys)]
+        rows = [
+            undominated(
+                (c.workspace_bytes, counts[key] * round(c.time_s * PICOSECONDS), len(c.micro_configs), rank)
+                for rank, c in enumerate(configurations)
+            )
+            for key, configurations in zip(keys, named, strict=True)
+        ]
         return DivisionProblem({key: counts[key] for key in keys}, named, rows)
-
-    @property
-    def smallest_bytes(self) -> int:
-        """The smallest feasible budget, with which every problem runs its configuration with the least workspace."""
-        return sum(rows[0][0] for rows in self.rows)
-
-    @property
-    def enough_bytes(self) -> int:
-        """The smallest budget with which every problem runs its fastest configuration."""
-        return sum(rows[-1][0] for rows in self.rows)
 
     def program(self, budget_bytes: int | None, suffix: str = ".lp") -> str:
         """Return the integer linear program as text, in CPLEX's LP format or, if suffix is ``.mps``, in MPS format.
@@ -136,8 +130,7 @@ class DivisionProblem(Generic[Key]):
             [f"x_{i}_{j}_{re.sub(r'[^A-Za-z0-9]+', '_', str(named[row[3]]))}"[:_LONGEST] for j, row in enumerate(rows)]
             for i, (named, rows) in enumerate(zip(self.configurations, self.rows, strict=True))
         ]
-        with warnings.catch_warnings(), TemporaryDirectory() as folder:
-            warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 warns about names that PuLP 4 changes.
+        with pulp_without_warnings(), TemporaryDirectory() as folder:
             program, _ = integer_program(self.rows, budget_bytes, names)
             file = Path(folder) / "program"
             write = program.writeMPS if suffix == ".mps" else program.writeLP
@@ -148,8 +141,19 @@ class DivisionProblem(Generic[Key]):
         """Choose a configuration for each problem within one budget, as ``solve_wd`` does."""
         start = time.perf_counter()
         deadline = math.inf if time_limit_s is None else start + time_limit_s
-        self._require_feasible(budget_bytes)
-        found = solve(self.rows, self.enough_bytes if budget_bytes is None else budget_bytes, deadline)
+        smallest = sum(rows[0][0] for rows in self.rows)
+        if budget_bytes is not None and budget_bytes < smallest:
+            least = {key: rows[0][0] for key, rows in zip(self.counts, self.rows, strict=True)}
+            largest = sorted(least, key=lambda key: -least[key])
+            needs = [f"{key} (at least {exact_bytes(least[key])})" for key in largest if least[key]]
+            raise InfeasibleError(
+                f"the workspace budget of {exact_bytes(budget_bytes)} is too small for {len(least)} problems: the "
+                f"smallest feasible budget is {exact_bytes(smallest)}; allow at least that much. The largest needs: "
+                f"{_some(needs)}",
+                smallest_feasible_bytes=smallest,
+            )
+        enough = sum(rows[-1][0] for rows in self.rows)  # for the fastest configuration of every problem
+        found = solve(self.rows, enough if budget_bytes is None else budget_bytes, deadline)
         chosen = [named[row[3]] for named, row in zip(self.configurations, found.rows, strict=True)]
         return Division(
             objective_s=total(found.rows)[1] / PICOSECONDS,
@@ -164,20 +168,6 @@ class DivisionProblem(Generic[Key]):
             remaining_options=found.remaining_options,
             solver=found.solver,
             notes=found.notes,
-        )
-
-    def _require_feasible(self, budget_bytes: int | None) -> None:
-        smallest = self.smallest_bytes
-        if budget_bytes is None or budget_bytes >= smallest:
-            return
-        least = {key: rows[0][0] for key, rows in zip(self.counts, self.rows, strict=True)}
-        largest = sorted(least, key=lambda key: -least[key])
-        needs = [f"{key} (at least {exact_bytes(least[key])})" for key in largest if least[key]]
-        raise InfeasibleError(
-            f"the workspace budget of {exact_bytes(budget_bytes)} is too small for {len(least)} problems: the "
-            f"smallest feasible budget is {exact_bytes(smallest)}; allow at least that much. The largest needs: "
-            f"{_some(needs)}",
-            smallest_feasible_bytes=smallest,
         )
 
 
@@ -220,21 +210,16 @@ def _check(options: Mapping[Key, Sequence[Configuration]], counts: Mapping[Key, 
     for key, configurations in options.items():
         if not (isinstance(counts[key], int) and counts[key] >= 1):
             raise InvalidInputError(f"{key}: the count is {counts[key]}; it must be a whole number of at least 1")
-        for configuration in configurations:
-            _check_configuration(key, configuration)
+        for c in configurations:
+            if not 0 <= c.time_s * PICOSECONDS < math.inf:
+                raise InvalidInputError(f"{key}: time_s of {c} is {c.time_s}; it must be finite and at least 0")
+            if not (isinstance(c.workspace_bytes, int) and c.workspace_bytes >= 0):
+                what = f"{key}: workspace_bytes of {c} is {c.workspace_bytes}"
+                raise InvalidInputError(f"{what}; it must be a whole number of at least 0")
     if empty := [key for key, configurations in options.items() if not configurations]:
         raise InfeasibleError(
             f"no budget is enough, because there is no configuration of some problems; measure again: {_some(empty)}"
         )
-
-
-def _check_configuration(key: Hashable, configuration: Configuration) -> None:
-    time_s, workspace = configuration.time_s, configuration.workspace_bytes
-    if not 0 <= time_s * PICOSECONDS < math.inf:
-        raise InvalidInputError(f"{key}: time_s of {configuration} is {time_s}; it must be finite and at least 0")
-    if not (isinstance(workspace, int) and workspace >= 0):
-        what = f"{key}: workspace_bytes of {configuration} is {workspace}"
-        raise InvalidInputError(f"{what}; it must be a whole number of at least 0")
 
 
 def _some(items: Sequence[object]) -> str:
@@ -242,15 +227,7 @@ def _some(items: Sequence[object]) -> str:
     return "; ".join(map(str, items[:NAMED])) + more
 
 
-def _rows(configurations: Sequence[Configuration], count: int) -> list[Row]:
-    """Convert configurations, in the order of their names, to rows of whole numbers for the knapsack solver."""
-    return [
-        (c.workspace_bytes, count * round(c.time_s * PICOSECONDS), len(c.micro_configs), rank)
-        for rank, c in enumerate(configurations)
-    ]
-
-
-# Curves: a network's least time by its budget, or by a limit for each problem
+# Curves
 
 POINTS = 12
 

@@ -3,8 +3,6 @@
 A row is a configuration as whole numbers: bytes, picoseconds, and numbers that break ties. Exact bounds remove rows
 that cannot be in the best answer, PuLP solves the remaining integer linear program, and a search proves or improves its
 answer and breaks ties. All arithmetic of bounds and search is in whole numbers.
-
-External solvers of integer programs, which PuLP runs.
 """
 
 from __future__ import annotations
@@ -21,34 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import pulp
-
-
-# External solvers
-
-
-def programs() -> list[str]:
-    """Return the names of the installed external solvers of integer programs, in the order in which to try them.
-
-    CBC comes with PuLP. HiGHS takes up to twice as long for easy problems (about 0.1 s), and far less for hard ones.
-    """
-    return ["HiGHS", "CBC"] if importlib.util.find_spec("highspy") else ["CBC"]
-
-
-@contextmanager
-def pulp_without_warnings() -> Iterator[Any]:
-    """Give the module ``pulp``, imported here because that takes 0.1 s and few need it."""
-    import pulp
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 warns about names that PuLP 4 changes.
-        yield pulp
-
-
-def run_program(program: pulp.LpProblem, name: str, limit_s: float, **settings: Any) -> None:
-    """Solve a program by the named solver. limit_s: seconds, or infinity. Raises what PuLP or the solver raises."""
-    with pulp_without_warnings() as pulp:
-        settings |= {"msg": False, "threads": 1, "timeLimit": None if math.isinf(limit_s) else limit_s}
-        program.solve(pulp.HiGHS(**settings) if name == "HiGHS" else pulp.PULP_CBC_CMD(**settings))
 
 
 # An option, or a sum of options of several problems: workspace in bytes, time in ps, number of micro-batches, and a
@@ -205,55 +175,25 @@ def _by_program(core: list[list[Row]], budget: int, deadline: float, notes: list
             notes.append(f"{name} was not started: time limit reached")
             break
         try:
-            answer, in_time = _run_program(name, core, budget, left_s)
+            with pulp_without_warnings() as pulp:
+                names = [[f"x_{i}_{j}" for j in range(len(rows))] for i, rows in enumerate(core)]
+                program, picks = integer_program(core, budget, names)
+                run_program(program, name, left_s, gapRel=PROGRAM_GAP)
         except Exception as error:  # The search does not need the external solver.
             reason = " ".join(str(error).split())
             notes.append(f"{name} failed ({type(error).__name__}: {reason}); solved without it")
             continue
-        if not in_time:
+        if program.sol_status == pulp.LpSolutionIntegerFeasible:
             notes.append(f"{name} was stopped by the time limit")
-        if answer is not None:
+        chosen = [
+            [row for row, x in zip(rows, pick, strict=True) if (x.varValue or 0) > 0.5]
+            for rows, pick in zip(core, picks, strict=True)
+        ]
+        answer = [row for rows in chosen for row in rows]
+        if all(len(rows) == 1 for rows in chosen) and total(answer)[0] <= budget:
             return f"{name}, checked by exact search", answer
         notes.append(f"{name} gave no division within the budget; solved without it")
     return "exact search", None
-
-
-def integer_program(
-    choices: list[list[Row]], budget: int | None, names: Sequence[Sequence[str]]
-) -> tuple[pulp.LpProblem, list[list[pulp.LpVariable]]]:
-    """Return the integer linear program of a division, and a variable for each row, which is 1 if the row is chosen.
-
-    The objective is in picoseconds. budget: bytes; None if there is no limit. names: of the variables.
-    """
-    import pulp  # Imported here because it takes 0.1 s, and only workspace division needs it.
-
-    program = pulp.LpProblem("division", pulp.LpMinimize)
-    picks = [[pulp.LpVariable(name, cat="Binary") for name in own] for own in names]
-    pairs = [pair for rows, pick in zip(choices, picks, strict=True) for pair in zip(rows, pick, strict=True)]
-    program += pulp.LpAffineExpression((x, row[1]) for row, x in pairs), "time_ps"
-    if budget is not None:
-        program += pulp.LpAffineExpression((x, row[0]) for row, x in pairs) <= budget, "budget"
-    for number, pick in enumerate(picks):
-        program += pulp.lpSum(pick) == 1, f"one_{number}"
-    return program, picks
-
-
-def _run_program(name: str, core: list[list[Row]], budget: int, limit_s: float) -> tuple[list[Row] | None, bool]:
-    """Solve the integer linear program with PuLP; return the answer, and whether the solver ended in time.
-
-    The answer is None if the solver found no feasible one.
-    """
-    with pulp_without_warnings() as pulp:
-        names = [[f"x_{i}_{j}" for j in range(len(rows))] for i, rows in enumerate(core)]
-        program, picks = integer_program(core, budget, names)
-        run_program(program, name, limit_s, gapRel=PROGRAM_GAP)
-    chosen = [
-        [row for row, x in zip(rows, pick, strict=True) if (x.varValue or 0) > 0.5]
-        for rows, pick in zip(core, picks, strict=True)
-    ]
-    answer = [row for rows in chosen for row in rows]
-    is_division = all(len(rows) == 1 for rows in chosen) and total(answer)[0] <= budget
-    return answer if is_division else None, program.sol_status != pulp.LpSolutionIntegerFeasible
 
 
 def _search(
@@ -304,3 +244,51 @@ def _regret(rows: list[Row], price: _Price) -> float:
 def _sums_from(numbers: list[int]) -> list[int]:
     """Return the suffix sums: ``numbers[i:]`` summed for each i, and 0 at the end."""
     return [*accumulate(reversed(numbers), initial=0)][::-1]
+
+
+# External solvers of integer programs
+
+
+def programs() -> list[str]:
+    """Return the names of the installed external solvers of integer programs, in the order in which to try them.
+
+    CBC comes with PuLP. HiGHS takes up to twice as long for easy problems (about 0.1 s), and far less for hard ones.
+    """
+    return ["HiGHS", "CBC"] if importlib.util.find_spec("highspy") else ["CBC"]
+
+
+@contextmanager
+def pulp_without_warnings() -> Iterator[Any]:
+    """Give the module ``pulp``, imported here because that takes 0.1 s and few need it."""
+    import pulp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 warns about names that PuLP 4 changes.
+        yield pulp
+
+
+def run_program(program: pulp.LpProblem, name: str, limit_s: float, **settings: Any) -> None:
+    """Solve a program by the named solver. limit_s: seconds, or infinity. Raises what PuLP or the solver raises."""
+    with pulp_without_warnings() as pulp:
+        settings |= {"msg": False, "threads": 1, "timeLimit": None if math.isinf(limit_s) else limit_s}
+        program.solve(pulp.HiGHS(**settings) if name == "HiGHS" else pulp.PULP_CBC_CMD(**settings))
+
+
+def integer_program(
+    choices: list[list[Row]], budget: int | None, names: Sequence[Sequence[str]]
+) -> tuple[pulp.LpProblem, list[list[pulp.LpVariable]]]:
+    """Return the integer linear program of a division, and a variable for each row, which is 1 if the row is chosen.
+
+    The objective is in picoseconds. budget: bytes; None if there is no limit. names: of the variables.
+    """
+    import pulp  # Imported here because it takes 0.1 s, and only workspace division needs it.
+
+    program = pulp.LpProblem("division", pulp.LpMinimize)
+    picks = [[pulp.LpVariable(name, cat="Binary") for name in own] for own in names]
+    pairs = [pair for rows, pick in zip(choices, picks, strict=True) for pair in zip(rows, pick, strict=True)]
+    program += pulp.LpAffineExpression((x, row[1]) for row, x in pairs), "time_ps"
+    if budget is not None:
+        program += pulp.LpAffineExpression((x, row[0]) for row, x in pairs) <= budget, "budget"
+    for number, pick in enumerate(picks):
+        program += pulp.lpSum(pick) == 1, f"one_{number}"
+    return program, picks

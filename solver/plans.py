@@ -7,21 +7,19 @@
 programming over the order of the operators. Depth-first execution of layers is due to Alwani et al., *Fused-layer CNN
 accelerators* (2016), and within a bound on memory to Lin et al., *MCUNetV2* (2021), section 3.
 
-Results that are written over tensors whose rows are read for the last time.
-
-Where both are in memory they overlap, as far apart as no band needs what it or an earlier one overwrote: the diagonal
-memory optimisation of Blacker, Bridges and Hadfield (*Diagonal Memory Optimisation for Machine Learning on
-Micro-controllers*, 2020), for bands instead of whole operators.
+Results are written over tensors whose rows are read for the last time. Where both are in memory they overlap, as far
+apart as no band needs what it or an earlier one overwrote: the diagonal memory optimisation of Blacker, Bridges and
+Hadfield (*Diagonal Memory Optimisation for Machine Learning on Micro-controllers*, 2020), for bands instead of whole
+operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mucudnn.solver.bands import Cut, Graph, Indices, Operator, Ranges, Segment
 
@@ -114,36 +112,6 @@ def cuts(graph: Graph, stop: int) -> Iterator[Cut]:
         yield Cut(1, bands, keeps=False)
 
 
-@dataclass(slots=True)
-class _Extent:
-    """The size of an operator's part in a segment, whatever its variant.
-
-    calls, rows: of all bands and samples. largest: rows of its largest band. end: the last operator in the segment that
-    reads its result. overlapping_bytes: of the segment that starts with it.
-    """
-
-    index: int
-    calls: int
-    rows: int
-    largest: int
-    band_bytes: int
-    lasting_bytes: int
-    end: int
-    overlapping_bytes: int
-
-
-def _extent(graph: Graph, index: int, stop: int, cut: Cut, ranges: Ranges, overlapping_bytes: int) -> _Extent:
-    row_bytes, computed = cut.samples * graph.operators[index].row_bytes, ranges.computed
-    calls = -(-graph.samples // cut.samples) * int(np.count_nonzero(computed))
-    rows, largest = graph.samples * int(computed.sum()), int(computed.max()) * cut.samples
-    end = max((reader for reader, _ in graph.readers[index] if reader < stop), default=index)
-    if graph.is_whole(index, stop):
-        whole_bytes = graph.operators[index].whole_bytes
-        return _Extent(index, calls, rows, largest, 0, whole_bytes, end, overlapping_bytes)
-    kept = ranges.kept * row_bytes if cut.keeps and cut.bands > 1 else 0
-    return _Extent(index, calls, rows, largest, ranges.held * row_bytes, kept, end, overlapping_bytes)
-
-
 def segment_costs(graph: Graph, stop: int, cut: Cut) -> Iterator[tuple[int, Cut, int, float]]:
     """Yield start, cut, bytes and seconds of the segments that end before ``stop``, cut in this way, of each variant.
 
@@ -153,25 +121,33 @@ def segment_costs(graph: Graph, stop: int, cut: Cut) -> Iterator[tuple[int, Cut,
     if last.is_barrier:
         yield stop - 1, cut, last.whole_bytes + last.costs[0].scratch_bytes, last.costs[0].call_s
         return
-    overlaps, extents = Overlaps(graph, stop, cut), []
+    overlaps, batches = Overlaps(graph, stop, cut), -(-graph.samples // cut.samples)
+    variants = [replace(cut, variant=variant) for variant in range(graph.variants)]
+    # Of each variant: seconds, bytes that last for the segment, and those of bands and scratch alive with each operator.
+    time_s, lasting_bytes = [0.0] * len(variants), [0] * len(variants)
+    alive = np.zeros((len(variants), stop), np.int64)
+    found: list[list[tuple[int, Cut, int, float]]] = [[] for _ in variants]
     for index, ranges in graph.ranges(graph.starts(stop)[-1], stop, cut):
-        saved_bytes = sum(one.saved_bytes for one in overlaps.add(index, ranges))
-        extents.append(_extent(graph, index, stop, cut, ranges, saved_bytes))
-    for variant in range(graph.variants):
-        yield from _variant_costs(graph, stop, replace(cut, variant=variant), extents)
-
-
-def _variant_costs(
-    graph: Graph, stop: int, cut: Cut, extents: Sequence[_Extent]
-) -> Iterator[tuple[int, Cut, int, float]]:
-    alive, time_s, lasting_bytes = np.zeros(stop, np.int64), 0.0, 0  # alive: bands, and scratch of the operator
-    for one in extents:
-        costs = graph.operators[one.index].costs_of(cut)
-        time_s += costs.setup_s + costs.call_s * one.calls + costs.row_s * one.rows
-        lasting_bytes += costs.prepared_bytes + one.lasting_bytes
-        alive[one.index : one.end + 1] += one.band_bytes
-        alive[one.index] += costs.scratch_bytes + costs.scratch_row_bytes * one.largest
-        yield one.index, cut, lasting_bytes + int(alive[one.index :].max()) - one.overlapping_bytes, time_s
+        overlapping_bytes = sum(one.saved_bytes for one in overlaps.add(index, ranges))
+        operator, computed = graph.operators[index], ranges.computed
+        calls, rows = batches * int(np.count_nonzero(computed)), graph.samples * int(computed.sum())
+        largest = int(computed.max()) * cut.samples
+        end = max((reader for reader, _ in graph.readers[index] if reader < stop), default=index)
+        band_bytes, kept_bytes = ranges.held * cut.samples * operator.row_bytes, 0
+        if graph.is_whole(index, stop):
+            band_bytes, kept_bytes = 0, operator.whole_bytes
+        elif cut.keeps and cut.bands > 1:
+            kept_bytes = ranges.kept * cut.samples * operator.row_bytes
+        for number, of_variant in enumerate(variants):
+            costs = operator.costs_of(of_variant)
+            time_s[number] += costs.setup_s + costs.call_s * calls + costs.row_s * rows
+            lasting_bytes[number] += costs.prepared_bytes + kept_bytes
+            alive[number, index : end + 1] += band_bytes
+            alive[number, index] += costs.scratch_bytes + costs.scratch_row_bytes * largest
+            needed = lasting_bytes[number] + int(alive[number, index:].max()) - overlapping_bytes
+            found[number].append((index, of_variant, needed, time_s[number]))
+    for segments in found:
+        yield from segments
 
 
 # Plans
@@ -186,34 +162,38 @@ class Plan:
     segments: tuple[Segment, ...]
 
 
-@dataclass(slots=True)
-class _Front:
-    """The Pareto front of the operators before some index: bytes and seconds of each point.
-
-    before: of each point, the number of the point at the start of its last segment.
-    """
-
-    memory: NDArray[np.int64]
-    time_s: NDArray[np.float64]
-    before: NDArray[np.int64]
-    last: list[Segment]
-
-
 def plans(graph: Graph) -> tuple[Plan, ...]:
     """Return the Pareto front of all plans, from the least memory to the least time."""
     nothing = np.zeros(1, np.int64)
-    fronts = [_Front(nothing, nothing.astype(np.float64), nothing, [])]
+    # Of the operators before each index, the points of the Pareto front: bytes, seconds, the number of the point at the
+    # start of its last segment, and that segment.
+    fronts = [(nothing, nothing.astype(np.float64), nothing, list[Segment]())]
     for of_stop in _segments(graph):
         options: dict[int, list[tuple[int, float, Segment]]] = {}
-        for memory, time_s, segment in of_stop:
-            options.setdefault(segment.start, []).append((memory, time_s, segment))
+        for memory_bytes, seconds, segment in of_stop:
+            options.setdefault(segment.start, []).append((memory_bytes, seconds, segment))
         found = [
-            (segment, np.maximum(fronts[start].memory, memory), fronts[start].time_s + time_s)
+            (segment, np.maximum(fronts[start][0], memory_bytes), fronts[start][1] + seconds)
             for start, of_start in options.items()
-            for memory, time_s, segment in undominated(of_start)
+            for memory_bytes, seconds, segment in undominated(of_start)
         ]
-        fronts.append(_merged(found))
-    return tuple(_plan(fronts, number) for number in range(len(fronts[-1].last)))
+        memory, time_s = (np.concatenate([one[i] for one in found]) for i in (1, 2))
+        sizes = [len(one[1]) for one in found]
+        last = np.repeat(np.arange(len(found)), sizes)
+        before = np.concatenate([np.arange(size) for size in sizes])
+        order = np.lexsort((time_s, memory))
+        fastest = np.minimum.accumulate(time_s[order])
+        kept = order[np.concatenate(([True], fastest[1:] < fastest[:-1]))]
+        fronts.append((memory[kept], time_s[kept], before[kept], [found[number][0] for number in last[kept]]))
+    made = []
+    for point in range(len(fronts[-1][3])):
+        number, (memory, time_s, before, ending), segments = point, fronts[-1], list[Segment]()
+        plan_bytes, plan_s = int(memory[number]), float(time_s[number])
+        while ending:
+            segments.append(ending[number])
+            number, (_, _, before, ending) = int(before[number]), fronts[segments[-1].start]
+        made.append(Plan(plan_bytes, plan_s, tuple(reversed(segments))))
+    return tuple(made)
 
 
 def plan_within(graph: Graph, budget_bytes: int) -> tuple[Plan, tuple[int, ...]]:
@@ -239,7 +219,10 @@ def plan_within(graph: Graph, budget_bytes: int) -> tuple[Plan, tuple[int, ...]]
 
 def _segments(graph: Graph) -> Iterator[Iterator[tuple[int, float, Segment]]]:
     """Yield for each number of operators the segments that end there, with all bytes in use and the seconds."""
-    live = _live_before(graph)
+    live = [0] * (len(graph) + 1)  # of each start of a segment, earlier whole results that are needed from there on
+    for index, operator in enumerate(graph.operators):
+        for start in range(index + 1, min(graph.last_use[index], len(graph)) + 1):
+            live[start] += operator.whole_bytes
 
     def ending(stop: int) -> Iterator[tuple[int, float, Segment]]:
         for cut in cuts(graph, stop):
@@ -249,27 +232,6 @@ def _segments(graph: Graph) -> Iterator[Iterator[tuple[int, float, Segment]]]:
     return map(ending, range(1, len(graph) + 1))
 
 
-def _merged(found: Sequence[tuple[Segment, NDArray[np.int64], NDArray[np.float64]]]) -> _Front:
-    """Return the front of all points: of those that end with a segment, the bytes and the seconds."""
-    memory, time_s = (np.concatenate([one[i] for one in found]) for i in (1, 2))
-    sizes = [len(one[1]) for one in found]
-    segment = np.repeat(np.arange(len(found)), sizes)
-    before = np.concatenate([np.arange(size) for size in sizes])
-    order = np.lexsort((time_s, memory))
-    fastest = np.minimum.accumulate(time_s[order])
-    kept = order[np.concatenate(([True], fastest[1:] < fastest[:-1]))]
-    return _Front(memory[kept], time_s[kept], before[kept], [found[number][0] for number in segment[kept]])
-
-
-def _live_before(graph: Graph) -> list[int]:
-    """Return, for each start of a segment, the bytes of earlier whole results that are needed from there on."""
-    live = [0] * (len(graph) + 1)
-    for index, operator in enumerate(graph.operators):
-        for start in range(index + 1, min(graph.last_use[index], len(graph)) + 1):
-            live[start] += operator.whole_bytes
-    return live
-
-
 def undominated(points: Iterable[tuple[int, float, _T]]) -> list[tuple[int, float, _T]]:
     """Return the points (bytes, seconds, anything) that no other beats in both numbers, from the least bytes on."""
     kept: list[tuple[int, float, _T]] = []
@@ -277,12 +239,3 @@ def undominated(points: Iterable[tuple[int, float, _T]]) -> list[tuple[int, floa
         if not kept or point[1] < kept[-1][1]:
             kept.append(point)
     return kept
-
-
-def _plan(fronts: Sequence[_Front], number: int) -> Plan:
-    front, segments = fronts[-1], []
-    memory_bytes, time_s = int(front.memory[number]), float(front.time_s[number])
-    while front.last:
-        segments.append(front.last[number])
-        number, front = int(front.before[number]), fronts[front.last[number].start]
-    return Plan(memory_bytes, time_s, tuple(reversed(segments)))

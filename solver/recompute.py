@@ -8,7 +8,8 @@ the most memory: each time the one that brings the plan closest to the budget, o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from mucudnn.solver.bands import Graph, Segment
 from mucudnn.solver.plans import Plan, plan_within
@@ -26,16 +27,23 @@ def orders_within(graph: Graph, budget_bytes: int, enough_s: float) -> Iterator[
     Better is a plan that exceeds the budget by fewer bytes, or a faster one that exceeds it by no more. enough_s: the
     seconds of a plan within the budget that need not be improved.
     """
-    order: Order = tuple(range(len(graph)))
-    best = _planned(graph, order, budget_bytes)
+
+    def planned(order: Order) -> _Planned:
+        plan, needed = plan_within(in_order(graph, order), budget_bytes)
+        return _Planned(order, plan, needed, sum(max(size - budget_bytes, 0) for size in needed))
+
+    best = planned(tuple(range(len(graph))))
     for _ in range(_MOST_TENSORS):
         if best.excess_bytes == 0 and best.plan.time_s <= enough_s:
             return
         largest = sorted(zip(best.needed, best.plan.segments, strict=True), key=lambda one: -one[0])
         for _, segment in largest[:_SEGMENTS]:
-            tried = (_planned(graph, one, budget_bytes) for one in _repeating(graph, best, segment))
+            tried = map(planned, _repeating(graph, best, segment))
             found = min(tried, key=lambda one: (one.excess_bytes, one.plan.time_s), default=best)
-            if _is_better(found, best):
+            is_faster = found.plan.time_s < (1 - _LEAST_GAIN) * best.plan.time_s
+            if found.excess_bytes < (1 - _LEAST_GAIN) * best.excess_bytes or (
+                is_faster and found.excess_bytes <= best.excess_bytes
+            ):
                 break
         else:
             return
@@ -43,26 +51,13 @@ def orders_within(graph: Graph, budget_bytes: int, enough_s: float) -> Iterator[
         yield best.order
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
+class _Planned(NamedTuple):
     """An order with its plan. needed: the bytes of each segment. excess_bytes: beyond the budget, in all segments."""
 
     order: Order
     plan: Plan
     needed: tuple[int, ...]
     excess_bytes: int
-
-
-def _planned(graph: Graph, order: Order, budget_bytes: int) -> _Planned:
-    plan, needed = plan_within(in_order(graph, order), budget_bytes)
-    return _Planned(order, plan, needed, sum(max(size - budget_bytes, 0) for size in needed))
-
-
-def _is_better(found: _Planned, best: _Planned) -> bool:
-    if found.excess_bytes < (1 - _LEAST_GAIN) * best.excess_bytes:
-        return True
-    is_faster = found.plan.time_s < (1 - _LEAST_GAIN) * best.plan.time_s
-    return is_faster and found.excess_bytes <= best.excess_bytes
 
 
 def in_order(graph: Graph, order: Sequence[int]) -> Graph:
