@@ -123,7 +123,7 @@ def segment_costs(graph: Graph, stop: int, cut: Cut) -> Iterator[tuple[int, Cut,
         return
     overlaps, batches = Overlaps(graph, stop, cut), -(-graph.samples // cut.samples)
     variants = [replace(cut, variant=variant) for variant in range(graph.variants)]
-    # Of each variant: seconds, bytes that last for the segment, and those of bands and scratch alive with each operator.
+    # Of each variant: seconds, lasting bytes, and bytes of bands and scratch alive with each operator.
     time_s, lasting_bytes = [0.0] * len(variants), [0] * len(variants)
     alive = np.zeros((len(variants), stop), np.int64)
     found: list[list[tuple[int, Cut, int, float]]] = [[] for _ in variants]
