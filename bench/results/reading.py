@@ -57,7 +57,7 @@ _TIMES: Check = (
     "a list of seconds above 0",
 )
 # Columns that distinguish the rows of a subject.
-CONTESTANT_COLUMNS = ("contestant", "policy", "limit_bytes")
+CONTESTANT = ("contestant", "policy", "limit_bytes")
 COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes")
 # The columns of every line, in addition to those of the subject and of the benchmark. A mapping in place of a check:
 # the value is a list of objects with these columns.
@@ -283,7 +283,7 @@ def subject_key(row: Mapping[str, Any], header: Header) -> Key:
 
 def row_key(row: Mapping[str, Any], header: Header) -> Key:
     """Return the unique key of a row, which consists of its subject and its contestant."""
-    return (*subject_key(row, header), *(row[name] for name in CONTESTANT_COLUMNS))
+    return (*subject_key(row, header), *(row[name] for name in CONTESTANT))
 
 
 def _read_lines(

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.bench.results.reading import (
     CANDIDATES_FILE,
-    CONTESTANT_COLUMNS,
+    CONTESTANT,
     COSTS,
     FORMAT_VERSION,
     HEADER_FILE,
@@ -107,7 +107,7 @@ class FolderWriter:
                     "rows_in_turns": len(rows),
                     "date": datetime.now(UTC).isoformat(timespec="seconds"),
                     **{name: row.subject[name] for name in self.header.subject_columns},
-                    **{name: getattr(row, name) for name in CONTESTANT_COLUMNS},
+                    **{name: getattr(row, name) for name in CONTESTANT},
                     **{name: getattr(row, name) for name in ("configuration", "workspace_bytes", "relative_error")},
                     "failure": row.failure,
                     **row.more,

@@ -22,7 +22,6 @@ import pandas
 
 from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer
 from mucudnn.bench.results.pages.measured import measured, summary_rows
-from mucudnn.bench.results.pages.reports import printed_table
 from mucudnn.bench.results.pages.tables import summary_table
 from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut, ResultFolder, Subject, problem_columns
 from mucudnn.bench.results.variants import TORCH, shown_name
@@ -433,7 +432,7 @@ def convolutions_tables(folder: ResultFolder) -> Iterator[Table | str]:
     ours = _choices_rows(rows)
     if len(ours[_CONTESTANT].drop_duplicates()) == 1:
         yield _layers_table(folder, rows)
-    yield printed_table(summary_table(summary_rows(rows)))
+    yield summary_table(summary_rows(rows))
     yield left_out_in_words(folder)
     for name, failed in rows[rows["failure"].notna()].groupby("contestant", sort=False):
         yield f"{shown_name(str(name))}: no time in {len(failed)} rows, as {failed['failure'].iloc[0]}"

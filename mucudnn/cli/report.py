@@ -34,36 +34,38 @@ def report(folder: Path, html_file: Path | None, csv_file: Path | None, pictures
 
     Nothing is measured: every number is computed from the stored samples.
     """
-    from mucudnn.bench.results.pages import reports
+    from mucudnn.bench.results.pages import page
     from mucudnn.core.files import beside, whole_text, write_each
+    from mucudnn.core.tables import listed
     from mucudnn.core.terminal import output
 
     def write_html(path: Path) -> None:
-        page = reports.html_of(found)
+        text = page.html_of(found)
         with whole_text(path) as stream:
-            stream.write(page)
+            stream.write(text)
 
     def write_pictures(path: Path) -> None:
-        files = reports.write_pictures_of(found, path)
+        files = page.write_pictures_of(found, path)
         console.print("\n".join(map(str, files)) or f"{folder} has nothing to draw", soft_wrap=True)
 
-    found = reports.reports_in(folder)
+    found = page.reports_in(folder)
     console = output()
     for name, one in found.by_name.items():
         if found.only is None:
             console.print(f"{name}: {one.title}", soft_wrap=True)
         if one.tables:
-            console.print(reports.printed_table(one.tables[0]))
-        console.print(reports.missing_in_words(one), soft_wrap=True)
+            console.print(one.tables[0])
+        missing = (f"{reason}: {listed(things, 3, '; ')}" for reason, things in one.missing.items())
+        console.print("\n".join(missing), soft_wrap=True)
         console.print(str(one.folder.header.environment))
     for message in found.unreadable:
         console.print(f"not shown: {message}", soft_wrap=True)
     write_each(
         (html_file, write_html),
-        (csv_file, lambda path: reports.write_layers(found.joined(lambda one: one.layers), path)),
+        (csv_file, lambda path: page.write_layers(found.joined(lambda one: one.layers), path)),
         (
             csv_file and beside(csv_file, _SECOND),
-            lambda path: reports.write_frame(found.joined(lambda one: one.rows), path),
+            lambda path: page.write_frame(found.joined(lambda one: one.rows), path),
         ),
         (pictures, write_pictures),
     )

@@ -30,8 +30,8 @@ class Column:
     title: str
     form: str | None = None
     scale: float = 1.0
-    group: str = ""
-    key: str = ""
+    group: str = field(default="", kw_only=True)
+    key: str = field(default="", kw_only=True)
 
     def text(self, value: object) -> str:
         """Format a value for a cell of this column; return an empty text if there is no value."""

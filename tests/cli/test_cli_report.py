@@ -12,10 +12,9 @@ from support.command_line import fail, invoke
 from support.result_folders import MIB, training_layers, write_random_folder
 from support.tables_of_page import PageParser
 
-from mucudnn.bench.results.pages import reports
-from mucudnn.bench.results.pages.kinds import KINDS
-from mucudnn.bench.results.pages.report import report_of
-from mucudnn.bench.results.pages.reports import html_of, reports_in
+from mucudnn.bench.results.pages import page
+from mucudnn.bench.results.pages.page import html_of, report_of, reports_in
+from mucudnn.bench.results.pages.pictures import KINDS
 from mucudnn.bench.results.reading import read_folder
 
 NAMES = ("nets/<i>a", "nets/b", "training")
@@ -94,7 +93,7 @@ def test_the_command_shows_all_and_tells_what_it_cannot_read(
     every: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("jinja2")
-    monkeypatch.setattr(reports, "pictures_or_reason", lambda report: ([], "drawn elsewhere"))
+    monkeypatch.setattr(page, "drawn", lambda folder, rows: ())
     (every / "old").mkdir()
     (every / "old" / "environment.json").write_text('{"format_version": 0}')
     files = [tmp_path / name for name in ("all.html", "all.csv")]

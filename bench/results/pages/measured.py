@@ -5,7 +5,8 @@ Functions from data frames to data frames. The rows of a layer's operations are 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from math import exp, log, nan
 from statistics import median
 from typing import Any
@@ -13,16 +14,17 @@ from typing import Any
 import pandas
 
 from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer, shares
-from mucudnn.bench.results.reading import PROBLEM_COLUMNS, ResultFolder, problem_of
-from mucudnn.bench.results.speedups import Estimate, mean_speedup, speedup_of, spread
+from mucudnn.bench.results.reading import CONTESTANT, PROBLEM_COLUMNS, ResultFolder, problem_of, subject_key
+from mucudnn.bench.results.speedups import Estimate, mean_speedup, speedup_of
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
 from mucudnn.core.problem import Operation
 from mucudnn.core.records import BUSY
+from mucudnn.core.statistics import spread
 
 PUBLISHED = "published "  # prefix of the columns with DeepBench's published times
 UNDIVIDED = "undivided"  # name of both the contestant and its policy
-CONTESTANT = ("contestant", "policy", "limit_bytes")
+
 LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
 _NUMBERS = ("limit_bytes", "workspace_bytes", "relative_error", "load", "count")
 _TEXTS = ("policy", "configuration", "failure")
@@ -42,13 +44,33 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     of DeepBench's published times a column of seconds, named ``PUBLISHED`` and the machine. For whole models
     ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, as text. Unknown values are NaN.
     """
-    rows = _with_known_types(folder.rows)
-    rows = _with_speedups(rows, folder.header.subject_columns)
-    rows["spread"] = [spread(samples)["noise"] if len(samples) > 1 else nan for samples in rows["samples_s"]]
-    rows = rows.astype({name: float for name in _METRICS if name in rows})
-    if not has_problems(rows):
-        return _with_models(rows)
-    return _with_published(_with_bounds(_with_undivided(rows), folder.header.limits))
+    rows, subject = folder.rows, folder.header.subject_columns
+    rows = rows.reindex(columns=[*rows.columns, *(name for name in (*_NUMBERS, *_TEXTS) if name not in rows)])
+    texts: dict[str, Any] = {name: [None if value != value else value for value in rows[name]] for name in _TEXTS}
+    rows = rows.astype(dict.fromkeys(_NUMBERS, float)).assign(**texts)
+    rows = rows.assign(count=rows["count"].fillna(1)).astype({name: float for name in _METRICS if name in rows})
+
+    # Subjects such as the memory formats of a layer are timed together, so that the subject is a part of the key.
+    keys = [*subject, "turns"]
+    torchs = rows[rows["contestant"] == TORCH].drop_duplicates(keys)[[*keys, "samples_s"]]
+    joined = rows.merge(torchs.rename(columns={"samples_s": "torch_samples_s"}), how="left", on=keys)
+    samples = [value if isinstance(value, list) else [] for value in joined["torch_samples_s"]]
+    rows = rows.assign(torch_samples_s=pandas.Series(samples, rows.index, dtype=object))
+    speedups = [
+        (Estimate() if name == TORCH else speedup_of([torch], [ours])).columns("speedup{}")
+        for name, torch, ours in zip(rows["contestant"], samples, rows["samples_s"], strict=True)
+    ]
+    rows = rows.assign(**pandas.DataFrame(speedups, index=rows.index))
+    rows["spread"] = [spread(samples) if len(samples) > 1 else nan for samples in rows["samples_s"]]
+    if has_problems(rows):
+        return _with_published(_with_bounds(_with_undivided(rows), folder.header.limits))
+    if {"network", "batch_size"} <= set(rows.columns):
+        rows = rows.assign(images_per_s=rows["batch_size"] / rows["time_s"])
+    if "kinds_s" in rows:
+        known = [shares(kinds_s) if isinstance(kinds_s, dict) else {} for kinds_s in rows["kinds_s"]]
+        texts = {"kinds": [", ".join(f"{kind} {share:.0%}" for kind, share in of.items()) or None for of in known]}
+        rows = rows.assign(**texts)
+    return rows
 
 
 def has_problems(rows: pandas.DataFrame) -> bool:
@@ -63,35 +85,6 @@ def with_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
     return rows.assign(layer=[str(name) for name in (rows["layer"] if "layer" in rows else rows["kind"])])
 
 
-def _with_known_types(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a copy of the rows with all numeric and text columns, converted to their types."""
-    rows = rows.reindex(columns=[*rows.columns, *(name for name in (*_NUMBERS, *_TEXTS) if name not in rows)])
-    texts: dict[str, Any] = {name: [None if value != value else value for value in rows[name]] for name in _TEXTS}
-    rows = rows.astype(dict.fromkeys(_NUMBERS, float)).assign(**texts)
-    return rows.assign(count=rows["count"].fillna(1))
-
-
-def _with_speedups(rows: pandas.DataFrame, subject: Sequence[str]) -> pandas.DataFrame:
-    """Add ``torch_samples_s``, torch's samples of the same subject and rounds, and the speedups over them.
-
-    subject: the columns that identify a subject. Subjects such as the memory formats of a layer are timed together.
-    """
-    keys = [*subject, "turns"]
-    torchs = rows[rows["contestant"] == TORCH].drop_duplicates(keys)[[*keys, "samples_s"]]
-    joined = rows.merge(torchs.rename(columns={"samples_s": "torch_samples_s"}), how="left", on=keys)
-    samples = [value if isinstance(value, list) else [] for value in joined["torch_samples_s"]]
-    rows = rows.assign(torch_samples_s=pandas.Series(samples, rows.index, dtype=object))
-    found = [
-        Estimate() if name == TORCH else speedup_of([torch], [ours])
-        for name, torch, ours in zip(rows["contestant"], samples, rows["samples_s"], strict=True)
-    ]
-    return _with_columns(rows, (one.columns("speedup{}") for one in found))
-
-
-def _with_columns(rows: pandas.DataFrame, records: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
-    return rows.assign(**pandas.DataFrame(list(records), index=rows.index))
-
-
 def _with_undivided(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Add ``over_undivided`` and ``same_as`` to the rows of mucudnn, by the undivided row under the same limit."""
     keys, names = ["turns", "dtype", "memory_format", "limit_bytes"], {"time_s": "their_s", "configuration": "theirs"}
@@ -103,34 +96,21 @@ def _with_undivided(rows: pandas.DataFrame) -> pandas.DataFrame:
     return rows.assign(over_undivided=(undivided["their_s"] / rows["time_s"]).where(is_ours), same_as=same)
 
 
-def _with_models(rows: pandas.DataFrame) -> pandas.DataFrame:
-    if {"network", "batch_size"} <= set(rows.columns):
-        rows = rows.assign(images_per_s=rows["batch_size"] / rows["time_s"])
-    if "kinds_s" in rows:
-        rows = rows.assign(kinds=rows["kinds_s"].map(_kinds))
-    return rows
-
-
-def _kinds(kinds_s: object) -> str | None:
-    if not isinstance(kinds_s, dict):
-        return None
-    return ", ".join(f"{kind} {share:.0%}" for kind, share in shares(kinds_s).items()) or None
-
-
 def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) -> pandas.DataFrame:
-    rows = _with_columns(rows, (_bounds(row, limits) for row in rows[list(PROBLEM_COLUMNS)].to_dict("records")))
+    records = []
+    for row in rows[list(PROBLEM_COLUMNS)].to_dict("records"):
+        problem, n = problem_of({str(name): value for name, value in row.items()}), int(row["batch_size"])
+        flops, limit = problem.flops(n), limits.get(problem.dtype, MachineLimits())
+        records.append(
+            {
+                "kind": kind_of_layer(problem),
+                "flops": float(flops),
+                "flops_per_byte": flops / problem.least_bytes(n),
+                "bound_s": limit.bound_s(problem, n) if limit.are_known else nan,
+            }
+        )
+    rows = rows.assign(**pandas.DataFrame(records, index=rows.index))
     return rows.assign(over_bound=rows["time_s"] / rows["bound_s"], flops_per_s=rows["flops"] / rows["time_s"])
-
-
-def _bounds(row: Mapping[Any, Any], limits: Mapping[str, MachineLimits]) -> dict[str, Any]:
-    problem, n = problem_of(row), int(row["batch_size"])
-    flops, limit = problem.flops(n), limits.get(problem.dtype, MachineLimits())
-    return {
-        "kind": kind_of_layer(problem),
-        "flops": float(flops),
-        "flops_per_byte": flops / problem.least_bytes(n),
-        "bound_s": limit.bound_s(problem, n) if limit.are_known else nan,
-    }
 
 
 def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -264,9 +244,11 @@ def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _summary(group: pandas.DataFrame) -> dict[str, Any]:
+    compared = group.dropna(subset=["speedup"])  # not torch's own rows
+    speedup = mean_speedup([*zip(compared["torch_samples_s"], compared["samples_s"], strict=True)])
     record: dict[str, Any] = {
         "problems": len(group),
-        **_mean_speedup(group).columns("speedup{}"),
+        **speedup.columns("speedup{}"),
         "total_s": float((group["count"] * group["time_s"]).sum()),
         "torch_s": float((group["count"] * group["torch_s"]).sum(skipna=False)),
         "busy": int((group["load"] > BUSY).sum()),
@@ -278,12 +260,6 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
         gains, same = group["over_undivided"], int(group["same_as"].notna().sum())
         record |= {"over_undivided_least": gains.min(), "over_undivided_most": gains.max(), "same": same or None}
     return record
-
-
-def _mean_speedup(group: pandas.DataFrame) -> Estimate:
-    """Return the geometric mean of the rows' speedups over torch, ignoring torch's own rows."""
-    of = group.dropna(subset=["speedup"])
-    return mean_speedup([*zip(of["torch_samples_s"], of["samples_s"], strict=True)])
 
 
 def _geometric_mean(values: pandas.Series[float]) -> float:
@@ -320,3 +296,38 @@ def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:
     """
     ours = layers.drop_duplicates("layer")[["layer", *DIVIDED_GEOMETRY]]
     return ours.merge(published_gains(), on=list(DIVIDED_GEOMETRY)).drop(columns=list(DIVIDED_GEOMETRY))
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A tuned operation of a layer: the candidates whose error is within the bound, and its desirable set."""
+
+    name: str
+    batch_size: int
+    allowed: pandas.DataFrame
+    desirable: pandas.DataFrame
+
+
+def tuned_subjects(folder: ResultFolder) -> list[Subject]:
+    """Return the tuned subjects that have candidates, sorted by torch's time, longest first.
+
+    A subject's name has its layer, its operation, and its memory format unless that is contiguous.
+    """
+    torchs = (line for line in folder.lines if line["contestant"] == TORCH and line["samples_s"])
+    torch_s = {subject_key(line, folder.header): median(line["samples_s"]) for line in torchs}
+    lines = [line for line in folder.candidates if any(one["is_allowed"] for one in line["candidates"])]
+    lines.sort(key=lambda line: torch_s.get(subject_key(line, folder.header), 0.0), reverse=True)
+    found = []
+    for line in lines:
+        names = [str(line[name]) for name in ("layer", "operation") if name in line]
+        if line.get("memory_format", "contiguous") != "contiguous":
+            names.append(str(line["memory_format"]))
+        found.append(
+            Subject(
+                " ".join(names) or str(line.get("subject", "")),
+                int(line.get("batch_size") or max(one["micro_batch_size"] for one in line["candidates"])),
+                pandas.DataFrame([one for one in line["candidates"] if one["is_allowed"]]),
+                pandas.DataFrame(line["desirable"]),
+            )
+        )
+    return found

@@ -1,49 +1,34 @@
-"""Pictures of a result folder, embedded in its page or written as files.
+"""Pictures of a result folder, as SVG.
 
-Each function that draws one returns ``None`` if the report has no data for its picture.
+Each function that draws one returns ``None`` if there is no data for its picture. matplotlib is optional, imported to
+draw a figure, and its global state is left alone.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
 from math import nan
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas
+from numpy.typing import ArrayLike, NDArray
 
-from mucudnn.bench.results.pages.drawing import (
-    FAINT,
-    MARKERS,
-    SERIES,
-    STYLE,
-    TORCH_COLOUR,
-    batch_axis,
-    beside,
-    colours,
-    draw_boxes,
-    label,
-    legend_above,
-    named_rows,
-    new_figure,
-    panels,
-    plain,
-    ratio_axis,
-    require_matplotlib,
-    series_label,
-    svg,
-    with_series,
-    x_ratio_axis,
+from mucudnn.bench.results.pages.measured import (
+    Subject,
+    gains,
+    has_problems,
+    published_gains_of,
+    tuned_subjects,
+    with_layers,
 )
-from mucudnn.bench.results.pages.kinds import KINDS, MOST_SUBJECTS, Kind
-from mucudnn.bench.results.pages.measured import gains, has_problems, published_gains_of, with_layers
-from mucudnn.bench.results.pages.report import Report, Subject
+from mucudnn.bench.results.pages.tables import series_label, with_series
+from mucudnn.bench.results.reading import ResultFolder
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import UnavailableError
-from mucudnn.core.files import whole_file
 from mucudnn.core.problem import Operation
 from mucudnn.core.torch_settings import TORCHS_OWN
 
@@ -51,51 +36,131 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+INK, FAINT, LINE = "#1f2328", "#59636e", "#d0d7de"
+SERIES = ("#0b62a8", "#b35900", "#1a7f37", "#8250df", "#b3202b", "#0a7b83", "#9a6700", "#6e7781")
+TORCH_COLOUR = SERIES[-1]
+MARKERS = "os^vD<>"
+# Keep text as text, in the reader's own font, and make the files reproducible.
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mucudnn",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor"), INK),
+    "axes.edgecolor": FAINT,
+    "grid.color": LINE,
+}
+_SVG_DPI = 72  # resolution of matplotlib's SVG, which is fixed
+_MOST_LETTERS = 44
+_COLUMNS = 3  # number of panels side by side
+_PANEL_INCHES = 4.4
+_LEGEND_INCHES, _LEGEND_LINE_INCHES = 2.8, 0.2  # width of a column of a legend, height of a line
 _MIB = 2**20
+MOST_SUBJECTS = 6  # At most this many subjects are drawn side by side: those on which PyTorch takes longest.
 
 
-def drawn(report: Report) -> Iterator[tuple[str, bytes]]:
-    """Yield the name of each picture that the report has data for, and its SVG file.
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of picture of a result folder. caption: how to read it."""
 
-    Raises ``UnavailableError`` if matplotlib is not installed.
+    title: str
+    caption: str
+
+
+KINDS = {
+    "speedups": Kind(
+        "Speedup of each layer, by workspace limit",
+        "PyTorch's time over ours, on a logarithmic scale; right of the line is faster. Bars are 95 % intervals "
+        "over rounds.",
+    ),
+    "divided": Kind(
+        "What dividing gains, by workspace limit",
+        "Time of the best undivided algorithm over that of the divided mini-batch under the same workspace limit, "
+        "all operations of a layer together; lines are 95 % intervals over rounds. Layers that run the same "
+        "configuration as the undivided are left out. Published elsewhere: bars that "
+        "the authors of μ-cuDNN show in github.com/spcl/ucudnn for the same geometry, N = 256, on a "
+        "P100-SXM2, read to 0.01; they do not say which operations were summed.",
+    ),
+    "limits": Kind(
+        "How far from the machine's limit",
+        "Left: the rate of each row against the operations for each byte that must move; the line is the machine's "
+        "limit (the roofline of Williams, Waterman, Patterson 2009), which Winograd and FFT can pass. Right: time "
+        "over that limit; each box has half of the rows of its kind of layer, with the median inside, the whiskers "
+        "have all.",
+    ),
+    "desirable": Kind(
+        "Desirable sets: what workspace buys",
+        f"The {MOST_SUBJECTS} operations that take PyTorch longest. The line is the desirable set: no "
+        "configuration has less time with as much workspace. Squares are algorithms on the undivided mini-batch, "
+        "the grey one PyTorch's own. Times are sums of measured parts.",
+    ),
+    "micro-batches": Kind(
+        "Time against micro-batch size",
+        f"The {MOST_SUBJECTS} operations that take PyTorch longest: one micro-batch by each algorithm, "
+        "without what is done once a call, over its number of samples. Where a line falls, small "
+        "micro-batches cost.",
+    ),
+    "bands": Kind(
+        "Time against memory in bands of rows",
+        "The line is the least predicted time of a call within each memory of activations and workspace; squares "
+        "are measured.",
+    ),
+}
+
+
+def drawn(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, bytes]]:
+    """Yield the name of each picture that the folder has data for, and its SVG file.
+
+    rows: the result of ``measured``. Raises ``UnavailableError`` if matplotlib is not installed.
     """
-    require_matplotlib()
-    from matplotlib import rc_context
-
+    try:
+        from matplotlib import rc_context
+    except ImportError:
+        raise UnavailableError("plots need matplotlib, which is not installed: pip install 'mucudnn[report]'") from None
     with rc_context(STYLE):
-        for name, draw in _DRAW.items():
-            if (figure := draw(report)) is not None:
+        for name, figure in _figures(rows, tuned_subjects(folder)):
+            if figure is not None:
                 yield name, svg(figure)
 
 
-def pictures_or_reason(report: Report) -> tuple[list[tuple[Kind, str]], str]:
-    """Return the pictures that can be drawn, each with its ``src``, or the reason if matplotlib is not installed."""
-    try:
-        return [
-            (KINDS[name], f"data:image/svg+xml;base64,{b64encode(picture).decode()}") for name, picture in drawn(report)
-        ], ""
-    except UnavailableError as error:
-        return [], str(error)
+def _figures(rows: pandas.DataFrame, subjects: Sequence[Subject]) -> Iterator[tuple[str, Figure | None]]:
+    yield "speedups", speedups(rows)
+    yield "divided", divided(rows)
+    yield "limits", limits(rows)
+    yield "desirable", desirable(subjects)
+    yield "micro-batches", micro_batches(subjects)
+    yield "bands", bands(rows)
 
 
-def write_pictures(report: Report, folder: Path) -> list[Path]:
-    """Write each picture of a report as an SVG file into a folder; return the files.
+def new_figure(width_inches: float, height_inches: float) -> Figure:
+    """Return an empty figure in constrained layout."""
+    from matplotlib.figure import Figure
 
-    Raises ``UnavailableError`` if matplotlib is not installed, and ``OutputError`` if a file cannot be written.
+    return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def svg(figure: Figure) -> bytes:
+    """Return a figure made by ``new_figure`` as an SVG file.
+
+    The layout is computed first, because ``savefig`` would draw the figure twice, once only for the layout.
     """
-    files = []
-    for name, picture in drawn(report):
-        files.append(folder / f"{name}.svg")
-        with whole_file(files[-1]) as stream:
-            stream.write(picture)
-    return files
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    FigureCanvasSVG(figure)  # The layout depends on the canvas's text widths.
+    figure.set_dpi(_SVG_DPI)
+    if layout := figure.get_layout_engine():
+        layout.execute(figure)
+        figure.set_layout_engine(None)
+    stream = BytesIO()
+    figure.savefig(stream, format="svg", dpi=_SVG_DPI, metadata={"Date": None})
+    return stream.getvalue()
 
 
-def speedups(report: Report) -> Figure | None:
+def speedups(rows: pandas.DataFrame) -> Figure | None:
     """Draw the speedup of each layer under each workspace limit, with one panel for each operation."""
-    if not has_problems(report.rows):
+    if not has_problems(rows):
         return None
-    rows = with_series(with_layers(report.rows.dropna(subset=["speedup"])))
+    rows = with_series(with_layers(rows.dropna(subset=["speedup"])))
     if rows.empty:
         return None
     layers, by_series = list(dict.fromkeys(rows["layer"])), colours(rows["series"])
@@ -115,9 +180,9 @@ def speedups(report: Report) -> Figure | None:
     return figure
 
 
-def divided(report: Report) -> Figure | None:
+def divided(rows: pandas.DataFrame) -> Figure | None:
     """Draw the speedup of dividing over the best undivided algorithm, next to the speedups in the paper."""
-    found = gains(report.rows)
+    found = gains(rows)
     if found.empty or (found := found[found["gain"].notna() & ~found["is_same"]]).empty:
         return None
     layers = list(dict.fromkeys(found["layer"]))
@@ -147,11 +212,11 @@ def divided(report: Report) -> Figure | None:
     return figure
 
 
-def limits(report: Report) -> Figure | None:
+def limits(rows: pandas.DataFrame) -> Figure | None:
     """Draw a roofline plot (achieved rates against peak rates), and the ratio of time to bound by kind of layer."""
-    if not has_problems(report.rows):
+    if not has_problems(rows):
         return None
-    rows = with_series(report.rows.dropna(subset=["over_bound"]))
+    rows = with_series(rows.dropna(subset=["over_bound"]))
     if rows.empty:
         return None
     kinds, by_series = sorted(set(rows["kind"])), colours(rows["series"])
@@ -163,7 +228,19 @@ def limits(report: Report) -> Figure | None:
         rates.plot(of["flops_per_byte"], of["flops_per_s"] / 1e9, MARKERS[index % len(MARKERS)], **style)
         groups = [(place, one["over_bound"]) for place, kind in enumerate(kinds) if len(one := of[of["kind"] == kind])]
         y = beside([place for place, _ in groups], index, len(by_series))
-        draw_boxes(boxes, [group for _, group in groups], list(y), 0.6 / len(by_series), colour)
+        thin = {"color": colour, "linewidth": 0.9}
+        boxes.boxplot(
+            [group for _, group in groups],
+            positions=list(y),
+            widths=0.6 / len(by_series),
+            orientation="horizontal",
+            showcaps=False,
+            manage_ticks=False,
+            boxprops=thin,
+            whiskerprops=thin,
+            medianprops={"color": colour, "linewidth": 2},
+            whis=(0, 100),  # to the least and the most
+        )
     for _, of in rows.groupby("dtype"):
         roof = of.assign(roof=of["flops"] / of["bound_s"] / 1e9).sort_values("flops_per_byte")
         rates.plot(roof["flops_per_byte"], roof["roof"], color=FAINT, linewidth=1.2)
@@ -178,53 +255,40 @@ def limits(report: Report) -> Figure | None:
     return figure
 
 
-def desirable(report: Report) -> Figure | None:
-    """Draw each desirable set (time against workspace), and the undivided algorithms as points."""
-    every = list(islice((subject for subject in report.subjects if len(subject.desirable)), MOST_SUBJECTS))
+def desirable(subjects: Sequence[Subject]) -> Figure | None:
+    """Draw each desirable set (time against workspace), and the undivided algorithms as points.
+
+    The points follow the solver's model (``solver.costs.pool``), which pools an algorithm's setup time and prepared
+    bytes over all its micro-batch sizes. Otherwise a point could lie below the desirable set.
+    """
+    every = [subject for subject in subjects if len(subject.desirable)][:MOST_SUBJECTS]
     if not every:
         return None
     figure, panel = panels(len(every), 2.6)
     for axes, subject in zip(panel, every, strict=True):
-        _draw_desirable(axes, subject)
+        of, whole = subject.allowed.groupby("algorithm"), subject.allowed["micro_batch_size"] == subject.batch_size
+        undivided = subject.allowed[whole]
+        names = undivided["algorithm"]
+        times = (names.map(of["setup_s"].median()) + undivided["step_s"]) * 1e3
+        sizes = (names.map(of["prepared_bytes"].max()) + undivided["scratch_bytes"]) / _MIB
+        points = subject.desirable.sort_values("workspace_bytes")
+        x, y = list(points["workspace_bytes"] / _MIB), list(points["time_s"] * 1e3)
+        axes.step([*x, max([*x, *sizes])], [*y, y[-1]], where="post", color=SERIES[0], label="desirable set")
+        axes.plot(x, y, ".", color=SERIES[0], markersize=4)
+        own = names == TORCHS_OWN
+        axes.plot(sizes[~own], times[~own], "s", color=SERIES[1], markersize=4, label="undivided")
+        axes.plot(sizes[own], times[own], "s", color=TORCH_COLOUR, markersize=4, label="PyTorch, undivided")
+        axes.set_ylim(bottom=0)
         label(axes, plain(subject.name), "workspace, MiB", "ms")
     legend_above(figure)
     return figure
 
 
-def _draw_desirable(axes: Axes, subject: Subject) -> None:
-    points, undivided = subject.desirable.sort_values("workspace_bytes"), _undivided_costs(subject)
-    sizes, times = list(points["workspace_bytes"] / _MIB), list(points["time_s"] * 1e3)
-    end = max([*sizes, *undivided["workspace_bytes"] / _MIB])
-    axes.step([*sizes, end], [*times, times[-1]], where="post", color=SERIES[0], label="desirable set")
-    axes.plot(sizes, times, ".", color=SERIES[0], markersize=4)
-    own = undivided["algorithm"] == TORCHS_OWN
-    for of, colour, name in ((~own, SERIES[1], "undivided"), (own, TORCH_COLOUR, "PyTorch, undivided")):
-        x, y = undivided["workspace_bytes"][of] / _MIB, undivided["time_s"][of] * 1e3
-        axes.plot(x, y, "s", color=colour, markersize=4, label=name)
-    axes.set_ylim(bottom=0)
-
-
-def _undivided_costs(subject: Subject) -> pandas.DataFrame:
-    """Return ``algorithm``, ``time_s`` and ``workspace_bytes`` of each algorithm run on the whole mini-batch.
-
-    The costs follow the solver's model (``solver.front.pool``), which pools an algorithm's setup time and prepared
-    bytes over all its micro-batch sizes. Otherwise a point could lie below the desirable set.
-    """
-    every = subject.allowed.groupby("algorithm")
-    whole = subject.allowed[subject.allowed["micro_batch_size"] == subject.batch_size]
-    return pandas.DataFrame(
-        {
-            "algorithm": whole["algorithm"],
-            "time_s": whole["algorithm"].map(every["setup_s"].median()) + whole["step_s"],
-            "workspace_bytes": whole["algorithm"].map(every["prepared_bytes"].max()) + whole["scratch_bytes"],
-        }
-    )
-
-
-def micro_batches(report: Report) -> Figure | None:
+def micro_batches(subjects: Sequence[Subject]) -> Figure | None:
     """Draw the time per sample in ms against the micro-batch size, with a line for each algorithm."""
-    divided = (subject for subject in report.subjects if subject.allowed["micro_batch_size"].nunique() > 1)
-    every = list(islice(divided, MOST_SUBJECTS))
+    from matplotlib.ticker import FixedLocator, FormatStrFormatter, LogLocator, NullLocator, ScalarFormatter
+
+    every = [one for one in subjects if one.allowed["micro_batch_size"].nunique() > 1][:MOST_SUBJECTS]
     if not every:
         return None
     by_name = colours(name for subject in every for name in subject.allowed["algorithm"])
@@ -235,16 +299,26 @@ def micro_batches(report: Report) -> Figure | None:
             style: dict[str, Any] = {"marker": markers[str(name)], "color": by_name[str(name)], "markersize": 3}
             sizes = of["micro_batch_size"]
             axes.plot(sizes, of["step_s"] / sizes * 1e3, label=plain(str(name)), **style)
-        ratio_axis(axes)
-        batch_axis(axes, subject.batch_size)
+        axes.set_yscale("log")  # with tick labels such as 0.5 instead of powers of ten
+        least, most = axes.get_ylim()
+        axes.set_ylim(0.8 * least, max(1.25 * most, 4 * least))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.set_xscale("log", base=2)  # with ticks at powers of two and the end
+        n = subject.batch_size
+        ticks = [2**exponent for exponent in range(n.bit_length()) if 2**exponent < 0.8 * n]
+        axes.xaxis.set_major_locator(FixedLocator([*ticks, n]))
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.set_xlim(0.9, 1.1 * n)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_locator(NullLocator())
         label(axes, plain(subject.name), "micro-batch size", "ms per sample")
     legend_above(figure)
     return figure
 
 
-def bands(report: Report) -> Figure | None:
+def bands(rows: pandas.DataFrame) -> Figure | None:
     """Draw the predicted time of a model's call against its memory, and what was measured of it and of torch."""
-    rows = report.rows
     banded = [row for row in rows.to_dict("records") if isinstance(row.get("front"), list)]
     if not banded:
         return None
@@ -263,11 +337,74 @@ def bands(report: Report) -> Figure | None:
     return figure
 
 
-_DRAW: Mapping[str, Callable[[Report], Figure | None]] = {
-    "speedups": speedups,
-    "divided": divided,
-    "limits": limits,
-    "desirable": desirable,
-    "micro-batches": micro_batches,
-    "bands": bands,
-}
+def label(axes: Axes, title: str, x: str, y: str) -> None:
+    """Set title and axis labels of a plot, and draw a light grid. x, y: the labels, which include units."""
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    for axis, text in ((axes.xaxis, x), (axes.yaxis, y)):
+        if not text:
+            axis.set_label_coords(0, 0)  # Skips matplotlib's slow search for a place that is clear of tick labels.
+    axes.grid(alpha=0.3, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def plain(text: str) -> str:
+    """Return at most 44 characters of text on one line, without formulas or characters that SVG forbids."""
+    text = text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
+    return "".join(one if one.isprintable() else " " for one in text).replace("$", r"\$")
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """Assign a colour to each name, most frequent name first; PyTorch's own convolution is grey."""
+    found = [name for name, _ in Counter(names).most_common()]
+    others = [name for name in found if name not in (TORCH, TORCHS_OWN)]
+    by_name = {name: SERIES[index % (len(SERIES) - 1)] for index, name in enumerate(others)}
+    return {name: by_name.get(name, TORCH_COLOUR) for name in found}
+
+
+def legend_above(figure: Figure) -> None:
+    """Add one legend above all axes of a figure, with each label once; the figure grows by its height."""
+    pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
+    handles = {text: handle for each in pairs for handle, text in each}
+    columns = max(1, int(figure.get_figwidth() / _LEGEND_INCHES))
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE_INCHES * -(-len(handles) // columns))
+    figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=columns, frameon=False)
+
+
+def panels(count: int, height_inches: float) -> tuple[Figure, list[Axes]]:
+    """Create a figure with ``count`` axes, three in each row."""
+    columns = min(_COLUMNS, count)
+    lines = -(-count // columns)
+    figure = new_figure(_PANEL_INCHES * columns, lines * height_inches)
+    every = list(figure.subplots(lines, columns, squeeze=False).flatten())
+    for axes in every[count:]:
+        axes.set_visible(False)
+    return figure, every[:count]
+
+
+def named_rows(
+    names: Sequence[str], row_inches: float, width_inches: float, columns: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """Create a figure with axes side by side that share a y axis, on which the names are listed from top to bottom."""
+    figure = new_figure(width_inches, max(2.5, 1.3 + row_inches * len(names)))
+    every = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
+    every[0].set_yticks(range(len(names)), [plain(name) for name in names], fontsize=7)
+    every[0].set_ylim(len(names) - 0.4, -0.6)
+    return figure, every
+
+
+def beside(places: ArrayLike, index: ArrayLike, count: int) -> NDArray[np.float64]:
+    """Return the y coordinates of series ``index`` of ``count``, which are drawn side by side at each place."""
+    return np.asarray(places, dtype=float) + 0.8 * ((np.asarray(index) + 0.5) / count - 0.5)
+
+
+def x_ratio_axis(axes: Axes) -> None:
+    """Make the x axis logarithmic, for ratios: label ticks with plain numbers, and draw a line at 1."""
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+    axes.axvline(1, color=FAINT, linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())

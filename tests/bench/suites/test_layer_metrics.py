@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mucudnn import ConvProblem, Operation
 from mucudnn.bench.results.bounds import MachineLimits
-from mucudnn.bench.results.pages.report import report_of
+from mucudnn.bench.results.pages.page import report_of
 from mucudnn.bench.results.reading import Line, ResultFolder, read_folder
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.suites.layer_metrics import (
@@ -251,7 +251,7 @@ def test_tables_of_a_folder(whole: ResultFolder) -> None:
     assert sum(map(bool, table.rows)) == 12
     assert "pointwise: the filter is 3x3; pointwise takes 1x1" in str(text)
     assert str(text).count("gradcheck not done") == 1  # of Winograd, which has no float64
-    (problems,) = (table for table in report_of(whole).tables if table.identity == "problems")
+    (problems,) = (table for table in report_of(whole).tables if table.title == "Operations")
     titles = [(column.group, column.title) for column in problems.columns]
     for expected in (
         ("error against float64", "largest"),

@@ -10,8 +10,7 @@ from support.clock.machine import ENVIRONMENT
 from support.tables_of_page import PageParser
 
 from mucudnn.bench.results.bounds import MachineLimits
-from mucudnn.bench.results.pages.report import report_of
-from mucudnn.bench.results.pages.reports import html_of, reports_in, write_frame, write_layers
+from mucudnn.bench.results.pages.page import html_of, report_of, reports_in, write_frame, write_layers
 from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, problem_columns, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.core.problem import ConvProblem, Operation
@@ -44,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_numbers_of_operations_layers_and_contestants(folder: Path) -> None:
     tables = PageParser(html_of(reports_in(folder), with_pictures=False)).tables
-    torchs, ours = tables["problems"].records()[:2]
+    torchs, ours = tables["operations"].records()[:2]
     expected = {
         "contestant: workspace limit, MiB": "1",
         "speedup, 95 % interval: speedup over PyTorch": "4.000",

@@ -15,9 +15,8 @@ from support.clock.machine import ENVIRONMENT
 from support.result_folders import MIB, training_layers, write_random_folder
 from support.tables_of_page import PageParser
 
-from mucudnn.bench.results.pages.kinds import KINDS
-from mucudnn.bench.results.pages.report import report_of
-from mucudnn.bench.results.pages.reports import html_of, reports_in
+from mucudnn.bench.results.pages.page import html_of, reports_in, settings_of
+from mucudnn.bench.results.pages.pictures import KINDS
 from mucudnn.bench.results.reading import Header, LeftOut, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.layers import Layer
@@ -57,7 +56,7 @@ def test_text_of_the_folder_is_text_on_the_page(tmp_path: Path) -> None:
     scripts = [attributes.get("type") for tag, attributes in parsed.elements if tag == "script"]
     assert scripts == [None]  # the page's own
     assert not any(tag in ("b", "i") for tag, _ in parsed.elements)
-    assert f"{EVIL}0" in parsed.tables["problems"].rows[0]
+    assert f"{EVIL}0" in parsed.tables["operations"].rows[0]
     assert parsed.text.count("alert('x')") > 20
     assert page.count("<img ") == len(KINDS) - 1  # no bands
     assert parsed.loose_ends() == []
@@ -69,7 +68,7 @@ def test_what_is_not_installed_is_named_with_its_extra(folder: Path, monkeypatch
     page = PageParser(page_of(folder, with_pictures=True))
     assert "There are no pictures" in page.text
     assert "mucudnn[report]" in page.text
-    assert page.tables["problems"].rows
+    assert page.tables["operations"].rows
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(UnavailableError, match=r"jinja2.*mucudnn\[report\]"):
         page_of(folder)
@@ -108,7 +107,7 @@ def test_a_configuration_that_is_the_undivided_one_has_one_row(folder: Path) -> 
 
     edited(folder, undivided)
     tables, title = PageParser(page_of(folder)).tables, "configuration: same configuration, timed once"
-    marked = [row["subject: layer"] + row["subject: operation"] for row in tables["problems"].records() if row[title]]
+    marked = [row["subject: layer"] + row["subject: operation"] for row in tables["operations"].records() if row[title]]
     first, second = (layer.name for layer in training_layers(2))
     assert len(marked) == 4
     assert marked[0].startswith(first)
@@ -127,13 +126,13 @@ def test_failures_have_rows_that_say_why(folder: Path) -> None:
         return PageParser(page_of(folder))
 
     page = fail("mucudnn")
-    failed = [row for row in page.tables["problems"].records() if row["contestant: contestant"] == "mucudnn"]
+    failed = [row for row in page.tables["operations"].records() if row["contestant: contestant"] == "mucudnn"]
     assert len(failed) == 6
     for row in failed:
         assert row["no time: why there is none"] == "out of <memory>"
         assert row["time: median, ms"] == row["speedup, 95 % interval: speedup over PyTorch"] == ""
     assert "6 rows have no samples" in page.text
-    titles = fail("torch").tables["problems"].titles
+    titles = fail("torch").tables["operations"].titles
     assert "speedup over PyTorch" not in titles
     assert "median, ms" in titles
 
@@ -143,13 +142,13 @@ def test_settings_are_told_as_users_know_them_and_unknown_machine_limits_too(fol
     header["machine_limits"] = {}
     header["settings"] |= {"algorithms": None, "max_relative_error": None, "time_limit": "2s", "strict": False}
     (folder / "environment.json").write_text(json.dumps(header))
-    settings = dict(report_of(read_folder(folder)).settings)
+    settings = settings_of(read_folder(folder))
     assert settings["algorithms"] == "all"
     assert settings["max relative error"] == "by data type"
     assert settings["most measuring for each problem"] == "2s"
     page = PageParser(page_of(folder))
     assert "limits were not measured" in page.text
-    assert "time / bound" not in page.tables["problems"].titles
+    assert "time / bound" not in page.tables["operations"].titles
 
 
 def test_a_summary_of_a_busy_machine_says_so_beside_its_numbers(folder: Path) -> None:
@@ -169,7 +168,7 @@ def test_benchmarks_without_convolutions_have_their_own_subjects(tmp_path: Path)
         folder.add([replace(row, more=more) for row in every])
         folder.write_summary()
     page = page_of(tmp_path / "folder")
-    (_, ours) = PageParser(page).tables["problems"].records()
+    (_, ours) = PageParser(page).tables["operations"].records()
     subjects = {name: text for name, text in ours.items() if name.startswith("subject")}
     assert subjects == {"subject: network": "alexnet", "subject: batch size": "8", "subject: dtype": "float32"}
     assert ours["speedup, 95 % interval: speedup over PyTorch"] == f"{0.31 / 0.11:.3f}"
@@ -188,7 +187,7 @@ def test_speedups_are_over_torch_in_the_same_memory_format(tmp_path: Path) -> No
         folder.add([Row(of, *row) for of, s in subjects for row in (("torch", (s,) * 3), ("mucudnn", (0.1,) * 3))])
         folder.write_summary()
     tables = PageParser(page_of(tmp_path / "folder")).tables
-    speedups = [row["speedup, 95 % interval: speedup over PyTorch"] for row in tables["problems"].records()]
+    speedups = [row["speedup, 95 % interval: speedup over PyTorch"] for row in tables["operations"].records()]
     assert speedups == ["", "4.000", "", "2.000"]
     _, ours = tables["summary"].records()
     assert ours["speedup over PyTorch, geometric mean: speedup"] == f"{8**0.5:.3f}"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.result_folders import MIB, training_layers, write_random_folder
 
-from mucudnn.bench.results.pages.reports import html_of, reports_in
+from mucudnn.bench.results.pages.page import html_of, reports_in
 from mucudnn.bench.results.reading import LeftOut
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install selenium")
@@ -132,28 +132,28 @@ def test_only_boxes_scroll_sideways_and_the_console_is_empty(opened: Browser) ->
 
 
 def test_columns_are_sorted_in_both_directions(opened: Browser) -> None:
-    before = numbers(column(opened, "problems", "median, ms"))
+    before = numbers(column(opened, "operations", "median, ms"))
     assert before != sorted(before)
-    assert press(opened, "problems", "median, ms") == "ascending"
-    assert numbers(column(opened, "problems", "median, ms")) == sorted(before)
-    assert press(opened, "problems", "median, ms") == "descending"
-    assert numbers(column(opened, "problems", "median, ms")) == sorted(before, reverse=True)
+    assert press(opened, "operations", "median, ms") == "ascending"
+    assert numbers(column(opened, "operations", "median, ms")) == sorted(before)
+    assert press(opened, "operations", "median, ms") == "descending"
+    assert numbers(column(opened, "operations", "median, ms")) == sorted(before, reverse=True)
     for _ in range(2):  # rows without a value stay last
-        press(opened, "problems", "speedup over PyTorch")
-        texts = column(opened, "problems", "speedup over PyTorch")
+        press(opened, "operations", "speedup over PyTorch")
+        texts = column(opened, "operations", "speedup over PyTorch")
         filled = [text for text in texts if text]
         assert 0 < len(filled) < len(texts)
         assert texts[: len(filled)] == filled
 
 
 def test_rows_are_filtered_by_words_and_choices(opened: Browser) -> None:
-    every = column(opened, "problems", "operation")
-    form = opened.find_element("css selector", "#problems ~ form")
+    every = column(opened, "operations", "operation")
+    form = opened.find_element("css selector", "#operations ~ form")
     form.find_element("css selector", "input").send_keys("MUCUDNN data")
-    assert set(column(opened, "problems", "operation")) == {"backward_data"}
-    assert set(column(opened, "problems", "contestant")) == {"mucudnn"}
+    assert set(column(opened, "operations", "operation")) == {"backward_data"}
+    assert set(column(opened, "operations", "contestant")) == {"mucudnn"}
     told = form.find_element("css selector", "output").text
-    assert told == f"{len(column(opened, 'problems', 'operation'))} of {len(every)} rows"
+    assert told == f"{len(column(opened, 'operations', 'operation'))} of {len(every)} rows"
     form.find_element("css selector", "input").clear()
     form.find_element("css selector", "input").send_keys(" ")
     pick = "const s = arguments[0]; s.value = arguments[1]; s.dispatchEvent(new Event('input', {bubbles: true}))"
@@ -161,9 +161,9 @@ def test_rows_are_filtered_by_words_and_choices(opened: Browser) -> None:
         s for s in form.find_elements("tag name", "select") if "undivided" in s.text and "torch" in s.text
     ]
     opened.execute_script(pick, contestants, "torch")
-    assert set(column(opened, "problems", "contestant")) == {"torch"}
+    assert set(column(opened, "operations", "contestant")) == {"torch"}
     opened.execute_script(pick, contestants, "")
-    assert column(opened, "problems", "operation") == every
+    assert column(opened, "operations", "operation") == every
 
 
 def test_paper_has_all_rows_and_no_controls(opened: Browser) -> None:
@@ -200,9 +200,9 @@ def require_accessible(opened: Browser) -> None:
 
 def test_each_of_several_folders_sorts_its_own(browser: Browser, page_of_several: Path) -> None:
     opened = open_page(browser, page_of_several)
-    before = [numbers(column(opened, f"folder-{number}-problems", "median, ms")) for number in (1, 2)]
-    assert press(opened, "folder-1-problems", "median, ms") == "ascending"
-    after = [numbers(column(opened, f"folder-{number}-problems", "median, ms")) for number in (1, 2)]
+    before = [numbers(column(opened, f"folder-{number}-operations", "median, ms")) for number in (1, 2)]
+    assert press(opened, "folder-1-operations", "median, ms") == "ascending"
+    after = [numbers(column(opened, f"folder-{number}-operations", "median, ms")) for number in (1, 2)]
     assert after == [sorted(before[0]), before[1]]
     resize(opened, WIDTHS[0])
     assert opened.execute_script("return document.documentElement.scrollWidth") <= WIDTHS[0]

@@ -16,9 +16,9 @@ from support.clock.machine import ENVIRONMENT
 from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.results.pages import pictures
-from mucudnn.bench.results.pages.drawing import svg
-from mucudnn.bench.results.pages.measured import UNDIVIDED, gains
-from mucudnn.bench.results.pages.report import Report, report_of
+from mucudnn.bench.results.pages.measured import UNDIVIDED, gains, measured, tuned_subjects
+from mucudnn.bench.results.pages.page import Report, missing_in, report_of
+from mucudnn.bench.results.pages.pictures import svg
 from mucudnn.bench.results.reading import Header, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.published import GEOMETRY as PUBLISHED_GEOMETRY
@@ -52,7 +52,7 @@ def ends(lines: Iterable[Line2D]) -> NDArray[np.float64]:
 
 def test_speedups_are_drawn_where_they_are(report: Report) -> None:
     rows = report.rows
-    figure = drawn(pictures.speedups(report))
+    figure = drawn(pictures.speedups(report.rows))
     for axes, operation in zip(figure.axes, ("forward", "backward_data", "backward_filter"), strict=True):
         expected = rows[(rows["operation"] == operation) & (rows["contestant"] != "torch")]
         points = [line for line in axes.lines if line.get_label()[0] != "_"]
@@ -61,8 +61,8 @@ def test_speedups_are_drawn_where_they_are(report: Report) -> None:
 
 
 def test_desirable_sets_are_drawn_with_the_undivided(report: Report) -> None:
-    figure = drawn(pictures.desirable(report))
-    first = report.subjects[0]
+    figure = drawn(pictures.desirable(tuned_subjects(report.folder)))
+    first = tuned_subjects(report.folder)[0]
     front, points, undivided, torchs = figure.axes[0].lines
     sizes = list(first.desirable["workspace_bytes"] / MIB)
     assert list(points.get_xdata()) == sizes
@@ -80,8 +80,8 @@ def test_desirable_sets_are_drawn_with_the_undivided(report: Report) -> None:
 
 
 def test_times_of_a_sample_are_drawn_by_micro_batch_size(report: Report) -> None:
-    figure = drawn(pictures.micro_batches(report))
-    first = report.subjects[0]
+    figure = drawn(pictures.micro_batches(tuned_subjects(report.folder)))
+    first = tuned_subjects(report.folder)[0]
     assert {line.get_label() for line in figure.axes[0].lines} == {"native", "gemm", "fft"}
     for line in figure.axes[0].lines:
         of = first.allowed[first.allowed["algorithm"] == line.get_label()]
@@ -96,10 +96,10 @@ def test_the_front_in_bands_is_drawn_beside_what_was_measured(tmp_path: Path) ->
         torchs = Row({"network": "unet"}, "torch", (0.25,), more={"peak_bytes": 8 * MIB, "front": None})
         ours = Row({"network": "unet"}, "mucudnn", (0.31,), more={"peak_bytes": 3 * MIB, "front": front})
         folder.add([torchs, ours])
-    (axes,) = drawn(pictures.bands(report_of(read_folder(tmp_path / "folder")))).axes
-    line, measured, torch = (one.get_xydata().tolist() for one in axes.lines)
+    (axes,) = drawn(pictures.bands(measured(read_folder(tmp_path / "folder")))).axes
+    line, ours_at, torch_at = (one.get_xydata().tolist() for one in axes.lines)
     assert line == [[2, 300], [4, 200]]
-    assert (measured, torch) == ([[3, 310]], [[8, 250]])
+    assert (ours_at, torch_at) == ([[3, 310]], [[8, 250]])
 
 
 def pairs(rows: pandas.DataFrame) -> Iterator[tuple[pandas.DataFrame, pandas.DataFrame]]:
@@ -118,7 +118,7 @@ def test_gains_are_ratios_of_sums_of_medians(report: Report) -> None:
 
 
 def test_the_authors_bars_stand_beside_the_same_geometry(report: Report) -> None:
-    figure = drawn(pictures.divided(report))
+    figure = drawn(pictures.divided(report.rows))
     ours, published = figure.axes
     assert "measured here" in ours.get_title(loc="left")
     assert "P100" in published.get_title(loc="left")
@@ -131,12 +131,12 @@ def test_layers_that_run_the_undivided_configuration_have_no_bar(report: Report)
     first = report.rows["layer"].iloc[0]
     is_first = report.rows["layer"] == first
     rows = report.rows.assign(same_as=report.rows["same_as"].mask(is_first, UNDIVIDED))
-    figure = drawn(pictures.divided(replace(report, rows=rows)))
+    figure = drawn(pictures.divided(rows))
     names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert len(names) == rows["layer"].nunique() - 1
-    every = replace(report, rows=rows.assign(same_as=UNDIVIDED))
-    assert pictures.divided(every) is None
-    assert "same configuration" in every.missing["what dividing gains"][0]
+    rows = rows.assign(same_as=UNDIVIDED)
+    assert pictures.divided(rows) is None
+    assert "same configuration" in dict(missing_in(report.folder, rows))["what dividing gains"]
 
 
 def test_one_panel_with_many_algorithms_has_its_legend_above_the_axes(report: Report) -> None:
@@ -144,8 +144,8 @@ def test_one_panel_with_many_algorithms_has_its_legend_above_the_axes(report: Re
     lines = [dict(report.folder.candidates[0])]
     names = [f"an algorithm with a long name, the {number}th" for number in range(20)]
     lines[0]["candidates"] = [one | {"algorithm": name} for name in names for one in lines[0]["candidates"]]
-    alone = Report(replace(report.folder, candidates=tuple(lines)), report.rows)
-    figure = drawn(pictures.micro_batches(alone))
+    folder = replace(report.folder, candidates=tuple(lines))
+    figure = drawn(pictures.micro_batches(tuned_subjects(folder)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         svg(figure)
