@@ -41,7 +41,7 @@ from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.choices import Choices, make_executable
 from mucudnn.running.modules import Conv2d
 from mucudnn.testing.checks import IMAGE, dependent, spoil
-from mucudnn.tuning.benchmarker import permitted_algorithms
+from mucudnn.tuning.job import permitted_algorithms
 
 ROUNDS = 15
 RUNS = 5  # results that are compared bit by bit

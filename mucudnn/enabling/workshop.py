@@ -26,8 +26,8 @@ from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.store.database import Database
 from mucudnn.store.selection import SelectedMeasurements
-from mucudnn.tuning.benchmarker import permitted_algorithms
 from mucudnn.tuning.choose import refuted
+from mucudnn.tuning.job import permitted_algorithms
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.tuner import Priors, tune_tasks

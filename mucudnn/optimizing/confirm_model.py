@@ -94,7 +94,7 @@ def _confirmed(
             return _why_not_unasked(model, has_hooks=has_hooks)
         progress("confirming in the model's own step", 1.0)
         with _parameters_kept(model) if step is not None or has_hooks else nullcontext():
-            quiet = Quiet(watch_of(device_type), lambda text: progress(text, 1.0))
+            quiet = Quiet(watch_of(device_type), progress, at=1.0)
             its_step = step or OwnStep(sample_input)
             steps = ModelSteps(model, modules, its_step, config, put_in, device_type, quiet, ranks)
             return confirm(steps, automatic=not is_asked_for)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mucudnn.core.config import BatchSizePolicy
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Comparison, Configuration, Measurement, Task, source_of
+from mucudnn.core.records import Comparison, Measurement, MicroConfig, Task, source_of
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import micro_batch_sizes
@@ -31,10 +31,9 @@ class SelectedMeasurements:
         """Return a task's measurements at the micro-batch sizes of the policy, with any error and workspace."""
         return self.of_task[task]
 
-    def whole_run(self, task: Task, configuration: Configuration) -> Comparison | None:
-        """Return the valid whole run (times of complete calls), in a fresh workspace for one in headroom; or None."""
-        key = (self.environment, task.problem, configuration.micro_configs, self.versions)
-        return self._database.whole_run(*key, fresh=task.in_headroom)
+    def whole_runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], Comparison]:
+        """Return the valid whole runs of a task's problem by configuration; in headroom, in fresh workspaces."""
+        return self._database.whole_runs(self.environment, task.problem, self.versions, fresh=task.in_headroom)
 
 
 def select_measurements(

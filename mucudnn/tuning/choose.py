@@ -1,11 +1,8 @@
-"""The choice of the configuration to run: the solver's answer, corrected by timing whole runs against torch.
-
-A callable provides the whole runs: the tuner's makes missing ones, the replay's only looks them up.
-"""
+"""The choice of the configuration to run: the solver's answer, corrected by timing whole runs against torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,8 +12,10 @@ from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes
+from mucudnn.measuring.turns import QUICK, THOROUGH
 from mucudnn.solver.front import desirable_sets
-from mucudnn.solver.reuse import Account, account_wr
+from mucudnn.solver.reuse import account_wr
+from mucudnn.tuning.job import Context, Job, Outcome
 from mucudnn.tuning.result import TunedProblem, relative_error_of
 
 MOST_CONTENDERS = 3
@@ -29,38 +28,98 @@ _COARSE = 4  # multiple of the baseline's error above which JUST_AS_FAST counts 
 LEAST_GAIN = 0.03
 _SURPRISING = 1.25  # multiple of the prediction above which a whole run is no noise, and others are tried
 
-Outcome = Comparison | Exception | None  # the whole run, its error, or None if it was not run
-Verify = Callable[[Task, Sequence[Configuration]], Mapping[Configuration, Outcome]]
+_FEWEST_ROUNDS = QUICK.least + 1  # with a first one that may not count
 
 
-def choose(
-    task: Task,
-    measurements: Sequence[Measurement],
-    verify: Verify,
-    baseline_bytes: int | None = None,
-    margin: float = NEARLY_AS_FAST,
-) -> TunedProblem:
+def run_whole(
+    job: Job, configurations: Sequence[Configuration], context: Context | None
+) -> dict[Configuration, Outcome]:
+    """Return whole runs (complete calls) of configurations, compared with torch's own; make and store missing ones.
+
+    Only whole runs of the job's ``outcomes`` are returned if another rank measures the job, in a replay, and if the
+    time limit is over. The outcome is None if the configuration has not been run.
+    """
+    if job.barred() is not None:  # there is no baseline to compare with
+        return dict.fromkeys(configurations)
+    if job.is_own and context is not None:
+        unknown = [c for c in configurations if c.micro_configs not in job.outcomes]
+        task, quiet, store, versions = job.task, context.quiet, context.store, context.versions
+        fresh = task.in_headroom
+        missing = []
+        for configuration in _in_time(unknown, context, is_first=not job.outcomes):
+            stored = store.whole_run(task.problem, configuration.micro_configs, versions, fresh=fresh)
+            if stored is None or (stored.is_disturbed and quiet.is_now()):
+                missing.append(configuration)
+            else:
+                job.outcomes[configuration.micro_configs] = stored
+        for configuration, outcome in zip(missing, _compared(task, missing, context), strict=True):
+            job.outcomes[configuration.micro_configs] = outcome
+            quiet.remember(task.problem, configuration, outcome.load if isinstance(outcome, Comparison) else None)
+            if isinstance(outcome, Comparison):
+                store.add_whole_run(task.problem, configuration.micro_configs, versions, outcome, fresh=fresh)
+    return {c: job.outcomes.get(c.micro_configs) for c in configurations}
+
+
+def _compared(task: Task, configurations: Sequence[Configuration], context: Context) -> Sequence[Outcome]:
+    """Compare whole calls of configurations; repeat once if they were disturbed and the machine is quiet now."""
+    if not configurations:
+        return []
+    is_thorough = context.config.thorough and context.config.time_limit_s is None
+    outcomes: Sequence[Outcome] = []
+    for _ in range(2):
+        if not context.quiet.wait().is_quiet and outcomes:
+            break
+        outcomes = context.machine.compare(
+            task.problem,
+            task.batch_size,
+            configurations,
+            keeps_workspace=not task.in_headroom,
+            rounds=THOROUGH if is_thorough else QUICK,
+        )
+        if not any(isinstance(one, Comparison) and one.is_disturbed for one in outcomes):
+            break
+    return outcomes
+
+
+def _in_time(configurations: Sequence[Configuration], context: Context, *, is_first: bool) -> Sequence[Configuration]:
+    """Return the first configurations whose whole runs end within the time limit, at least one if none was run."""
+    if context.due_s is None or context.config.workspace_budget_bytes is not None:
+        return configurations
+    left_s = context.due_s - context.machine.clock.now()
+    kept: list[Configuration] = []
+    for configuration in configurations:
+        in_a_round_s = configuration.time_s + sum(max(c.time_s, configuration.time_s) for c in kept)
+        if not (is_first and not kept) and _FEWEST_ROUNDS * (in_a_round_s + configuration.time_s) > left_s:
+            break
+        kept.append(configuration)
+    return kept
+
+
+def choose(job: Job, context: Context | None = None) -> TunedProblem:
     """Choose the configuration with the fastest whole run, or torch's own unless it is slower by more than the noise.
 
-    measurements: of the allowed candidates; some configuration must fit the task's limit. baseline_bytes: the workspace
-    of torch's own if it was not measured; None to assume that of its micro-batches. margin: configurations are run if
-    their predicted time is at most this multiple of the fastest's. If their whole runs take much longer than predicted,
-    further ones are run.
+    Some configuration must fit the task's limit. Configurations are run if their predicted time is about as long as the
+    fastest's. If their whole runs take much longer than predicted, further ones are run. context: None in a replay,
+    which makes no whole runs.
 
     Raises the error of the whole runs if all fail and torch's own does not fit the limit, and ``InfeasibleError`` if
     only torch's own may fit the limit but has never been run.
     """
-    account = _account(task, measurements)
-    baseline = baseline_or_declared(measurements, task.batch_size, baseline_bytes)
+    task, measurements = job.task, job.allowed()
+    account = None
+    with suppress(InfeasibleError):  # nothing that was measured is within the limit
+        account = account_wr(measurements, task.batch_size, task.limit_bytes, what=str(task))
+    baseline = baseline_or_declared(measurements, task.batch_size, job.declared_bytes)
     fastest = set() if account is None else {account.configuration}
     near = partial(contenders_near, fastest, measurements, task.batch_size, task.limit_bytes)
-    outcomes = dict(verify(task, near(margin)[:MOST_CONTENDERS] or [baseline]))
+    margin = NEARLY_AS_FAST if context is None or context.config.thorough else JUST_AS_FAST
+    outcomes = run_whole(job, near(margin)[:MOST_CONTENDERS] or [baseline], context)
     if (bound_s := _surprising_s(task, outcomes, baseline, measurements)) is not None:
         least_s = min(c.time_s for c in outcomes)
         others = [c for c in near(bound_s / least_s) if not (c.is_baseline or c in outcomes)]
         further = [c for c in others if c.time_s < bound_s]
-        outcomes |= verify(task, further[:MOST_CONTENDERS]) if further else {}
-    return replace(_choose(task, outcomes, baseline, measurements, verify), account=account)
+        outcomes |= run_whole(job, further[:MOST_CONTENDERS], context)
+    return replace(_verdict(job, outcomes, baseline, measurements, context), account=account)
 
 
 def _surprising_s(
@@ -87,23 +146,24 @@ def _runs(outcomes: Mapping[Configuration, Outcome]) -> dict[Configuration, Comp
     return {c: outcome for c, outcome in outcomes.items() if isinstance(outcome, Comparison)}
 
 
-def _choose(
-    task: Task,
+def _verdict(
+    job: Job,
     outcomes: Mapping[Configuration, Outcome],
     baseline: Configuration,
     measurements: Sequence[Measurement],
-    verify: Verify,
+    context: Context | None,
 ) -> TunedProblem:
-    runs = _runs(outcomes)
+    task, runs = job.task, _runs(outcomes)
     if runs:
         gains = {configuration: run for configuration, run in runs.items() if is_gain(run)}
         best = best_of(gains or runs, measurements)
-        return _verdict(task, best, runs[best], timed(baseline, runs[best]))
+        return _verdict_of_run(task, best, runs[best], timed(baseline, runs[best]))
     unrun = [configuration for configuration, outcome in outcomes.items() if outcome is None]
     if unrun:
         return _predicted_verdict(task, unrun[0], baseline)
     failed, error = next((c, outcome) for c, outcome in outcomes.items() if isinstance(outcome, Exception))
-    baseline = timed(baseline, None if is_timed(baseline) else verify(task, [baseline])[baseline])
+    if not is_timed(baseline):
+        baseline = timed(baseline, run_whole(job, [baseline], context)[baseline])
     if failed.is_baseline or not _fits(task, baseline) or not is_timed(baseline):
         raise error
     reason = f"PyTorch's own: {failed} failed in a whole run: {error}"
@@ -167,14 +227,7 @@ def timed(baseline: Configuration, run: Outcome) -> Configuration:
     return replace(baseline, time_s=run.baseline_s)
 
 
-def _account(task: Task, measurements: Sequence[Measurement]) -> Account | None:
-    """Return the solver's result by predicted times; None if nothing measured is within the task's limit."""
-    with suppress(InfeasibleError):
-        return account_wr(measurements, task.batch_size, task.limit_bytes, what=str(task))
-    return None
-
-
-def _verdict(task: Task, best: Configuration, run: Comparison, baseline: Configuration) -> TunedProblem:
+def _verdict_of_run(task: Task, best: Configuration, run: Comparison, baseline: Configuration) -> TunedProblem:
     if best.is_baseline:
         reason = "PyTorch's own, undivided: nothing else that is allowed can compute this"
         return TunedProblem.of(task, baseline, run.baseline_s, run.baseline_s, reason, run.load)

@@ -7,14 +7,15 @@ from math import inf
 from typing import Protocol
 
 from mucudnn.core.config import BatchSizePolicy, Config
-from mucudnn.core.records import Comparison, Configuration, Measurement, Task
+from mucudnn.core.records import Comparison, Measurement, MicroConfig, Task
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import micro_batch_sizes
-from mucudnn.tuning.choose import Outcome, choose
+from mucudnn.tuning.choose import choose, is_solvable
 from mucudnn.tuning.divide import Divided, divide
-from mucudnn.tuning.infeasible import infeasible, smallest_bytes
-from mucudnn.tuning.result import TunedProblem, Tuning, allowed
+from mucudnn.tuning.feasible import infeasible, smallest_bytes
+from mucudnn.tuning.job import Job
+from mucudnn.tuning.result import TunedProblem, Tuning
 
 
 class Stored(Protocol):
@@ -27,8 +28,8 @@ class Stored(Protocol):
     def measurements(self, task: Task) -> Sequence[Measurement]:
         """Return the stored measurements of the task's micro-batch sizes, which cover its mini-batch."""
 
-    def whole_run(self, task: Task, configuration: Configuration) -> Comparison | None:
-        """Return the stored whole run of this configuration under the task's conditions; None if there is none."""
+    def whole_runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], Comparison]:
+        """Return the stored whole runs of the task's problem under the task's conditions, by configuration."""
 
 
 def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
@@ -39,21 +40,22 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
     Raises ``InfeasibleError`` if no configuration fits, naming the tasks and the smallest sufficient workspace.
     """
 
-    def look_up(task: Task, configurations: Sequence[Configuration]) -> dict[Configuration, Outcome]:
-        return {c: stored.whole_run(task, c) for c in configurations}
-
-    measured = {task: stored.measurements(task) for task in tasks}
-    bounds = {task: config.error_bound(task.problem.dtype, stored.environment.numerics) for task in tasks}
-    permitted = {task: allowed(known, bounds[task]) for task, known in measured.items()}
+    jobs = []
+    for task in tasks:
+        results = {m.micro_config: m for m in stored.measurements(task)}
+        bound = config.error_bound(task.problem.dtype, stored.environment.numerics)
+        jobs.append(Job(task, bound, (), (), {**results}, outcomes={**stored.whole_runs(task)}, is_own=False))
     divided: Divided | None = None
     choices: Mapping[Task, TunedProblem]
     if config.workspace_budget_bytes is not None:
-        divided = divide(permitted, config.workspace_budget_bytes, look_up)
+        divided = divide(jobs, config.workspace_budget_bytes)
         choices = divided.choices
     else:
-        _require_feasible(permitted)
-        choices = {task: choose(task, permitted[task], look_up) for task in tasks}
-    problems = [choices[task].knowing(measured[task], error_bound=bounds[task]) for task in tasks]
+        without = [job for job in jobs if not is_solvable(job.task, job.allowed())]
+        if without:
+            raise infeasible({job.task: smallest_bytes(job.allowed(), job.task.batch_size) for job in without})
+        choices = {job.task: choose(job) for job in jobs}
+    problems = [choices[job.task].knowing(job.measurements(), error_bound=job.error_bound) for job in jobs]
     return Tuning(config, stored.environment, tuple(problems), divided)
 
 
@@ -88,24 +90,3 @@ def _needed_bytes(algorithm: Algorithm, task: Task, micro_batch_size: int) -> fl
         return inf
     workspace = algorithm.workspace(task.problem, micro_batch_size)
     return workspace.prepared_bytes + workspace.scratch_bytes
-
-
-def _require_feasible(measured: dict[Task, list[Measurement]]) -> None:
-    doubtful = {task: known for task, known in measured.items() if not _surely_fits(task, known)}
-    smallest = {task: smallest_bytes(known, task.batch_size) for task, known in doubtful.items()}
-    too_large = {
-        task: size
-        for task, size in smallest.items()
-        if size is None or (task.limit_bytes is not None and size > task.limit_bytes)
-    }
-    if too_large:
-        raise infeasible(too_large)
-
-
-def _surely_fits(task: Task, measurements: Sequence[Measurement]) -> bool:
-    """Whether equal micro-batches of one algorithm fit the task's limit, a check that needs no solver."""
-    limit = inf if task.limit_bytes is None else task.limit_bytes
-    dividing = (m for m in measurements if task.batch_size % m.micro_config.micro_batch_size == 0)
-    return (
-        task.in_headroom or task.baseline_exempt or any(m.prepared_bytes + m.scratch_bytes <= limit for m in dividing)
-    )

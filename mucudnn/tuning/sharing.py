@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import chain
 
 from mucudnn.core import VERSION
@@ -20,17 +20,15 @@ from mucudnn.store.copying import CopyingDatabase
 from mucudnn.store.database import Database
 from mucudnn.store.schema import Row
 from mucudnn.store.sqlite_file import MEMORY
-from mucudnn.tuning.job import Alone, Job
+from mucudnn.tuning.job import Job
 from mucudnn.tuning.result import TunedProblem
 
 _NO_REASON_TO_DIFFER = ("database",)  # config fields that may differ: ranks may have their own files
 
 
 @contextmanager
-def sharing(
-    team: Team, tasks: Sequence[Task], config: Config, machine: Machine, file: Database
-) -> Iterator[tuple[Sharing, CopyingDatabase]]:
-    """Synchronize with the other ranks, exchange stored results of the tasks, and yield a database with all of them.
+def sharing(team: Team, tasks: Sequence[Task], config: Config, machine: Machine, file: Database) -> Iterator[Sharing]:
+    """Synchronize with the other ranks, exchange stored results of the tasks, and yield the connection to them.
 
     Raises ``SharingError`` if ranks differ in tasks, config or environment.
     """
@@ -39,28 +37,26 @@ def sharing(
         shared = Sharing(team, known)
         problems = dict.fromkeys(task.problem for task in tasks)
         shared.exchange_rows(file.every_row(machine.environment, problems))
-        yield shared, known
+        yield shared
 
 
-class Sharing(Alone):
+@dataclass(frozen=True, slots=True)
+class Sharing:
     """Connection of this rank to the other ranks of the tuning. known: the stored results of all ranks."""
 
-    are_several = True
+    team: Team
+    known: CopyingDatabase
 
-    def __init__(self, team: Team, known: CopyingDatabase) -> None:
-        self._team, self._known = team, known
+    def own(self, jobs: Sequence[Job], costs: Sequence[float]) -> Sequence[Job]:
+        """Return the jobs that this rank measures, given their costs; jobs of one problem go to the same rank.
 
-    def own(self, jobs: Sequence[Job], cost: Callable[[Job], float]) -> Sequence[Job]:
-        """Return the jobs that this rank measures; jobs of one problem go to the same rank.
-
-        The first rank of each kind of device estimates the costs for all its ranks.
+        Only the costs of the first rank of each kind of device count.
         """
         numbers: dict[ConvProblem, list[int]] = {}
         for number, job in enumerate(jobs):
             numbers.setdefault(job.task.problem, []).append(number)
-        expected = [cost(job) if self._team.is_first else 0.0 for job in jobs]
         pieces = [*numbers.values()]
-        taken = self._team.own([sum(expected[number] for number in piece) for piece in pieces])
+        taken = self.team.own([sum(costs[number] for number in piece) for piece in pieces])
         own = frozenset(chain.from_iterable(pieces[piece] for piece in taken))
         for number, job in enumerate(jobs):
             job.is_own = number in own
@@ -68,20 +64,20 @@ class Sharing(Alone):
 
     def exchange(self, jobs: Sequence[Job]) -> None:
         """Exchange the jobs' results with ranks of the same device kind, and database rows with all ranks."""
-        self.exchange_rows(self._known.fresh_rows())
+        self.exchange_rows(self.known.fresh_rows())
         own = {number: job.findings() for number, job in enumerate(jobs) if job.is_own}
-        for told in self._team.of_kind(self._team.gather(own)):
+        for told in self.team.of_kind(self.team.gather(own)):
             for number, findings in told.items():
                 if number not in own:
                     jobs[number].learn(findings)
 
     def exchange_rows(self, rows: Sequence[Row]) -> None:
         """Send database rows to all ranks; each rank keeps them in memory, and one rank per file stores them."""
-        self._known.take(chain.from_iterable(self._team.gather(rows)), copies=self._team.is_writer)
+        self.known.take(chain.from_iterable(self.team.gather(rows)), copies=self.team.is_writer)
 
     def everywhere(self, holds: bool) -> bool:
         """Return whether a condition holds on all ranks of all device kinds, so that they take the same branch."""
-        return self._team.everywhere(holds)
+        return self.team.everywhere(holds)
 
     def agree(self, tasks: Sequence[Task], tuned: Sequence[TunedProblem]) -> None:
         """Check that all ranks of a kind of device chose the same.
@@ -91,7 +87,7 @@ class Sharing(Alone):
         chosen = (
             f"{one.configuration}, {(one.configuration.micro_configs, one.limit_bytes, one.refuted)}" for one in tuned
         )
-        self._team.agree(dict(zip(map(_in_words, tasks), chosen, strict=True)))
+        self.team.agree(dict(zip(map(_in_words, tasks), chosen, strict=True)))
 
 
 def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file: Database) -> Fingerprint:

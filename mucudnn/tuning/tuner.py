@@ -1,10 +1,13 @@
-"""``tune``, which measures candidates without stored results, and chooses configurations by timing complete calls."""
+"""``tune``: for each task its candidates, their race, and the choice, or a division of one budget among all tasks.
+
+The method is that of Oyama et al., 2018: workspace reuse (section III-B) and workspace division (section III-C).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,27 +15,39 @@ from torch.distributed import ProcessGroup
 
 from mucudnn.core.config import Config, config_or_default
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem
-from mucudnn.core.records import Task
-from mucudnn.core.terminal import Progress
+from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem, Operation
+from mucudnn.core.records import Failure, Measurement, Task
+from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import deterministic_torch
 from mucudnn.core.values import instance, several, shown, whole
 from mucudnn.distributed import propagate_errors, team_of
-from mucudnn.measuring.clocks import kept_heap
+from mucudnn.measuring.clocks import kept_heap, peak_flops_per_s
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import device_named, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.problems import largest_batch_size
 from mucudnn.store.database import Database
 from mucudnn.store.environment_store import EnvironmentStore
-from mucudnn.tuning.benchmarker import Benchmarker, Priors
+from mucudnn.tuning.choose import choose, is_solvable, refuted
+from mucudnn.tuning.divide import Divided, divide
+from mucudnn.tuning.feasible import (
+    is_affordable,
+    is_divisible,
+    is_feasible,
+    require_affordable,
+    require_feasible,
+)
+from mucudnn.tuning.job import Context, Job, Priors, expected_s, job_of, permitted_algorithms
+from mucudnn.tuning.quiet import MOST_WAITED_S, Quiet, undisturbed
+from mucudnn.tuning.race import Race
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
-from mucudnn.tuning.workspaces import tune_each, tune_together
 
 if TYPE_CHECKING:
     from mucudnn.distributed.team import Team
 
 __all__ = ["Priors", "Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
+
+_RACED = 2 / 3  # of the time limit; whole runs, and what a candidate takes beyond the limit, have the rest
 
 
 def tune(
@@ -105,19 +120,32 @@ def tune_tasks(
     if machine is not None:
         instance(Machine, machine, "machine")
     with ExitStack() as stack:
-        for context in (propagate_errors(team), untouched, kept_heap()):
-            stack.enter_context(context)
+        for around in (propagate_errors(team), untouched, kept_heap()):
+            stack.enter_context(around)
         on, opened = stack.enter_context(machine_and_database(config, device, machine, database))
-        _require_countable(tasks, on.device)
-        benchmarker = partial(Benchmarker, config, on, progress=progress, priors=priors, in_passing=in_passing)
-        if team is None:
-            return _tune(benchmarker(EnvironmentStore(opened, on.environment)), tasks)
-        from mucudnn.tuning.sharing import sharing  # only needed with several ranks
+        for task in tasks:
+            if task.batch_size > (most := largest_batch_size(task.problem, on.device)):
+                raise InvalidInputError(
+                    f"{task}: batch_size is {task.batch_size}; it must be at most {most} on device {on.device!r}, so "
+                    f"that x and y have at most {MOST_ELEMENTS} elements"
+                )
+        tell = progress or silent
+        quiet = Quiet(on.watch, tell, 0.0 if in_passing else MOST_WAITED_S)
+        versions = {algorithm.name: algorithm.version for algorithm in permitted_algorithms(on, config)}
+        shared = None
+        if team is not None:
+            from mucudnn.tuning.sharing import sharing  # only needed with several ranks
 
-        with sharing(team, tasks, config, on, opened) as (ranks, known):
-            tuning = _tune(benchmarker(EnvironmentStore(known, on.environment), ranks=ranks), tasks)
-            ranks.agree(tasks, tuning.problems)
-            return tuning
+            shared = stack.enter_context(sharing(team, tasks, config, on, opened))
+        store = EnvironmentStore(opened if shared is None else shared.known, on.environment)
+        context = Context(config, on, store, quiet, tell, {} if priors is None else priors, shared, versions)
+        tuning = _tune(context, tasks)
+        if not in_passing:
+            quiet.end()
+        tell("done", 1.0)
+        if shared is not None:
+            shared.agree(tasks, tuning.problems)
+        return tuning
 
 
 @contextmanager
@@ -139,27 +167,213 @@ def require_callable(progress: object) -> None:
         raise InvalidInputError(f"progress is {shown(progress)}; give a function of a text and a fraction, or None")
 
 
-def _require_countable(tasks: Sequence[Task], device: str) -> None:
-    for task in tasks:
-        most = largest_batch_size(task.problem, device)
-        if task.batch_size > most:
-            raise InvalidInputError(
-                f"{task}: batch_size is {task.batch_size}; it must be at most {most} on device {device!r}, so that x "
-                f"and y have at most {MOST_ELEMENTS} elements"
-            )
-
-
-def _tune(benchmarker: Benchmarker, tasks: Sequence[Task]) -> Tuning:
+def _tune(context: Context, tasks: Sequence[Task]) -> Tuning:
     """Find the tasks' candidates, measure them, solve, and verify the choices by whole runs; return the results.
 
     Ctrl-C keeps the finished problems.
     """
+    config, machine = context.config, context.machine
+    divided = None
     try:
-        jobs = [benchmarker.job(task) for task in tasks]
-        benchmarker.begin(jobs)
-        each_has_its_limit = benchmarker.config.workspace_budget_bytes is None
-        tuning = tune_each(benchmarker, jobs) if each_has_its_limit else tune_together(benchmarker, jobs)
+        jobs = [job_of(context, task) for task in tasks]
+        if machine.prover is not None and any(job.task.baseline not in job.results for job in jobs):
+            machine.prover.start()
+            machine.watch.forget()
+        if config.workspace_budget_bytes is None:
+            _tune_each(context, jobs)
+        else:
+            divided = _tune_together(context, jobs, config.workspace_budget_bytes)
     except KeyboardInterrupt:
-        raise TuningInterrupted(benchmarker.tuning()) from None
-    benchmarker.end()
-    return tuning
+        raise TuningInterrupted(Tuning(config, machine.environment, tuple(context.ready))) from None
+    if machine.prover is not None:
+        machine.prover.rest()  # it frees its memory
+    return Tuning(config, machine.environment, tuple(context.ready), divided)
+
+
+def _tune_each(context: Context, jobs: Sequence[Job]) -> None:
+    """Measure and choose task by task; with several ranks, choose again from all results, so that the ranks agree.
+
+    Raises ``InfeasibleError``, which names all tasks without a configuration within their workspace limit.
+    """
+    for job in jobs:
+        if not is_feasible(job):
+            job.forget_failures()
+    require_feasible(jobs)  # before minutes are spent on measuring
+    own = _own(context, jobs)
+    for number, job in enumerate(own):
+        _measure(context, job, job.task.limit_bytes, number / len(own), 1 / len(own))
+        if is_feasible(job):
+            job.choice = choose(job, context)
+            context.ready.append(_tuned(context, job, job.choice))
+    if context.ranks is not None:
+        context.ranks.exchange(jobs)
+        context.ready.clear()
+        for job in jobs:
+            if is_feasible(job):
+                job.choice = choose(job, context)
+                context.ready.append(_tuned(context, job, job.choice))
+    require_feasible([job for job in jobs if job.choice is None])
+
+
+def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> Divided:
+    """Measure all tasks, divide the budget among them, and time complete calls of the chosen configurations.
+
+    Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together.
+    """
+    if not is_affordable(jobs, budget_bytes):
+        for job in jobs:
+            job.forget_failures()
+    require_affordable(jobs, budget_bytes)  # before minutes are spent on measuring
+    own, ranks = _own(context, jobs), context.ranks
+    _measure_all(context, own, jobs, budget_bytes)
+    is_enough = is_divisible(jobs, budget_bytes)
+    if not (is_enough if ranks is None else ranks.everywhere(is_enough)):
+        _measure_all(context, own, jobs, budget_bytes, thoroughly=True)
+    require_affordable(jobs, budget_bytes)  # now that some candidates may have failed
+    divided = divide(jobs, budget_bytes, context)
+    context.ready += [_tuned(context, job, divided.choices[job.task]) for job in jobs]
+    return divided
+
+
+def _measure_all(
+    context: Context, own: Sequence[Job], jobs: Sequence[Job], budget_bytes: int, *, thoroughly: bool = False
+) -> None:
+    for number, job in enumerate(own):
+        _measure(context, job, budget_bytes, number / len(own), 1 / len(own), thoroughly=thoroughly)
+    if context.ranks is not None:
+        context.ranks.exchange(jobs)
+
+
+def _own(context: Context, jobs: Sequence[Job]) -> Sequence[Job]:
+    """Return the jobs that this rank measures, which is all if it tunes alone.
+
+    The first rank of each kind of device estimates the costs. They are never 0, since whole runs may be needed.
+    """
+    if context.ranks is None:
+        return jobs
+    costs = [0.0] * len(jobs)
+    if context.ranks.team.is_first:
+        budget = context.config.workspace_budget_bytes
+        for number, job in enumerate(jobs):
+            costs[number] = expected_s(job.task.problem, job.task.batch_size)
+            if job.measurements():
+                limit = job.task.limit_bytes if budget is None else budget
+                missing = _race_of(context, job, limit, thorough=context.config.thorough).missing()
+                costs[number] *= (1 + len(missing)) / (1 + len(job.candidates))
+    return context.ranks.own(jobs, costs)
+
+
+def _tuned(context: Context, job: Job, choice: TunedProblem) -> TunedProblem:
+    """Return the choice with the measurements and failures of all candidates."""
+    measured, barred = job.measurements(), job.barred()
+    if barred is not None:
+        choice = replace(choice, reason=f"by prediction, since torch's own is barred: {barred.reason}")
+    runs = context.store.whole_runs(job.task.problem, context.versions, fresh=job.task.in_headroom)
+    return choice.knowing(
+        measured,
+        job.failures(),
+        error_bound=job.error_bound,
+        left_out=job.left_out,
+        refuted=refuted(replace(job.task, limit_bytes=choice.limit_bytes), measured, runs),
+    )
+
+
+def _measure(
+    context: Context,
+    job: Job,
+    limit_bytes: int | None,
+    start: float,
+    share: float,
+    *,
+    thoroughly: bool = False,
+) -> None:
+    """Measure the job's missing candidates within a workspace limit, and store each result at once.
+
+    start, share: begin and length of this job's part of the tuning's progress, from 0 to 1.
+    """
+    config, machine, problem = context.config, context.machine, job.task.problem
+    context.quiet.at = start
+    context.progress(f"{job.task}: measuring", start)
+    if config.time_limit_s is not None:  # this problem's part, less what earlier problems took beyond theirs
+        now_s = machine.clock.now()
+        context.due_s = config.time_limit_s + (now_s if context.due_s is None else context.due_s)
+        context.race_ends_s = now_s + _RACED * max(0.0, min(config.time_limit_s, context.due_s - now_s))
+    measured = context.measured.setdefault(problem, {})
+    job.results |= measured  # tasks of one problem differ in limits
+    with ExitStack() as measuring:
+        for source in machine.sources:
+            measuring.enter_context(source.measuring())
+        for done, result in enumerate(_results(context, job, limit_bytes, thorough=thoroughly or config.thorough)):
+            context.store.add(problem, context.versions[result.micro_config.algorithm], result)
+            job.results[result.micro_config] = result
+            if isinstance(result, Measurement):
+                measured[result.micro_config] = result
+            name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
+            context.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
+    is_baseline_measured = isinstance(job.results.get(job.task.baseline), Measurement)
+    job.declared_bytes = None
+    if job.barred() is None and not is_baseline_measured:
+        baseline = next(replace(c) for c in job.candidates if c.micro_config == job.task.baseline)
+        if baseline.is_countable:  # counted again, since an earlier run may have lacked memory
+            job.declared_bytes = baseline.workspace_bytes
+    if config.time_limit_s is not None:
+        left_out = _race_of(context, job, limit_bytes, thorough=config.thorough).missing()
+        job.left_out = tuple(candidate.micro_config for candidate in left_out)
+
+
+def _results(context: Context, job: Job, limit_bytes: int | None, *, thorough: bool) -> Iterator[Measurement | Failure]:
+    """Yield the results of a race; if it is quick and nothing fits the limit, of a thorough one too.
+
+    A later result of a candidate replaces an earlier one.
+    """
+    yield from _quiet_results(context, _race_of(context, job, limit_bytes, thorough=thorough))
+    if not thorough:
+        is_exempt = job.barred() is None  # torch's own must not run if it is barred
+        task = replace(
+            job.task,
+            limit_bytes=limit_bytes,
+            baseline_exempt=job.task.baseline_exempt and is_exempt,
+            in_headroom=job.task.in_headroom and is_exempt,
+        )
+        if not is_solvable(task, job.allowed()):
+            yield from _quiet_results(context, _race_of(context, job, limit_bytes, thorough=True))
+
+
+def _quiet_results(context: Context, race: Race) -> Iterator[Measurement | Failure]:
+    """Wait for a quiet machine and race; measure disturbed candidates again if the machine is quiet after that."""
+    if race.is_done:
+        return
+    quiet, clock, problem = context.quiet, context.machine.clock, race.task.problem
+    quiet.wait()
+    began_s, results = clock.now(), list[Measurement | Failure]()
+    for result in race.measure():
+        quiet.remember(problem, result.micro_config, result.load if isinstance(result, Measurement) else None)
+        results.append(result)
+        yield result
+    spent_s = clock.now() - began_s
+    sound = undisturbed(results)
+    if len(sound) < len(results) and quiet.wait().is_quiet:
+        for result in results:  # only results that may still win matter
+            quiet.remember(problem, result.micro_config, None)
+        for result in race.knowing(sound, spent_s).measure():
+            quiet.remember(problem, result.micro_config, result.load if isinstance(result, Measurement) else None)
+            yield result
+
+
+def _race_of(context: Context, job: Job, limit_bytes: int | None, *, thorough: bool) -> Race:
+    """Return a race of the job's candidates within a workspace limit, which knows the job's results so far."""
+    config, machine, problem = context.config, context.machine, job.task.problem
+    return Race(
+        task=replace(job.task, limit_bytes=limit_bytes),
+        candidates=job.candidates,
+        machine=machine,
+        stored=job.measurements(),
+        stored_failures=job.failures(),
+        max_relative_error=job.error_bound,
+        time_limit_s=context.race_ends_s and max(0.0, context.race_ends_s - machine.clock.now()),
+        may_keep=problem.operation is Operation.FORWARD and config.cache_budget_bytes != 0,
+        prior=context.prior(),
+        every_size=config.workspace_budget_bytes is not None,
+        flops_per_s=peak_flops_per_s(machine.device, problem.dtype),
+        thorough=thorough,
+    )

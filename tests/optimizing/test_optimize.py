@@ -52,7 +52,7 @@ def test_warnings_that_are_errors_come_when_the_model_is_tuned(database: Path, m
 
     def doubting(quiet: Quiet) -> None:
         problem = ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3)
-        quiet._doubtful.add((problem, MicroConfig("native", 1)))
+        quiet.disturbed.add((problem, MicroConfig("native", 1)))
         end(quiet)
 
     monkeypatch.setattr(Quiet, "end", doubting)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 from support.clock.machine import FORWARD
 from support.problems.measurements import measured
+from support.told_jobs import told_job
 
 from mucudnn.core.records import Comparison, Configuration, Measurement, Task
-from mucudnn.tuning.choose import Outcome, choose
-from mucudnn.tuning.divide import divide
+from mucudnn.tuning.choose import choose
+from mucudnn.tuning.divide import Divided, divide
+from mucudnn.tuning.job import Job, Outcome
 
 BATCH = 4
 
@@ -31,8 +34,11 @@ class WholeRuns:
     outcome: Callable[[Task, str], Outcome] | None = None
     asked: list[tuple[str, str]] = field(default_factory=list)
 
-    def __call__(self, task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
-        return {c: self._run(task, c) for c in configurations}
+    def job(self, task: Task, measurements: Sequence[Measurement]) -> Job:
+        return told_job(task, measurements, partial(self._run, task))
+
+    def divide(self, measurements: Mapping[Task, Sequence[Measurement]], budget: int | None) -> Divided:
+        return divide([self.job(task, known) for task, known in measurements.items()], budget)
 
     def _run(self, task: Task, configuration: Configuration) -> Outcome:
         algorithm = configuration.micro_configs[0].algorithm
@@ -43,7 +49,7 @@ class WholeRuns:
 
 
 def chosen(measurements: Mapping[Task, Sequence[Measurement]], budget: int | None, runs: WholeRuns) -> dict[str, str]:
-    divided = divide(measurements, budget, runs)
+    divided = runs.divide(measurements, budget)
     assert budget is None or divided.division.workspace_bytes <= budget
     assert divided.division.workspace_bytes == sum(c.configuration.workspace_bytes for c in divided.choices.values())
     return {task.name: choice.configuration.micro_configs[0].algorithm for task, choice in divided.choices.items()}
@@ -72,7 +78,7 @@ def test_the_budget_goes_where_it_saves_most(budget: int | None, algorithms: dic
 
 def test_only_what_is_chosen_is_run_and_each_once() -> None:
     runs = WholeRuns()
-    divide(BOTH, 110, runs)
+    runs.divide(BOTH, 110)
     assert len(runs.asked) == len(set(runs.asked)) == 2
 
 
@@ -90,7 +96,7 @@ def test_where_nothing_is_faster_in_whole_runs_torch_stays() -> None:
 
 def test_a_slower_one_is_taken_where_torch_needs_too_much() -> None:
     needy = {task: [replace(TORCH, scratch_bytes=1000), SMALL] for task in BOTH}
-    divided = divide(needy, 1010, WholeRuns(slowdown=lambda task, algorithm: 4.0))
+    divided = WholeRuns(slowdown=lambda task, algorithm: 4.0).divide(needy, 1010)
     assert sorted(c.configuration.algorithms for c in divided.choices.values()) == [("native",), ("small",)]
     slower = next(c for c in divided.choices.values() if c.configuration.algorithms == ("small",))
     assert slower.baseline_s is not None
@@ -106,19 +112,19 @@ def test_what_cannot_run_whole_is_left_out() -> None:
 
 
 def test_without_whole_runs_predictions_count() -> None:
-    divided = divide(BOTH, 110, WholeRuns(outcome=lambda task, algorithm: None))
+    divided = WholeRuns(outcome=lambda task, algorithm: None).divide(BOTH, 110)
     assert {c.reason for c in divided.choices.values()} == {"best use of the budget by prediction, not run"}
     assert {c.baseline_s for c in divided.choices.values()} == {0.1}
 
 
 def test_alone_without_whole_runs_the_prediction_is_taken_and_said() -> None:
     unknown = WholeRuns(outcome=lambda task, algorithm: None)
-    choice = choose(replace(FIRST, limit_bytes=99), BOTH[FIRST], unknown)
+    choice = choose(unknown.job(replace(FIRST, limit_bytes=99), BOTH[FIRST]))
     assert (choice.configuration.algorithms, choice.baseline_s, choice.time_s) == (("small",), 0.1, 0.08)
     assert choice.reason == "fastest by prediction, not run"
     lead = measured("small", BATCH, 0.0975, 10)  # below the least gain
-    assert choose(FIRST, [TORCH, lead], unknown).configuration.is_baseline
-    alone = choose(FIRST, [LARGE], unknown)
+    assert choose(unknown.job(FIRST, [TORCH, lead])).configuration.is_baseline
+    alone = choose(unknown.job(FIRST, [LARGE]))
     assert alone.baseline_s is None
     assert "PyTorch's own was not measured" in alone.reason
 
@@ -138,7 +144,7 @@ def test_a_whole_run_that_is_slower_than_predicted_lets_others_try(
     slowdown: float, limit: int | None, asked: list[str], algorithm: str
 ) -> None:
     runs = WholeRuns(lambda task, name: slowdown if name == "large" else 1.0)
-    choice = choose(replace(FIRST, limit_bytes=limit), BOTH[FIRST], runs)
+    choice = choose(runs.job(replace(FIRST, limit_bytes=limit), BOTH[FIRST]))
     assert [name for _, name in runs.asked] == asked
     assert choice.configuration.algorithms == (algorithm,)
 
@@ -149,7 +155,7 @@ def test_where_torchs_own_does_not_fit_the_slowest_of_whole_runs_is_not_kept() -
     needy = measured("native", BATCH, 0.01, 100)
     slow_looking = measured("small", BATCH, 0.05, 10)
     runs = WholeRuns(outcome=lambda task, algorithm: Comparison(0.01, 0.06 if algorithm == "native" else 0.005, 0.0))
-    choice = choose(replace(FIRST, limit_bytes=10), [single, needy, slow_looking], runs)
+    choice = choose(runs.job(replace(FIRST, limit_bytes=10), [single, needy, slow_looking]))
     assert choice.configuration.algorithms == ("small",)
 
 
@@ -164,10 +170,10 @@ def test_where_torchs_own_does_not_fit_the_slowest_of_whole_runs_is_not_kept() -
 def test_an_undivided_one_that_is_as_fast_is_preferred(divided_s: float, undivided_s: float, parts: int) -> None:
     half = measured("small", BATCH // 2, 0.039, 10)
 
-    def run(task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
-        return {c: Comparison(0.1, divided_s if len(c.micro_configs) > 1 else undivided_s, 0.0) for c in configurations}
+    def run(configuration: Configuration) -> Outcome:
+        return Comparison(0.1, divided_s if len(configuration.micro_configs) > 1 else undivided_s, 0.0)
 
-    choice = choose(FIRST, [TORCH, SMALL, half], run)
+    choice = choose(told_job(FIRST, [TORCH, SMALL, half], run))
     assert choice.configuration.algorithms == ("small",)
     assert len(choice.configuration.micro_configs) == parts
 
@@ -188,4 +194,4 @@ def test_half_the_error_is_preferred_at_equal_speed_which_includes_more_where_to
     coarse = measured("coarse", BATCH, 0.050, 10, relative_error=error)
     fine = measured("fine", BATCH, 0.051, 10, relative_error=2e-7)
     runs = WholeRuns(outcome=lambda task, name: Comparison(0.1, 0.05 if name == "coarse" else fine_s, 0.0))
-    assert choose(FIRST, [TORCH, coarse, fine], runs).configuration.algorithms == (algorithm,)
+    assert choose(runs.job(FIRST, [TORCH, coarse, fine])).configuration.algorithms == (algorithm,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
@@ -12,6 +12,7 @@ import pytest
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, linear, made_ready
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from support.effort import how_many
+from support.told_jobs import told_job
 from torch import Tensor
 
 from mucudnn.core.config import Config
@@ -26,8 +27,9 @@ from mucudnn.core.records import (
     Task,
 )
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.tuning.choose import LEAST_GAIN, Outcome, choose
+from mucudnn.tuning.choose import LEAST_GAIN, choose
 from mucudnn.tuning.divide import divide
+from mucudnn.tuning.job import Job, Outcome
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import tune
@@ -66,8 +68,11 @@ class World:
         step_s = self.random.uniform(0.5, 2.0) * size
         return Measurement(MicroConfig(algorithm, size), self.random.choice((0.0, 0.1)), step_s, prepared, scratch, 0.0)
 
-    def verify(self, task: Task, configurations: Sequence[Configuration]) -> Mapping[Configuration, Outcome]:
-        return {c: self.runs.setdefault(c.micro_configs, self._run(c)) for c in configurations}
+    def job(self) -> Job:
+        """Return the job, whose whole runs are drawn when they are asked for."""
+        job = told_job(self.task, self.measurements, self._run, self.declared)
+        self.runs = job.outcomes
+        return job
 
     def _run(self, configuration: Configuration) -> Outcome:
         kind = self.random.random()
@@ -110,12 +115,12 @@ def test_alone_what_runs_slower_is_not_chosen_while_torchs_own_fits(limit: int |
     for seed in SEEDS:
         world = World(random.Random(seed), limit)
         try:
-            choice = choose(world.task, world.measurements, world.verify, world.declared)
+            choice = choose(world.job())
         except (InfeasibleError, RuntimeError):
             continue
         world.require_sound(choice)
         chosen = choice.configuration
-        run = world.runs.get(chosen.micro_configs)
+        run = {**world.runs}.get(chosen.micro_configs)
         if not chosen.is_baseline:
             assert lead(run) > 0 or not world.fits(limit), f"seed {seed}"
             assert limit is None or chosen.workspace_bytes <= limit
@@ -134,22 +139,15 @@ def test_of_a_budget_what_runs_slower_is_not_chosen_where_torchs_own_would_fit_i
         draw = random.Random(seed)
         worlds = {world.task: world for world in (World(draw, None) for _ in range(3))}
 
-        def verify(
-            task: Task, configurations: Sequence[Configuration], worlds: dict[Task, World] = worlds
-        ) -> Mapping[Configuration, Outcome]:
-            return worlds[task].verify(task, configurations)
-
-        measured = {task: world.measurements for task, world in worlds.items()}
-        declared = {task: world.declared for task, world in worlds.items()}
         try:
-            divided = divide(measured, budget, verify, declared)
+            divided = divide([world.job() for world in worlds.values()], budget)
         except InfeasibleError:
             continue
         in_all = sum(choice.configuration.workspace_bytes for choice in divided.choices.values())
         assert budget is None or in_all <= budget
         for task, choice in divided.choices.items():
             worlds[task].require_sound(choice)
-            run = worlds[task].runs.get(choice.configuration.micro_configs)
+            run = {**worlds[task].runs}.get(choice.configuration.micro_configs)
             if isinstance(run, Comparison) and lead(run) < 0 and not choice.configuration.is_baseline:
                 instead = in_all - choice.configuration.workspace_bytes + worlds[task].baseline_bytes
                 assert instead > (inf if budget is None else budget), f"seed {seed}"
@@ -251,8 +249,9 @@ class StoredRuns:
             Measurement(MicroConfig(TORCHS_OWN, n), 0.0, 0.001 * n, 0, self.scratch_bytes * n, 1e-7) for n in (1, 2)
         ]
 
-    def whole_run(self, task: Task, configuration: Configuration) -> Comparison | None:
-        return None if configuration.is_baseline else Comparison(0.1, 0.5, 0.01)
+    def whole_runs(self, task: Task) -> dict[tuple[MicroConfig, ...], Comparison]:
+        sizes = ((2, 2), (2, 1, 1), (1, 1, 1, 1))
+        return {tuple(MicroConfig(TORCHS_OWN, n) for n in parts): Comparison(0.1, 0.5, 0.01) for parts in sizes}
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.clock.busy_bench import BATCH, BusyBench
+from support.clock.busy_bench import BATCH, NO_LIMIT, BusyBench
 from support.clock.machine import ENVIRONMENT, FORWARD
 from support.clock.shared_machine import SharedProcessors
 
 from mucudnn.core import errors
 from mucudnn.core.config import Config
-from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, passed_over
+from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task, passed_over
 from mucudnn.measuring.load import Watch
 from mucudnn.store.database import Database
+from mucudnn.store.environment_store import EnvironmentStore
 from mucudnn.tuning import quiet
+from mucudnn.tuning.choose import run_whole
+from mucudnn.tuning.job import Context, Job
 from mucudnn.tuning.tuner import Tuning
 
 VERSIONS = {"native": 1, "quick": 1}
@@ -129,23 +131,18 @@ def test_a_stored_verdict_under_load_is_not_believed_though_measurements_are() -
 
 
 def test_whole_runs_under_load_are_made_again_once() -> None:
-    processors = SharedProcessors(others=1.0, quiet_from_s=3.0)
-    told, one = list[str](), Configuration((MicroConfig("quick", 8),), 1.0, 0)
-    watch = processors.watch()
-    waiting, compared = quiet.Quiet(watch, told.append), list[float]()
-
-    def compare(configurations: Sequence[Configuration]) -> list[Comparison]:
-        mark = watch.mark()
-        processors.work(1.0)
-        compared.append(watch.since(mark).share or 0.0)
-        return [Comparison(2.0, 1.0, 0.1, compared[-1])]
-
-    (outcome,) = waiting.compared(FORWARD, [one], compare)
-    assert compared == [1.0, 0.0]
+    bench = busy_bench(quiet_from_s=3.0)
+    watch, one = bench.machine.watch, Configuration((MicroConfig("quick", 8),), 1.0, 0)
+    waiting, store = quiet.Quiet(watch, bench.progress), EnvironmentStore(bench.database, ENVIRONMENT)
+    machine = replace(bench.machine, watch=watch)
+    context = Context(NO_LIMIT, machine, store, waiting, bench.progress, {}, versions=VERSIONS)
+    job = Job(Task(FORWARD, BATCH), 0.0, (), (), {})
+    outcome = run_whole(job, [one], context)[one]
+    assert any("waiting for a quiet machine" in text for text in bench.told), "after the first time"
     assert isinstance(outcome, Comparison)
-    assert outcome.load == 0.0
-    waiting.end()
-    assert waiting.compared(FORWARD, [], compare) == []
+    assert (outcome.load, outcome.speedup) == (0.0, pytest.approx(2.0))
+    assert not waiting.disturbed
+    assert run_whole(job, [], context) == {}
 
 
 def test_whole_runs_have_the_load_of_their_turns() -> None:

@@ -16,7 +16,7 @@ import mucudnn
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Comparison, Configuration, Measurement, Task
+from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task
 from mucudnn.kernels import registry
 from mucudnn.running.environment import Environment
 from mucudnn.store.database import Database
@@ -37,8 +37,8 @@ class Stored:
     def measurements(self, task: Task) -> Sequence[Measurement]:
         return self.database.measurements(ENVIRONMENT, task.problem, VERSIONS)
 
-    def whole_run(self, task: Task, configuration: Configuration) -> Comparison | None:
-        return self.database.whole_run(ENVIRONMENT, task.problem, configuration.micro_configs, VERSIONS)
+    def whole_runs(self, task: Task) -> dict[tuple[MicroConfig, ...], Comparison]:
+        return self.database.whole_runs(ENVIRONMENT, task.problem, VERSIONS)
 
 
 def tasks(config: Config) -> list[Task]:

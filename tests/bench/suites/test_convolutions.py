@@ -20,7 +20,7 @@ from mucudnn.bench.suites.convolutions import Balance, Choices, Wanted, convolut
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Failure, MicroConfig
 from mucudnn.store.database import Database
-from mucudnn.tuning import workspaces
+from mucudnn.tuning import tuner
 from mucudnn.tuning.result import TunedProblem
 
 BATCH = 8
@@ -260,7 +260,7 @@ def test_an_interrupted_tuning_leaves_a_folder_saying_so(
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workspaces, "choose", interrupted)
+    monkeypatch.setattr(tuner, "choose", interrupted)
     with pytest.raises(KeyboardInterrupt):
         network(in_formats)
     folder = read_folder(in_formats.out)

@@ -20,7 +20,8 @@ import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.core.errors import MucudnnError
 from mucudnn.store.database import Database
-from mucudnn.tuning import workspaces
+from mucudnn.tuning import tuner
+from mucudnn.tuning.job import Job
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
 
@@ -142,15 +143,13 @@ def infeasible(rank: int, folder: Path) -> Found:
 
 def disagreeing(rank: int, folder: Path) -> Found:
     """Rank 1 chooses something else for one problem."""
-    choose = workspaces.choose
+    choose = tuner.choose
 
-    def contrary(task: Any, measurements: Any, *rest: Any) -> Any:
-        some = (
-            measurements if task.problem.k != 3 else [m for m in measurements if m.micro_config.algorithm == "native"]
-        )
-        return choose(task, some, *rest)
+    def contrary(job: Job, context: Any) -> Any:
+        only_native = {of: result for of, result in job.results.items() if of.algorithm == "native"}
+        return choose(replace(job, results=only_native) if job.task.problem.k == 3 else job, context)
 
-    with patch.object(workspaces, "choose", contrary if rank == 1 else choose):
+    with patch.object(tuner, "choose", contrary if rank == 1 else choose):
         return tuned(Bench(), None)
 
 
