@@ -19,7 +19,7 @@ from support.ranks.group import Ranks
 from mucudnn.core.errors import first_line
 from mucudnn.kernels import registry
 from mucudnn.measuring import clocks
-from mucudnn.optimizing import confirm_model
+from mucudnn.optimizing import confirm
 
 with suppress(ModuleNotFoundError):  # make gpu does without it
     from hypothesis import settings
@@ -76,7 +76,7 @@ clocks._LEAST_BYTES = clocks._MOST_BYTES = 2**20
 def unconfirmed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is confirmed without being asked for: steps of tests are short, and torch's own would run in most."""
     if "confirm" not in request.module.__name__:
-        monkeypatch.setattr(confirm_model, "_is_one_of_several", lambda: True)
+        monkeypatch.setattr(confirm, "_is_one_of_several", lambda: True)
 
 
 @pytest.fixture(scope="session")

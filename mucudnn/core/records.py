@@ -238,6 +238,7 @@ class Comparison:
     The baseline is torch's own convolution.
     noise: the ``uncertainty`` of the median of the rounds' speedups. load: as in ``Measurement``. baseline_samples_s,
     time_samples_s: the samples of a new comparison, one of each per round; empty for one from the database.
+    paired_speedup: the median of the rounds' speedups, for long calls, which a slow phase of the machine may change.
     """
 
     baseline_s: float
@@ -246,6 +247,7 @@ class Comparison:
     load: float | None = None
     baseline_samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
     time_samples_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    paired_speedup: float | None = None
 
     @classmethod
     def of(cls, baseline_s: Sequence[float], time_s: Sequence[float]) -> Self:
@@ -261,7 +263,16 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        return self.baseline_s / self.time_s
+        """The ratio of the medians, or the ``paired_speedup`` if there is one."""
+        return self.baseline_s / self.time_s if self.paired_speedup is None else self.paired_speedup
+
+    def is_faster(self, least: float) -> bool:
+        """Return whether it is faster than the baseline, by more than the noise and more than ``least``."""
+        return self.speedup - max(self.noise, least) > 1
+
+    def is_slower(self, least: float) -> bool:
+        """Return whether it is slower than the baseline, by more than the noise and more than ``least``."""
+        return self.speedup + max(self.noise, least) < 1
 
     @property
     def speedups(self) -> list[float]:

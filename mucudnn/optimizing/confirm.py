@@ -1,23 +1,262 @@
-"""Confirmation of tuned choices in steps of the model, to restore torch's own convolution where it is faster."""
+"""Confirmation of tuned choices in steps of the model, to restore torch's own convolution where it is faster.
+
+Steps of the model are timed in turns with torch's convolutions and with ours, layers that are slower get torch's back,
+and the whole step is compared again. The steps are the user's, or steps on the sample input.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import median
+from typing import Any
 
+import torch
+from torch import nn
+
+from mucudnn.core.config import Config
+from mucudnn.core.errors import SharingError, first_line, warn
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Configuration, MicroConfig
+from mucudnn.core.records import Comparison, Configuration, MicroConfig, is_busy
+from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_seconds
-from mucudnn.optimizing.confirmation import Confirmation, InTurns, PutBack
-from mucudnn.optimizing.steps import ModelSteps, Rounds, StepTimes, TunedModules
-from mucudnn.tuning.choose import baseline_of
-from mucudnn.tuning.result import TunedProblem, relative_error_of
-
-_Layer = tuple[ConvProblem, int, bool]  # forward problem, batch size, whether in the backward pass
+from mucudnn.distributed.team import Team
+from mucudnn.kernels.memory import give_back_cache
+from mucudnn.measuring.clocks import wall_clock
+from mucudnn.measuring.load import watch_of
+from mucudnn.optimizing.steps import (
+    LEAST_CHANGE,
+    InPlaceTimes,
+    ModelSteps,
+    PutIn,
+    Step,
+    StepTimes,
+    TimedRounds,
+    TunedModules,
+    compared,
+    load_of,
+    steps_in_turns,
+)
+from mucudnn.running.modules import TunedModule
+from mucudnn.tuning.choose import baseline_of, with_noise
+from mucudnn.tuning.own_step import OwnStep
+from mucudnn.tuning.quiet import Quiet
+from mucudnn.tuning.result import TunedProblem, relative_error_of, tuned_of
 
 SHORTEST_S, LONGEST_S = 0.002, 2.5  # range of the step time for automatic confirmation
+RECORD_S = 6e-5  # upper bound on the time to record a call, reached by torch's own
+NEGLIGIBLE = 0.01  # share of recording in a step up to which recorded steps represent the user's
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """A problem of a module for which ours is slower in the step, with the reason."""
+
+    module: str
+    problem: ConvProblem
+    batch_size: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.module or 'the model itself'}: {self.problem}, batch {self.batch_size}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """Comparison of a model's own step with torch's convolutions and with ours, in turns. Prints as one line.
+
+    step: the whole step. recorded: steps in which each convolution is timed, with a small overhead. convolutions:
+    summed time of all convolutions in such a step. over_tuned: median over the tuned convolutions of the time in the
+    step / the time in tuning; None if unknown. put_back: problems for which torch's own was restored, since ours was
+    slower in place. is_withdrawn: whether torch's own was restored everywhere, since the step was still slower. kept:
+    problems for which ours is slower in place but stays, since torch's own needs more workspace than the limit. load:
+    as in ``Measurement``.
+    """
+
+    step: Comparison
+    recorded: Comparison
+    convolutions: Comparison
+    over_tuned: float | None = None
+    put_back: tuple[PutBack, ...] = ()
+    is_withdrawn: bool = False
+    kept: tuple[PutBack, ...] = ()
+    load: float | None = None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the machine was too busy for a conclusive comparison of steps."""
+        return is_busy(self.load)
+
+    @property
+    def share(self) -> float:
+        """Share of the convolutions in the time of torch's recorded steps, from 0 to 1."""
+        return min(1.0, self.convolutions.baseline_s / self.recorded.baseline_s)
+
+    @property
+    def rest(self) -> float:
+        """Ratio, ours / torch's, of the time that a recorded step spends outside its convolutions.
+
+        It includes the overhead of recording, which is largest for torch's convolutions.
+        """
+        torch_s = self.recorded.baseline_s - self.convolutions.baseline_s
+        return (self.recorded.time_s - self.convolutions.time_s) / torch_s if torch_s > 0 else inf
+
+    def __str__(self) -> str:
+        step = self.step
+        verdict = ", no clear difference"
+        if step.is_faster(LEAST_CHANGE):
+            verdict = ""
+        elif step.is_slower(LEAST_CHANGE):
+            verdict = ", slower"
+        before, after = (
+            f"{seconds * 1e3:.0f}" if seconds >= 0.0995 else f"{seconds * 1e3:.3g}"
+            for seconds in (step.baseline_s, step.time_s)
+        )
+        # the speedup of the step if convolutions took no time (Amdahl's law)
+        bound = "" if self.share == 1 else f", so at most {1 / (1 - self.share):.2f}x"
+        parts = (
+            f"step {before} -> {after} ms, {step.speedup:.2f}x ± {step.noise:.2f}{verdict}",
+            f"convolutions {self.convolutions.speedup:.2f}x",
+            f"{100 * self.share:.0f} % of the step were convolutions{bound}",
+            *(["PyTorch's own runs everywhere"] if self.is_withdrawn else []),
+            *([f"measured on a busy machine, {self.load:.0%} of its speed was missing"] if self.is_disturbed else []),
+        )
+        return "; ".join(parts)
+
+    def details(self) -> str:
+        """Return the summary line of the confirmation and its details, one per line."""
+        lines = [str(self), f"all that is not a convolution takes {self.rest:.2f} times as long as with PyTorch's own"]
+        if self.over_tuned is not None:
+            lines.append(
+                f"a tuned convolution takes {self.over_tuned:.2f} times as long as tuning measured, in the median"
+            )
+        lines += [f"PyTorch's own again in {one}" for one in self.put_back]
+        lines += [f"PyTorch's own needs more than the workspace limit in {one}" for one in self.kept]
+        return "\n".join(lines)
+
+
+def confirm_model(
+    model: nn.Module,
+    sample_input: Any,
+    config: Config,
+    put_in: PutIn,
+    *,
+    device_type: str,
+    step: Step | None = None,
+    team: Team | None = None,
+    progress: Progress,
+) -> Confirmation | None:
+    """Time interleaved steps with torch's convolutions and with ours, and restore torch's where ours are slower.
+
+    step: the user's step, or None for a forward and backward pass on the sample input, in ``eval()`` mode a forward
+    pass. team: the ranks that tuned the model together. All of them must call this function; they run the same number
+    of steps, rank 0 decides for all, and the team is closed. Returns the confirmation (the result of the comparison),
+    which is also set on every module as ``confirmation``. Returns None if there was nothing to confirm, if torch's
+    convolution must not run somewhere, or, after a warning, if a step failed on any rank; the tuned choices then stay.
+    Restores parameters that a step may change. The caller restores buffers, gradients, mode and random state.
+
+    Raises ``SharingError`` if a rank has ended, or has no ``step`` while others have one.
+    """
+    modules = {
+        name: module for name, module in model.named_modules() if isinstance(module, TunedModule) and module.tuned
+    }
+    ranks = team or Team()
+    try:
+        with ranks.propagate_errors(), _restored_on_failure(modules):
+            has_hooks = any(p._post_accumulate_grad_hooks or p._backward_hooks for p in model.parameters())
+            found: Confirmation | str | None = _why_not(model, modules, config, ranks, step, has_hooks=has_hooks)
+            if found is None:
+                progress("confirming in the model's own step", 1.0)
+                quiet = Quiet(watch_of(device_type), progress, at=1.0)
+                steps = ModelSteps(
+                    model,
+                    modules,
+                    {name: tuned_of(module) for name, module in modules.items()},
+                    step or OwnStep(sample_input),
+                    config,
+                    put_in,
+                    wall_clock(device_type),
+                    InPlaceTimes(device_type),
+                    quiet,
+                    ranks,
+                )
+                with _parameters_kept(model) if step is not None or has_hooks else nullcontext():
+                    found = confirm(steps, automatic=step is None and not config.confirm)
+    except Exception as error:
+        if isinstance(error, SharingError) and not error.failures:
+            raise
+        give_back_cache()
+        if isinstance(error, SharingError):
+            why = "; ".join(f"rank {rank}: {of_rank}" for rank, of_rank in error.failures.items())
+        else:
+            why = f"{type(error).__name__}: {first_line(error)}"
+        found = f"the step failed: {why}"
+        warn(f"the tuned choices could not be confirmed in the model's own step: {why}", RuntimeWarning)
+    for module in modules.values():
+        module.confirmation, module.unconfirmed = (None, found) if isinstance(found, str) else (found, None)
+    if isinstance(found, str):
+        return None
+    progress(str(found), 1.0)
+    return found
+
+
+def _why_not(
+    model: nn.Module,
+    modules: Mapping[str, TunedModule],
+    config: Config,
+    ranks: Team,
+    step: Step | None,
+    *,
+    has_hooks: bool,
+) -> str | None:
+    """Return the reason why no steps of this model are compared, the same on all ranks; None to compare them."""
+    if config.confirm is False:
+        return "confirm=False"
+    if not ranks.anywhere(any(module.choices is not None for module in modules.values())):
+        return "PyTorch's own convolutions run everywhere"
+    if ranks.anywhere(any(one.barred for module in modules.values() for one in tuned_of(module))):
+        return "PyTorch's own convolution is barred in some layers, so there is no step to compare with"
+    ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
+    # Cooperating processes must run the same number of steps, and gradient hooks may train the model
+    runs_unasked = model.training and not has_hooks and (ranks.are_several or not _is_one_of_several())
+    if ranks.everywhere(bool(config.confirm) or step is not None or runs_unasked):
+        return None
+    if not model.training:
+        return "the model is in eval mode; Config(confirm=True) confirms anyway"
+    if has_hooks:
+        return "its parameters have gradient hooks, which may train the model; Config(confirm=True) confirms anyway"
+    return "this process is one of several that do not tune together; Config(confirm=True) confirms anyway"
+
+
+def _is_one_of_several() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+@contextmanager
+def _restored_on_failure(modules: Mapping[str, TunedModule]) -> Iterator[None]:
+    """Restore the modules' current choices if the block raises an error."""
+    before = [(module, module.tuned, module.choices) for module in modules.values()]
+    try:
+        yield
+    except BaseException:
+        for module, tuned, choices in before:
+            module.tuned, module.choices = tuned, choices
+        raise
+
+
+@contextmanager
+def _parameters_kept(model: nn.Module) -> Iterator[None]:
+    """Restore the values of all parameters of the model when the block ends."""
+    before = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, value in before:
+            parameter.detach().copy_(value)
 
 
 def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str:
@@ -31,115 +270,96 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
 
     Raises any error of a step; the model then keeps the choices that it ran last.
     """
-    steps.wait()
-    torchs_s = _warm_up(steps)
+    of_rank_0 = steps.ranks.of_rank_0
+    steps.quiet.wait()
+    torchs_s = of_rank_0(steps.run(ours=False, recorded=False).time_s)  # this and the next warm up
+    steps.run(ours=True, recorded=True)
+    if torchs_s <= 1:
+        torchs_s = of_rank_0(min(torchs_s, steps.run(ours=False, recorded=True).time_s))
     if automatic and not SHORTEST_S <= torchs_s <= LONGEST_S:
         return f"a step takes {format_seconds(torchs_s)}; Config(confirm=True) confirms anyway"
-    recorded = Rounds.run(steps, recorded=True)
-    lost = _lost(steps, steps.ranks.of_rank_0(_layers(recorded)))
+
+    recorded = steps_in_turns(steps, recorded=True)
+    layers, is_disturbed = of_rank_0((_compared_by_layer(recorded), is_busy(load_of(recorded))))
+    lost = []
+    noted: dict[str, tuple[TunedProblem, ...]] = {}
+    for name, every in steps.tuned.items():
+        for one in every:
+            operations, in_place = _layer_of(one, layers)
+            noted[name] = (*noted.get(name, ()), replace(one, in_place=_in_words(operations, in_place)))
+            is_ours = not one.configuration.is_baseline
+            if in_place is not None and is_ours and in_place.is_slower(LEAST_CHANGE) and not is_disturbed:
+                lost.append(PutBack(name, one.problem, one.batch_size, f"slower in the step, {with_noise(in_place)}"))
+    steps.put_in(noted)
     put_back = _put_back(steps, lost)
-    if steps.ranks.of_rank_0(bool(put_back)):
-        recorded = Rounds.run(steps, recorded=True)
+    if of_rank_0(bool(put_back)):
+        recorded = steps_in_turns(steps, recorded=True)
+
     over_tuned = _over_tuned(recorded, steps.tuned)
-    runs_again = steps.ranks.of_rank_0(recorded.is_slowed and not recorded.is_disturbed)
-    last = Rounds.run(steps, recorded=False) if runs_again else recorded
-    load = max((rounds.load for rounds in (recorded, last) if rounds.load is not None), default=None)
-    found = steps.ranks.of_rank_0(
-        Confirmation(last.steps, recorded.steps, recorded.convolutions, over_tuned, load=load)
+    runs_again = _is_slowed(recorded) and not is_busy(load_of(recorded))
+    last = steps_in_turns(steps, recorded=False) if of_rank_0(runs_again) else recorded
+    found = of_rank_0(
+        Confirmation(
+            compared(last, _step_s),
+            compared(recorded, _step_s),
+            compared(recorded, _convolutions_s),
+            over_tuned,
+            load=load_of(recorded, last),
+        )
     )
-    is_withdrawn = found.step.is_slower and not found.is_disturbed
+    is_withdrawn = found.step.is_slower(LEAST_CHANGE) and not found.is_disturbed
     if is_withdrawn:
-        why = f"the step was slower with the tuned choices, {found.step.in_words}"
-        _put_back(steps, _ours(steps, lambda one: why))
+        why = f"the step was slower with the tuned choices, {with_noise(found.step)}"
+        everywhere = (PutBack(name, one.problem, one.batch_size, why) for name, of in steps.tuned.items() for one in of)
+        _put_back(steps, list(everywhere))
     kept = tuple(one for one in lost if one not in put_back)
     return replace(found, put_back=tuple(put_back), is_withdrawn=is_withdrawn, kept=kept)
 
 
-def _warm_up(steps: ModelSteps) -> float:
-    """Run one step with torch's convolutions and one with ours as a warm-up.
-
-    Returns the seconds of torch's step on rank 0: the minimum of two runs if the step is short.
-    """
-    first_s = steps.ranks.of_rank_0(steps.run(ours=False, recorded=False).time_s)
-    steps.run(ours=True, recorded=True)
-    if first_s > 1:
-        return first_s
-    return steps.ranks.of_rank_0(min(first_s, steps.run(ours=False, recorded=True).time_s))
+_Layer = tuple[ConvProblem, int, bool]  # forward problem, batch size, whether in the backward pass
+_InPlace = tuple[frozenset[Operation], Comparison]  # the operations that the pass computes, and all its times
 
 
-@dataclass(frozen=True, slots=True)
-class _InPlace:
-    """Times of one pass of all layers with the same problem in a step. operations: those that the pass computes."""
-
-    operations: frozenset[Operation]
-    in_turns: InTurns
-    loses: bool
-
-    def __str__(self) -> str:
-        names = ", with ".join(str(one).replace("_", " ") for one in Operation if one in self.operations)
-        return f"{self.in_turns}{f' ({names})' if len(self.operations) > 1 else ''}"
-
-
-def _layers(rounds: Rounds) -> dict[_Layer, _InPlace]:
+def _compared_by_layer(rounds: TimedRounds) -> dict[_Layer, _InPlace]:
     """Compare the times of torch's convolutions with ours in each pass of each layer; equal layers are added up."""
     operations: dict[_Layer, set[Operation]] = {}
-    for times in rounds.ours:
-        for place in times.convolutions:
-            if place.problem is not None:
-                layer = place.problem, place.batch_size, place.in_backward
-                operations.setdefault(layer, set()).update(place.operations)
+    for _, ours in rounds:
+        for call in ours.convolutions:
+            if call.problem is not None:
+                layer = call.problem, call.batch_size, call.in_backward
+                operations.setdefault(layer, set()).update(call.operations)
     found = {}
     for layer, computed in operations.items():
-        torchs_s, ours_s = ([_seconds(layer, times) for times in side] for side in (rounds.torchs, rounds.ours))
-        if all((*torchs_s, *ours_s)):
-            in_turns = InTurns.of(torchs_s, ours_s)
-            loses = in_turns.is_slower and not rounds.is_disturbed
-            found[layer] = _InPlace(frozenset(computed), in_turns, loses)
+
+        def seconds(times: StepTimes, layer: _Layer = layer) -> float:
+            calls = times.convolutions.items()
+            return sum(s.time_s for call, s in calls if (call.problem, call.batch_size, call.in_backward) == layer)
+
+        if all(seconds(times) for both in rounds for times in both):
+            found[layer] = frozenset(computed), compared(rounds, seconds)
     return found
 
 
-def _seconds(layer: _Layer, times: StepTimes) -> float:
-    of_layer = (
-        spent.time_s
-        for place, spent in times.convolutions.items()
-        if (place.problem, place.batch_size, place.in_backward) == layer
-    )
-    return sum(of_layer)
+def _layer_of(one: TunedProblem, layers: Mapping[_Layer, _InPlace]) -> tuple[frozenset[Operation], Comparison | None]:
+    """Return the pass in which a tuned problem was computed; None without one."""
+    forward = one.problem.with_operation(Operation.FORWARD)
+    for in_backward in (False, True):
+        found = layers.get((forward, one.batch_size, in_backward))
+        if found is not None and one.problem.operation in found[0]:
+            return found
+    return frozenset(), None
 
 
-def _lost(steps: ModelSteps, layers: Mapping[_Layer, _InPlace]) -> list[PutBack]:
-    """Note in all choices how long their layers took in the step; return the choices that lost."""
-
-    def in_place(one: TunedProblem) -> _InPlace | None:
-        forward = one.problem.with_operation(Operation.FORWARD)
-        passes = (layers.get((forward, one.batch_size, in_backward)) for in_backward in (False, True))
-        return next((found for found in passes if found and one.problem.operation in found.operations), None)
-
-    def why(one: TunedProblem) -> str | None:
-        found = in_place(one)
-        return f"slower in the step, {found.in_turns.in_words}" if found is not None and found.loses else None
-
-    steps.put_in(
-        {
-            name: tuple(replace(one, in_place=str(in_place(one) or "")) for one in every)
-            for name, every in steps.tuned.items()
-        }
-    )
-    return _ours(steps, why)
-
-
-def _ours(steps: ModelSteps, why: Callable[[TunedProblem], str | None]) -> list[PutBack]:
-    """Return the problems for which torch's own does not run, and for which there is a reason why it should."""
-    every = ((name, one) for name, of_module in steps.tuned.items() for one in of_module)
-    return [
-        PutBack(name, one.problem, one.batch_size, reason)
-        for name, one in every
-        if not one.configuration.is_baseline and (reason := why(one)) is not None
-    ]
+def _in_words(operations: frozenset[Operation], in_place: Comparison | None) -> str:
+    if in_place is None:
+        return ""
+    names = ", with ".join(str(one).replace("_", " ") for one in Operation if one in operations)
+    seconds = f"PyTorch {format_seconds(in_place.baseline_s)}, ours {format_seconds(in_place.time_s)}"
+    return f"{seconds}, {with_noise(in_place)}{f' ({names})' if len(operations) > 1 else ''}"
 
 
 def _put_back(steps: ModelSteps, lost: list[PutBack]) -> list[PutBack]:
-    """Restore torch's own convolution for these problems, where the limit allows it; return those restored."""
+    """Restore torch's own convolution for these problems, where ours runs and the limit allows it; return those."""
     why = {(one.module, one.problem, one.batch_size): one for one in lost}
     done = []
     after: dict[str, tuple[TunedProblem, ...]] = {}
@@ -147,33 +367,46 @@ def _put_back(steps: ModelSteps, lost: list[PutBack]) -> list[PutBack]:
         chosen = []
         for one in every:
             found = why.get((name, one.problem, one.batch_size))
-            if found is not None and steps.may_run_torchs_own(one):
+            if found is not None and not one.configuration.is_baseline and steps.may_run_torchs_own(one):
                 done.append(found)
-                one = _torchs_own(one, found.why)
+                time_s = one.time_s if one.baseline_s is None else one.baseline_s
+                parts = (MicroConfig(TORCHS_OWN, one.batch_size),)
+                own = baseline_of(one.measurements, one.batch_size) or Configuration(parts, time_s, 0)
+                error = relative_error_of(own, one.measurements)
+                reason = f"PyTorch's own: {found.why}; tuning chose {one.configuration}"
+                one = replace(one, configuration=own, time_s=time_s, relative_error=error, reason=reason)
             chosen.append(one)
         after[name] = tuple(chosen)
     steps.put_in(after)
     return done
 
 
-def _torchs_own(tuned: TunedProblem, why: str) -> TunedProblem:
-    n = tuned.batch_size
-    time_s = tuned.time_s if tuned.baseline_s is None else tuned.baseline_s
-    own = baseline_of(tuned.measurements, n) or Configuration((MicroConfig(TORCHS_OWN, n),), time_s, 0)
-    reason = f"PyTorch's own: {why}; tuning chose {tuned.configuration}"
-    error = relative_error_of(own, tuned.measurements)
-    return replace(tuned, configuration=own, time_s=time_s, relative_error=error, reason=reason)
-
-
-def _over_tuned(rounds: Rounds, tuned: TunedModules) -> float | None:
+def _over_tuned(rounds: TimedRounds, tuned: TunedModules) -> float | None:
     """Return the median, over the tuned calls, of the time inside a step divided by the time measured in tuning."""
     tuned_s = {(one.problem, one.batch_size): one.time_s for every in tuned.values() for one in every}
     ratios: list[float] = []
-    for times in rounds.ours:
-        for place, spent in times.convolutions.items():
-            if (problem := place.problem) is not None:
-                each_s = [tuned_s.get((problem.with_operation(one), place.batch_size)) for one in place.operations]
+    for _, ours in rounds:
+        for call, spent in ours.convolutions.items():
+            if (problem := call.problem) is not None:
+                each_s = [tuned_s.get((problem.with_operation(one), call.batch_size)) for one in call.operations]
                 known_s = [seconds for seconds in each_s if seconds is not None]
                 if len(known_s) == len(each_s):
                     ratios += [spent.time_s / (spent.calls * sum(known_s))] * spent.calls
     return median(ratios) if ratios else None
+
+
+def _is_slowed(rounds: TimedRounds) -> bool:
+    """Whether recording the time of each convolution takes more than a negligible share of the steps."""
+    return any(
+        RECORD_S * sum(spent.calls for spent in times.convolutions.values()) > NEGLIGIBLE * times.time_s
+        for both in rounds
+        for times in both
+    )
+
+
+def _step_s(times: StepTimes) -> float:
+    return times.time_s
+
+
+def _convolutions_s(times: StepTimes) -> float:
+    return sum(spent.time_s for spent in times.convolutions.values())

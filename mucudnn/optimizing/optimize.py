@@ -22,7 +22,7 @@ from mucudnn.core.terminal import Progress, progress_of
 from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.core.values import instance, shown
 from mucudnn.distributed import propagate_errors, team_of
-from mucudnn.optimizing.confirm_model import confirm_model
+from mucudnn.optimizing.confirm import confirm_model
 from mucudnn.optimizing.steps import Step
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current

@@ -1,88 +1,102 @@
-"""Timed steps of a model, such as training steps, with torch's convolutions and with ours, single or interleaved."""
+"""Steps of a model, timed in turns with torch's convolutions and with ours, and each convolution in them, in place.
+
+In place means: with the step's own operands, caches and heap. Torch's own calls are recorded in torch's dispatcher
+(``dispatcher``), ours in the operators, whose functions are replaced during the recording. On a GPU, events of the
+current stream replace the clock. Not run on a GPU yet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import median
+from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mucudnn.core.config import Config
-from mucudnn.core.records import is_busy
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.records import Comparison, is_busy
 from mucudnn.distributed.team import Team
-from mucudnn.measuring.clocks import Clock, wall_clock
-from mucudnn.optimizing.confirmation import InTurns
-from mucudnn.optimizing.in_place import InPlaceTimes, Place, Spent
-from mucudnn.running.dispatcher import untouched
+from mucudnn.measuring.clocks import Clock
+from mucudnn.measuring.turns import Rounds, in_turns
+from mucudnn.running import operators
+from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, untouched, wrapped
 from mucudnn.running.modules import TunedModule, running_torchs_own
+from mucudnn.running.problems import problem_of_call
 from mucudnn.tuning.choose import baseline_of
 from mucudnn.tuning.quiet import Quiet
-from mucudnn.tuning.result import TunedProblem, tuned_of
+from mucudnn.tuning.result import TunedProblem
 
-RECORD_S = 6e-5  # upper bound on the time to record a call, reached by torch's own
-NEGLIGIBLE = 0.01  # share of recording in a step up to which recorded steps represent the user's
-
-# Bounds of a phase, a series of rounds. Disturbed rounds are counted separately, with the same bounds.
-LEAST_ROUNDS = 2
-CLEAR_ROUNDS = 5  # from here on, a phase ends once the step is clearly faster or slower
-MOST_ROUNDS = 25
-PHASE_S = 5.0  # time after which no round begins, once there are LEAST_ROUNDS
+ROUNDS = Rounds(2, 25, 5.0, sure=5)  # of steps in turns, and of disturbed ones, which are counted apart
+LEAST_CHANGE = 0.01  # smaller changes of a step do not count: with few rounds the noise may be underestimated
 
 Step = Callable[[nn.Module], object]  # runs one step of the given model
 PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # applies choices to a module
 TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> its tuned problems
 
+_Result = TypeVar("_Result")
+_ALONE = {operation: (operation,) for operation in Operation}
+_FORWARD, _DATA, _FILTER = _ALONE.values()
+
+
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """A call of a convolution in a step of the model: its problem, the operations that it computes, and the pass.
+
+    problem: the forward problem; None if no problem describes the call. operations: torch computes dx and dw in one
+    call, and the forward pass of a transposed convolution is backward data.
+    """
+
+    problem: ConvProblem | None
+    batch_size: int
+    operations: tuple[Operation, ...]
+    in_backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Number of equal calls in a step, and their total seconds."""
+
+    calls: int
+    time_s: float
+
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Times of a step of the model and, if recorded, of each convolution in it.
-
-    load: share of the machine that other processes took, as in ``Measurement``.
-    """
+    """Times of a step of the model and, if recorded, of each convolution in it. load: as in ``Measurement``."""
 
     time_s: float
-    convolutions: Mapping[Place, Spent] = field(default_factory=dict)
+    convolutions: Mapping[StepCall, Spent] = field(default_factory=dict)
     load: float | None = None
 
-    @property
-    def convolutions_s(self) -> float:
-        return sum(spent.time_s for spent in self.convolutions.values())
+
+TimedRounds = list[tuple[StepTimes, StepTimes]]  # of each round, torch's step and ours
 
 
 @dataclass
 class ModelSteps:
-    """Runner of a model's steps, with access to the choices of its tuned modules. modules: tuned modules by name.
+    """A model whose steps run in turns, with the choices ``tuned`` of its ``modules``, both by module name.
 
-    ranks: the processes that run the steps together, in which rank 0 decides.
+    times: recorder of the convolutions in a step. ranks: the processes that run the steps together, in which rank 0
+    decides.
     """
 
     model: nn.Module
     modules: Mapping[str, TunedModule]
+    tuned: TunedModules
     step: Step
     config: Config
     into_module: PutIn
-    device_type: str
+    clock: Clock
+    times: InPlaceTimes
     quiet: Quiet
     ranks: Team
-
-    @cached_property
-    def _clock(self) -> Clock:
-        return wall_clock(self.device_type)
-
-    @cached_property
-    def _times(self) -> InPlaceTimes:
-        return InPlaceTimes(self.device_type)
-
-    @property
-    def tuned(self) -> TunedModules:
-        """The tuned choices of each module, by the module's name."""
-        return {name: tuned_of(module) for name, module in self.modules.items()}
-
-    def wait(self) -> None:
-        """Wait until the cores are free, up to the limits of ``Quiet``."""
-        self.quiet.wait()
 
     def run(self, *, ours: bool, recorded: bool) -> StepTimes:
         """Run a step of the model and return its times.
@@ -90,16 +104,15 @@ class ModelSteps:
         ours: whether to run tuned choices, rather than torch's convolutions. recorded: whether to time each
         convolution.
         """
-        watch = self.quiet.watch
-        mark = watch.mark()
+        mark = self.quiet.watch.mark()
         with ExitStack() as stack:
             if not ours:
                 stack.enter_context(running_torchs_own(self.modules.values()))
-            stack.enter_context(self._times.recording() if recorded else untouched)
-            begun_s = self._clock.now()
+            stack.enter_context(self.times.recording() if recorded else untouched)
+            begun_s = self.clock.now()
             self.step(self.model)
-            time_s = self._clock.now() - begun_s
-        return StepTimes(time_s, self._times.take() if recorded else {}, watch.since(mark).share)
+            time_s = self.clock.now() - begun_s
+        return StepTimes(time_s, self.times.take() if recorded else {}, self.quiet.watch.since(mark).share)
 
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
         """Return whether the workspace of torch's convolution for this problem is within the limit."""
@@ -110,83 +123,211 @@ class ModelSteps:
 
     def put_in(self, tuned: TunedModules) -> None:
         """Make the modules run the choices ``tuned``."""
+        self.tuned = tuned
         for name, module in self.modules.items():
             self.into_module(module, tuned[name])
 
 
-@dataclass(frozen=True, slots=True)
-class Rounds:
-    """Times of interleaved steps of a model: in each round one step with torch's convolutions and one with ours."""
+def steps_in_turns(steps: ModelSteps, *, recorded: bool) -> TimedRounds:
+    """Run steps with torch's convolutions and with ours in turns, until the result is clear to rank 0 or time is up.
 
-    torchs: list[StepTimes] = field(default_factory=list)
-    ours: list[StepTimes] = field(default_factory=list)
+    Rounds that other processes disturbed are repeated; they are returned only if there are too few others.
+    """
+    quiet: TimedRounds = []
+    disturbed: TimedRounds = []
+    turns = in_turns([partial(steps.run, ours=ours, recorded=recorded) for ours in (False, True)])
+    for torchs, ours in turns:
+        is_disturbed = is_busy(torchs.load) or is_busy(ours.load)
+        (disturbed if is_disturbed else quiet).append((torchs, ours))
+        is_over = False
+        for rounds in (quiet, disturbed):
+            spent_s = sum(times.time_s for both in rounds for times in both)
+            is_clear = False
+            if rounds is quiet and rounds:
+                step = compared(rounds, lambda times: times.time_s)
+                is_clear = step.is_faster(LEAST_CHANGE) or step.is_slower(LEAST_CHANGE)
+            is_over = is_over or ROUNDS.is_enough(len(rounds), spent_s, is_clear=is_clear)
+        if steps.ranks.of_rank_0(is_over):
+            break
+        if is_disturbed:
+            steps.quiet.wait()
+    return quiet if len(quiet) >= ROUNDS.least else disturbed
 
-    @classmethod
-    def run(cls, steps: ModelSteps, *, recorded: bool) -> Rounds:
-        """Run interleaved steps until their result is clear to rank 0 or time is up.
 
-        Returns the undisturbed rounds, or the disturbed ones if there are too few.
+def compared(rounds: TimedRounds, seconds: Callable[[StepTimes], float]) -> Comparison:
+    """Compare torch's steps with ours. seconds: of what is compared in a step; a step without it counts as equal."""
+    torchs_s, ours_s = ([seconds(times) or 1e-9 for times in side] for side in zip(*rounds, strict=True))
+    found = Comparison.of(torchs_s, ours_s)
+    return replace(found, paired_speedup=median(found.speedups))
+
+
+def load_of(*rounds: TimedRounds) -> float | None:
+    """Return the largest share of the machine that other processes took during one of the steps; None if unknown."""
+    every = (times.load for one in rounds for both in one for times in both)
+    return max((load for load in every if load is not None), default=None)
+
+
+class InPlaceTimes:
+    """Recorder of the convolutions on one type of device, active within ``recording``.
+
+    ``take`` returns the times of the recorded calls. Raises ``UnavailableError`` if this torch does not give access to
+    its kernels.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self.device_type = device_type
+        self._on_cpu = device_type == "cpu"
+        self._now: Callable[[], Any] = time.perf_counter if self._on_cpu else _event
+        self._known: dict[tuple[Any, ...], StepCall] = {}
+        self._calls: list[tuple[StepCall, int, Any, Any]] = []
+        self._thread = _OfThisThread()
+        self._wrapper = _torchs(self)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record all convolution calls of all threads inside the block; only one recorder is active at a time.
+
+        Convolutions that mucudnn does not compute run torch's own kernel, bypassing other wrappers in torch's
+        dispatcher.
         """
-        quiet, disturbed = cls(), cls()
-        while steps.ranks.of_rank_0(not (quiet._is_over or quiet._is_clear or disturbed._is_over)):
-            is_odd = (len(quiet.ours) + len(disturbed.ours)) % 2  # alternate which side comes first
-            turns = (True, False) if is_odd else (False, True)
-            both = {ours: steps.run(ours=ours, recorded=recorded) for ours in turns}
-            is_disturbed = any(is_busy(times.load) for times in both.values())
-            rounds = disturbed if is_disturbed else quiet
-            rounds.torchs.append(both[False])
-            rounds.ours.append(both[True])
-            if is_disturbed:
-                steps.wait()
-        return quiet if len(quiet.ours) >= LEAST_ROUNDS else disturbed
+        with _one_at_a_time, wrapped(self._wrapper), _ours(self):
+            yield
 
     @property
-    def _is_over(self) -> bool:
-        done, spent_s = len(self.ours), sum(times.time_s for times in self.every)
-        return done >= MOST_ROUNDS or (done >= LEAST_ROUNDS and spent_s >= PHASE_S)
+    def is_inside(self) -> bool:
+        """Whether this thread is in a convolution call that is being recorded."""
+        return self._thread.inside
 
-    @property
-    def _is_clear(self) -> bool:
-        return len(self.ours) >= CLEAR_ROUNDS and (self.steps.is_faster or self.steps.is_slower)
+    def take(self) -> dict[StepCall, Spent]:
+        """Wait for the recorded calls to finish; return number and time of the calls since the last ``take``."""
+        calls, self._calls = self._calls, []
+        if not self._on_cpu:
+            torch.cuda.synchronize()
+        spent: dict[StepCall, Spent] = {}
+        for call, count, begun, ended in calls:
+            time_s = ended - begun if self._on_cpu else begun.elapsed_time(ended) / 1000
+            before = spent.get(call, Spent(0, 0.0))
+            spent[call] = Spent(before.calls + count, before.time_s + time_s)
+        return spent
 
-    @property
-    def every(self) -> list[StepTimes]:
-        return [*self.torchs, *self.ours]
+    def record(
+        self,
+        compute: Callable[..., _Result],
+        arguments: Sequence[Any],
+        operations: tuple[Operation, ...],
+        x: Tensor | None,
+        w: Tensor,
+        *geometry: Any,
+    ) -> _Result:
+        """Return the result of ``compute``, and record its time unless this thread is already in a recorded call.
 
-    @property
-    def load(self) -> float | None:
-        """Largest share of the machine that other processes took during a step, or None if unknown."""
-        return max((times.load for times in self.every if times.load is not None), default=None)
+        On None nothing is recorded, since the caller runs and records a fallback next. x, w, geometry: describe the
+        problem; x is None if the call computes x.
+        """
+        if self._thread.inside:
+            return compute(*arguments)
+        result, *times = self._timed(compute, arguments)
+        if result is not None:
+            self._thread.last = self._call(operations, result if x is None else x, w, *geometry)
+            self._calls.append((self._thread.last, 1, *times))
+        return result
 
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether the machine was too busy for a conclusion."""
-        return is_busy(self.load)
+    def record_more(self, compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Return the result of ``compute``, and add its time to the last recorded call.
 
-    @property
-    def steps(self) -> InTurns:
-        return InTurns.of([times.time_s for times in self.torchs], [times.time_s for times in self.ours])
+        Use it for the gradient of the bias, which torch computes with dw.
+        """
+        result, *times = self._timed(compute, arguments)
+        if self._thread.last is not None:
+            self._calls.append((self._thread.last, 0, *times))
+        return result
 
-    @property
-    def convolutions(self) -> InTurns:
-        return InTurns.of([times.convolutions_s for times in self.torchs], [t.convolutions_s for t in self.ours])
+    def _timed(self, compute: Callable[..., _Result], arguments: Sequence[Any]) -> tuple[_Result, Any, Any]:
+        """Return the result of ``compute``, and the clock's readings before and after the call."""
+        was_inside, self._thread.inside = self._thread.inside, True
+        try:
+            begun = self._now()
+            result = compute(*arguments)
+            return result, begun, self._now()
+        finally:
+            self._thread.inside = was_inside
 
-    @property
-    def is_slowed(self) -> bool:
-        """Whether recording the time of each convolution takes more than a negligible share of the steps."""
-        return any(
-            RECORD_S * sum(spent.calls for spent in times.convolutions.values()) > NEGLIGIBLE * times.time_s
-            for times in self.every
-        )
+    def _call(
+        self,
+        operations: tuple[Operation, ...],
+        x: Any,
+        w: Tensor,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> StepCall:
+        """Look up the description of a call, which takes 1 to 2 microseconds, most of the overhead of recording."""
+        in_backward = torch._C._current_graph_task_id() >= 0
+        geometry = tuple(stride), tuple(padding), tuple(dilation), groups
+        key = (operations, in_backward, x.shape, x.stride(), x.dtype, w.shape, w.stride(), geometry)
+        call = self._known.get(key)
+        if call is None:
+            problem = problem_of_call(x, w, stride, padding, dilation, groups)
+            call = self._known[key] = StepCall(problem, len(x) if x.dim() else 0, operations, in_backward)
+        return call
+
+
+class _OfThisThread(threading.local):
+    inside = False  # whether in a recorded call
+    last: StepCall | None = None
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+_one_at_a_time = threading.Lock()
+
+
+def _torchs(times: InPlaceTimes) -> Wrapper:
+    device_type = times.device_type
+    own, own_backward = (torchs_kernel(name, device_type) for name in ("convolution", "convolution_backward"))
+
+    def forward(following: Kernel, *arguments: Any) -> Any:
+        x, w, _, stride, padding, dilation, transposed, _, groups = arguments
+        if x.device.type != device_type:
+            return following(*arguments)
+        operations = _DATA if transposed else _FORWARD
+        return times.record(own, arguments, operations, None if transposed else x, w, stride, padding, dilation, groups)
+
+    def backward(following: Kernel, *arguments: Any) -> Any:
+        dy, x, w, _, stride, padding, dilation, transposed, _, groups, (of_x, of_w, _) = arguments
+        if x.device.type != device_type:
+            return following(*arguments)
+        operations = (_FORWARD if transposed else _DATA) * of_x + _FILTER * of_w
+        x = dy if transposed else x
+        return times.record(own_backward, arguments, operations, x, w, stride, padding, dilation, groups)
+
+    return Wrapper(forward, backward)
 
 
 @contextmanager
-def restored_on_failure(modules: Iterable[TunedModule]) -> Iterator[None]:
-    """Restore the modules' current choices if the block raises an error."""
-    before = [(module, module.tuned, module.choices) for module in modules]
-    try:
+def _ours(times: InPlaceTimes) -> Iterator[None]:
+    """Replace the functions that compute our convolutions by recording functions."""
+    computed, values = operators.computed, operators._values
+
+    def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
+        return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
+
+    def recorded(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Any, *rest: Any) -> Any:
+        return times.record(computed, (operation, x, w, third, geometry, *rest), _ALONE[operation], x, w, *geometry)
+
+    places: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (operators, {"computed": recorded}),
+        (operators, {"bias_gradient": partial(times.record_more, operators.bias_gradient)}),
+        (operators, {"_values": recorded_values, "_compiled": None}),  # None: each gradient is computed separately
+    )
+    with ExitStack() as stack:
+        for owner, functions in places:
+            for name, function in functions.items():
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, function)
         yield
-    except BaseException:
-        for module, tuned, choices in before:
-            module.tuned, module.choices = tuned, choices
-        raise

@@ -270,7 +270,7 @@ def _fits(task: Task, baseline: Configuration) -> bool:
 
 def is_gain(run: Comparison) -> bool:
     """Whether the configuration of this run is faster than torch's own by more than the noise."""
-    return run.speedup - max(run.noise, LEAST_GAIN) > 1
+    return run.is_faster(LEAST_GAIN)
 
 
 def with_noise(run: Comparison) -> str:

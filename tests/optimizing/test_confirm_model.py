@@ -24,8 +24,8 @@ import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.optimizing import confirm_model as module
-from mucudnn.optimizing.in_place import InPlaceTimes
+from mucudnn.optimizing import confirm as module
+from mucudnn.optimizing.steps import InPlaceTimes
 from mucudnn.running import operators
 
 
@@ -39,7 +39,7 @@ def test_what_is_faster_stays_and_is_told(machine: Machine) -> None:
     found = confirmed(net, progress=lambda text, fraction: told.append(text))
     assert found is not None
     assert not torchs(net)
-    assert found.step.torch_s == pytest.approx(REST_S + 5 * 0.002)
+    assert found.step.baseline_s == pytest.approx(REST_S + 5 * 0.002)
     assert found.step.time_s == pytest.approx(REST_S + 5 * 0.001)
     assert (found.convolutions.speedup, found.share, found.rest) == pytest.approx((2, 0.5, 1))
     assert found.over_tuned == pytest.approx(1)
@@ -168,7 +168,7 @@ def test_some_models_are_confirmed_only_if_asked_for(
     assert "not confirmed" not in str(mucudnn.report(net))
     assert net.training == training
     if not training:  # the step is the forward pass
-        assert found.step.torch_s == pytest.approx(REST_S + 2 * 0.002)
+        assert found.step.baseline_s == pytest.approx(REST_S + 2 * 0.002)
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
     assert confirmed(net, Config(confirm=False)) is None
     assert "not confirmed: confirm=False" in str(mucudnn.report(net))

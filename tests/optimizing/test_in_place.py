@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import mucudnn
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.optimizing.in_place import InPlaceTimes, Place
+from mucudnn.optimizing.steps import InPlaceTimes, StepCall
 from mucudnn.running import dispatcher, operators
 from mucudnn.running.choices import Choices
 
@@ -54,7 +54,7 @@ def counted(model: nn.Module, step: object = None) -> dict[tuple[ConvProblem | N
     return {key(place): spent.calls for place, spent in times.take().items()}
 
 
-def key(place: Place) -> tuple[ConvProblem | None, int, str, bool]:
+def key(place: StepCall) -> tuple[ConvProblem | None, int, str, bool]:
     return place.problem, place.batch_size, " ".join(place.operations), place.in_backward
 
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.records import Configuration, MicroConfig
+from mucudnn.core.records import Comparison, Configuration, MicroConfig
 from mucudnn.core.tables import WIDTH
-from mucudnn.optimizing.confirmation import Confirmation, InTurns, PutBack
+from mucudnn.optimizing.confirm import Confirmation, PutBack
 from mucudnn.optimizing.report import Report
 from mucudnn.running.choices import Choices
 from mucudnn.tuning.result import TunedProblem
@@ -82,10 +82,10 @@ def everything_told(net: Net) -> Report:
     """Have the report say all that it can of choices, confirmations and busy machines."""
     smaller = TunedProblem(PROBLEM, 4, Configuration((MicroConfig("gemm", 4),), 1.0, 0), None, 0.001, 0.0, "few")
     net.second.tuned = (*net.second.tuned, replace(smaller, load=0.5))  # type: ignore[assignment, misc]
-    step, convolutions = InTurns(0.613, 0.487, 1.26, 0.03, 5), InTurns(0.466, 0.289, 1.61, 0.02, 5)
+    step, convolutions = Comparison(0.613, 0.487, 0.03), Comparison(0.466, 0.289, 0.02)
     slower = PutBack("second", PROBLEM, 8, "slower in the step, 0.93 ± 0.02")
     found = Confirmation(step, step, convolutions, 1.05, (slower,), kept=(replace(slower, module="first"),))
-    net.first.confirmation, net.second.confirmation = found, replace(found, step=InTurns(2, 1, 2, 0, 5))  # type: ignore[assignment]
+    net.first.confirmation, net.second.confirmation = found, replace(found, step=Comparison(2, 1, 0))  # type: ignore[assignment]
     report = mucudnn.report(net)
     assert report.confirmations == (net.first.confirmation, net.second.confirmation)
     assert report.confirmation == net.second.confirmation

@@ -18,8 +18,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
 from mucudnn.core.records import Configuration, Measurement, MicroConfig
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.optimizing.confirm_model import confirm_model
-from mucudnn.optimizing.confirmation import Confirmation
+from mucudnn.optimizing.confirm import Confirmation, confirm_model
 from mucudnn.optimizing.optimize import _put_in
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import torchs_kernel
@@ -72,10 +71,10 @@ def made_up_machine(monkeypatch: pytest.MonkeyPatch, clock: FakeClock | None = N
         return call
 
     monkeypatch.setattr(operators, "computed", slow)
-    monkeypatch.setattr("mucudnn.optimizing.in_place.torchs_kernel", slow_kernel)
-    monkeypatch.setattr("mucudnn.optimizing.in_place.time.perf_counter", clock.now)
-    monkeypatch.setattr("mucudnn.optimizing.steps.RECORD_S", 0.0)  # torch's take none where none is noted
-    monkeypatch.setattr("mucudnn.optimizing.steps.wall_clock", lambda device_type: clock)
+    monkeypatch.setattr("mucudnn.optimizing.steps.torchs_kernel", slow_kernel)
+    monkeypatch.setattr("mucudnn.optimizing.steps.time.perf_counter", clock.now)
+    monkeypatch.setattr("mucudnn.optimizing.confirm.RECORD_S", 0.0)  # torch's take none where none is noted
+    monkeypatch.setattr("mucudnn.optimizing.confirm.wall_clock", lambda device_type: clock)
     forward = Net.forward
 
     def with_rest(net: Net, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mucudnn.bench.results.bounds import kind_of_layer
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.turns import Runner, here
-from mucudnn.optimizing.in_place import InPlaceTimes
+from mucudnn.optimizing.steps import InPlaceTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Slow(nn.Module):
 def clock(monkeypatch: pytest.MonkeyPatch) -> TickingClock:
     """The one clock of steps and of convolutions: each of these takes a second, and reading it as much."""
     ticking = TickingClock()
-    monkeypatch.setattr("mucudnn.optimizing.in_place.time.perf_counter", ticking.now)
+    monkeypatch.setattr("mucudnn.optimizing.steps.time.perf_counter", ticking.now)
     return ticking
 
 
