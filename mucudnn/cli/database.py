@@ -36,7 +36,7 @@ def info(database: Path | None) -> None:
     size_bytes = path.stat().st_size if path.exists() else 0
     console = output()
     console.print(f"{path}: {format_bytes(size_bytes)}, schema version {schema.VERSION}")
-    table = new_table("", ("environment",), ("measurements", "failures", "verifications", "busy"))
+    table = new_table("", ("environment",), ("measurements", "failures", "verifications", "timings", "busy"))
     for environment, *counts in found:
         table.add_row(str(environment), *map(str, counts))
     console.print(table)
@@ -47,6 +47,8 @@ def info(database: Path | None) -> None:
 @options.database
 def export(target: Path, database: Path | None) -> None:
     """Write all rows to FILE as JSON lines, one object a row."""
+    if target.suffix.lower() == ".csv":
+        raise click.UsageError(f"{target}: an export is lines of JSON, and no CSV; give a name that ends in .jsonl")
     from mucudnn.store.database import Database
     from mucudnn.store.exports import export_json_lines
 

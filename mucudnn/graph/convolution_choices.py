@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,9 +15,10 @@ from mucudnn.core.records import Measurement, MicroConfig, Task
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.graph.convolution import Choice, Convolution
-from mucudnn.graph.operator_costs import convolution_costs, every_cost, key_of, operator_costs
+from mucudnn.graph.operator_costs import CALL_S, convolution_costs, every_cost, operator_costs
 from mucudnn.graph.operators import Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.graph.timings import Timings, digest, graph_of, key_of, named
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer
 from mucudnn.kernels.registry import algorithm as algorithm_named
@@ -49,9 +49,15 @@ class ConvolutionChoices:
     """
 
     def __init__(
-        self, captured: Captured, config: Config, machine: Machine, database: Database, progress: Progress
+        self,
+        captured: Captured,
+        config: Config,
+        machine: Machine,
+        database: Database,
+        progress: Progress,
+        timings: Timings,
     ) -> None:
-        self.captured, self.config, self.progress = captured, config, progress
+        self.captured, self.config, self.progress, self.timings = captured, config, progress, timings
         self.machine, self.database, self.budget = machine, database, config.memory_budget_bytes
         self.convolutions: Mapping[int, Convolution] = {
             index: one for index, one in enumerate(captured.operators) if isinstance(one, Convolution)
@@ -59,7 +65,7 @@ class ConvolutionChoices:
         self.tasks: dict[int, Task] = {}  # of convolutions that are tuned
         self.tuned: dict[Task, TunedProblem] = {}
         self.in_place: dict[ConvProblem, _Seconds] = {}
-        self.band_costs: dict[tuple[ConvProblem, str, int], Costs] = {}
+        self.band_costs: dict[tuple[ConvProblem, str, int], Costs | None] = {}
         self.kept_bytes: dict[ConvProblem, int] = {}
 
     def tune(self) -> None:
@@ -84,20 +90,30 @@ class ConvolutionChoices:
             failed = {one.micro_config.algorithm for one in known.failures if not one.is_passed_over}
             error = measured.get(TORCHS_OWN, 0.0)
             leanest = _leanest(task.problem, self._tuning.algorithms or ()) - {*measured} - failed
-            timed = [self._timed(index, task, name, error) for name in leanest]
-            self.tuned[task] = replace(known, measurements=(*known.measurements, *timed))
+            timed = [self._timed(index, task, name, error) for name in sorted(leanest)]
+            measured_now = (one for one in timed if one is not None)
+            self.tuned[task] = replace(known, measurements=(*known.measurements, *measured_now))
 
-    def _timed(self, index: int, task: Task, name: str, error: float) -> Measurement:
-        """Return the times of an algorithm for a task, extrapolated from bands. error: its relative error."""
+    def _timed(self, index: int, task: Task, name: str, error: float) -> Measurement | None:
+        """Return the times of an algorithm for a task, extrapolated from bands; None if there is no time for that.
+
+        error: its relative error.
+        """
         one, algorithm, problem = self.convolutions[index], algorithm_named(name), task.problem
         needed = algorithm.workspace(problem, task.batch_size)
-        prepared = aligned_buffer(needed.prepared_bytes)
-        opened = partial(algorithm.open, problem, one.weight, prepared)
-        rows = problem.h if one.is_transposed else problem.y_shape(1)[2]
+
+        def measure() -> list[list[float]]:
+            opened = partial(algorithm.open, problem, one.weight, aligned_buffer(needed.prepared_bytes))
+            return [[self.machine.clock.time(opened, 1) for _ in range(2)]]
+
+        setup = self.timings.of(f"filter prepared by {named(algorithm)}: {problem!r}", measure)
+        costs = self._measured_in_bands(index, name)
+        if setup is None or costs is None:
+            return None
         return Measurement(
             MicroConfig(name, task.batch_size),
-            setup_s=min(self.machine.clock.time(opened, 1) for _ in range(2)),
-            step_s=self._band_costs(index, name).seconds(rows * task.batch_size),
+            setup_s=min(setup[0]),
+            step_s=costs.seconds(_rows(problem) * task.batch_size),
             prepared_bytes=needed.prepared_bytes,
             scratch_bytes=needed.scratch_bytes,
             relative_error=error,
@@ -112,44 +128,49 @@ class ConvolutionChoices:
             return  # some were measured on bands, since their tensors are larger than the budget
         if sum(_seconds(self.convolutions[index], of[0]) for index, of in fastest.items() if of) > _LONGEST_IN_PLACE_S:
             return
-        for index, of in fastest.items():
-            candidates = *(algorithm_named(one.micro_config.algorithm) for one in of), None
-            self.convolutions[index].choices = tuple(Choice(one, one) for one in candidates)
-        graph = solver_graph(self.captured, {index: (Costs(),) for index in range(len(self.captured.operators))}, {})
-        schedules = [
-            Schedule(self.captured, graph, each_by_itself(graph, variant)) for variant in range(_CANDIDATES + 1)
-        ]
-        samples: dict[tuple[ConvProblem, str | None], list[float]] = {}
-        start, rounds = time.perf_counter(), 0
-        while rounds < 2 or (rounds < _IN_PLACE_ROUNDS and time.perf_counter() < start + _IN_PLACE_S):
-            for variant, schedule in enumerate(schedules):
-                times = schedule.operator_times(arguments)
-                for index, of in fastest.items():
-                    one, measured = self.convolutions[index], of[variant] if variant < len(of) else None
-                    setup_s = 0.0 if measured is None or one.keeps else measured.setup_s
-                    name = None if measured is None else measured.micro_config.algorithm
-                    samples.setdefault((one.problem, name), []).append(max(times[index] - setup_s, 0.0))
-            rounds += 1
-        for (problem, name), seconds in samples.items():
-            self.in_place.setdefault(problem, {})[name] = median(seconds)
-        for one in self.convolutions.values():
-            one.forget()
+        offered = {index: (*map(_algorithm_of, of), None) for index, of in fastest.items()}
+        timed = [(index, variant) for index, of in offered.items() for variant in range(len(of))]
+
+        def measure() -> list[list[float]]:
+            for index, of in offered.items():
+                self.convolutions[index].choices = tuple(Choice(one, one) for one in of)
+            graph = solver_graph(self.captured, dict.fromkeys(range(len(self.captured.operators)), (Costs(),)), {})
+            variants = range(max(map(len, offered.values())))
+            schedules = [Schedule(self.captured, graph, each_by_itself(graph, variant)) for variant in variants]
+            clock, rounds = self.machine.clock, list[list[dict[int, float]]]()
+            end_s = clock.now() + min(_IN_PLACE_S, self.timings.left_s)
+            while len(rounds) < 2 or (len(rounds) < _IN_PLACE_ROUNDS and clock.now() < end_s):
+                rounds.append([schedule.operator_times(arguments) for schedule in schedules])
+            for one in self.convolutions.values():
+                one.forget()
+            return [[times[variant][index] for times in rounds] for index, variant in timed]
+
+        names = [(self.convolutions[index].keeps, [named(one) for one in of]) for index, of in offered.items()]
+        samples = self.timings.of(f"convolutions in place: {digest(f'{graph_of(self.captured)} {names}')}", measure)
+        seconds: dict[tuple[ConvProblem, str | None], list[float]] = {}
+        for (index, variant), of_one in zip(timed, samples or (), strict=bool(samples)):
+            one, measured = self.convolutions[index], [*fastest[index], None][variant]
+            setup_s = 0.0 if measured is None or one.keeps else measured.setup_s
+            name = None if measured is None else measured.micro_config.algorithm
+            seconds.setdefault((one.problem, name), []).extend(max(time_s - setup_s, 0.0) for time_s in of_one)
+        for (problem, name), of_one in seconds.items():
+            self.in_place.setdefault(problem, {})[name] = median(of_one)
 
     def costs(self) -> tuple[_Costs, _Costs]:
         """Choose each convolution's algorithms, and return the costs of all operators: in bands, and of all rows."""
         known: _Costs = {}
         whole: _Costs = {}
-        measured: dict[object, Costs] = {}
+        measured: dict[str, Costs] = {}
         for index, one in self.convolutions.items():
             key = key_of(self.captured, index)
             if key not in measured:
-                measured[key] = operator_costs(self.captured, index, self.machine.clock)
+                measured[key] = operator_costs(self.captured, index, self.timings)
             of_torch, variants = measured[key], self._variants(index, measured[key])
             one.choices = tuple(Choice(*map(_algorithm_of, variant)) for variant in variants)
             known[index] = tuple(of_torch if of is None else self._costs_in_bands(index, of) for _, of in variants)
             whole[index] = tuple(of_torch if of is None else self._costs_of_whole(index, of) for of, _ in variants)
         self.progress("measuring the other operators", 1.0)
-        return every_cost(self.captured, self.machine.clock, known), whole
+        return every_cost(self.captured, self.timings, known), whole
 
     def _keep_filters(self) -> None:
         """Keep prepared filters between calls where they save the most time for each byte of the cache budget."""
@@ -174,7 +195,7 @@ class ConvolutionChoices:
         if one.rows == 1:
             in_bands = ours
         else:
-            costs = ((of, self._band_costs(index, of.micro_config.algorithm)) for of in ours)
+            costs = ((of, self._band_costs(index, of)) for of in ours)
             in_bands = [replace(of, step_s=each.seconds(BAND_ROWS)) for of, each in costs]
         is_whole = self.tuned[self.tasks[index]].problem == one.problem
         torchs_s = self.in_place.get(one.problem, {}).get(None, of_torch.seconds(self.captured.samples * one.rows))
@@ -188,7 +209,7 @@ class ConvolutionChoices:
 
     def _fastest(self, one: Convolution) -> list[Measurement]:
         """Return the fastest algorithms, and the one with the smallest buffers."""
-        ours = sorted(self._ours(one), key=partial(_seconds, one))
+        ours = sorted(self._ours(one), key=lambda of: (_seconds(one, of), of.micro_config))
         smallest = min(ours, key=_size, default=None)
         return [of for number, of in enumerate(ours) if number < _CANDIDATES - 1 or of is smallest]
 
@@ -196,11 +217,17 @@ class ConvolutionChoices:
         """Return the fastest algorithms of a convolution, and the one with the smallest buffers."""
         return [algorithm_named(of.micro_config.algorithm) for of in self._fastest(one)]
 
-    def _band_costs(self, index: int, name: str) -> Costs:
+    def _band_costs(self, index: int, of: Measurement) -> Costs:
+        """Return the costs of bands by a measured algorithm; those of all rows, if there is no time to measure."""
+        costs = self._measured_in_bands(index, of.micro_config.algorithm)
+        rows = _rows(self.tuned[self.tasks[index]].problem)
+        return costs or Costs(call_s=CALL_S, row_s=of.step_s / of.micro_config.micro_batch_size / rows)
+
+    def _measured_in_bands(self, index: int, name: str) -> Costs | None:
         one = self.convolutions[index]
         key = one.problem, name, len(one.sources)
         if key not in self.band_costs:
-            self.band_costs[key] = convolution_costs(self.captured, index, algorithm_named(name), self.machine.clock)
+            self.band_costs[key] = convolution_costs(self.captured, index, algorithm_named(name), self.timings)
         return self.band_costs[key]
 
     def tuned_problems(self) -> Iterator[tuple[str, TunedProblem]]:
@@ -236,14 +263,14 @@ class ConvolutionChoices:
         return Task(problem, n, limit, name=str(problem), baseline_exempt=self.config.baseline_exempt)
 
     def _costs_in_bands(self, index: int, of: Measurement) -> Costs:
-        one, costs = self.convolutions[index], self._band_costs(index, of.micro_config.algorithm)
+        one, costs = self.convolutions[index], self._band_costs(index, of)
         return self._with_buffers(one, of, min(BAND_ROWS, one.rows), costs)
 
     def _costs_of_whole(self, index: int, of: Measurement) -> Costs:
         one, name = self.convolutions[index], of.micro_config.algorithm
         row_s = of.step_s / of.micro_config.micro_batch_size / one.rows
         if len(one.sources) > 1 and name not in self.in_place.get(one.problem, {}):  # tuned without the addition
-            row_s = max(row_s, self._band_costs(index, name).row_s)
+            row_s = max(row_s, self._band_costs(index, of).row_s)
         costs = Costs(row_s=row_s)
         return self._with_buffers(one, of, one.rows, costs)
 
@@ -276,6 +303,10 @@ def scratch_bytes(one: Convolution, algorithm: Algorithm, rows: int) -> int:
     made = algorithm.band(one.problem, 1, (rows, of_x) if one.is_transposed else (of_x, rows), 0)
     assert made is not None
     return made[1].scratch_bytes
+
+
+def _rows(problem: ConvProblem) -> int:
+    return problem.h if problem.operation is Operation.BACKWARD_DATA else problem.y_shape(1)[2]
 
 
 def _seconds(one: Convolution, of: Measurement) -> float:

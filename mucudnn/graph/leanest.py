@@ -10,9 +10,10 @@ from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem
 from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.convolution_choices import BAND_ROWS, runs_bands, scratch_bytes
-from mucudnn.graph.operator_costs import key_of, operator_costs
+from mucudnn.graph.operator_costs import estimated_costs, operator_costs
 from mucudnn.graph.operators import Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.graph.timings import key_of
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithms
 from mucudnn.solver.bands import Costs, Graph
@@ -23,7 +24,6 @@ _PLANS = 3  # with the least predicted memory, of which the buffers are placed
 _NEXT = 0.9  # of the bytes of a schedule: the goal of the next one, which recomputes more results
 _ARENA_SHARE = 0.85  # of a goal that plans which recompute may need: overlaps make arenas larger than predicted
 _MARGIN = 1.25  # predicted bytes that are further below the budget need not be counted
-_CALL_S, _FLOP_S, _BYTE_S = 1e-5, 1e-11, 1e-10
 
 
 def leanest(captured: Captured, config: Config, budget_bytes: int, count: Callable[[Schedule], None]) -> Schedule:
@@ -59,18 +59,17 @@ def _costs(captured: Captured, config: Config) -> dict[int, tuple[Costs, ...]]:
 
     Seconds are those of a made-up processor.
     """
-    known: dict[object, Costs] = {}
+    known: dict[str, Costs] = {}
     costs: dict[int, tuple[Costs, ...]] = {}
     for index, one in enumerate(captured.operators):
         key = key_of(captured, index)
         if key not in known:
             known[key] = operator_costs(captured, index, None)
-        size = _BYTE_S * one.shape[1] * one.shape[3] * one.dtype.itemsize if one.rows else 0.0
-        own = replace(known[key], call_s=_CALL_S, row_s=size)
+        made_up = estimated_costs(one)
+        own = replace(known[key], call_s=made_up.call_s, row_s=made_up.row_s)
         costs[index] = (own,)
         if isinstance(one, Convolution):
             one.keeps = config.cache_budget_bytes is None
-            own = replace(own, row_s=size + _FLOP_S * one.problem.flops(1) / one.rows)
             offered = [(_buffers(one, algorithm, own), algorithm) for algorithm in _offered(one.problem, config)]
             ours = min(offered, key=lambda of: of[0].prepared_bytes + of[0].scratch_bytes, default=(own, None))
             one.choices = Choice(ours[1], ours[1]), Choice()

@@ -27,6 +27,7 @@ from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Barrier, Captured, Input
 from mucudnn.graph.refine import refined
 from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.graph.timings import Seconds, Timings, described, digest
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.turns import Rounds, compare_in_turns
 from mucudnn.measuring.whole_runs import Machine
@@ -192,7 +193,9 @@ class _Fitting:
             raise NotCapturedError("it has no convolution of images")
         lean = [] if self.budget is None else [self._leanest(self.budget)]
         with machine_and_database(self.config, self.captured.device.type) as (machine, database):
-            self.choices = ConvolutionChoices(self.captured, self.config, machine, database, self.progress)
+            self.timings = Timings(machine, database, self.config, self.progress)
+            given = self.captured, self.config, machine, database, self.progress, self.timings
+            self.choices = ConvolutionChoices(*given)
             if self.captured.device.type == "cpu":  # elsewhere torch's own run
                 self.choices.tune()
                 if self._may_run_whole():
@@ -256,7 +259,7 @@ class _Fitting:
         every = enumerate(schedule.operators)
         candidates = {i: self.choices.candidates(one) for i, one in every if isinstance(one, Convolution)}
         limit_bytes = inf if self.budget is None else self.budget
-        found = refined(schedule, candidates, self.arguments, limit_bytes)
+        found = refined(schedule, candidates, self.arguments, limit_bytes, self.timings)
         if found is not schedule:
             self._count(found)
             if found.needed_bytes <= limit_bytes:
@@ -285,22 +288,41 @@ class _Fitting:
         return found
 
     def _fastest(self, machine: Machine, front: tuple[Plan, ...], contenders: Sequence[Schedule]) -> Fitted:
-        """Run the contenders in turns, beside the model itself if there is memory for it."""
-        torch_bytes, expected = None, None
+        """Run the contenders in turns, beside the model itself if there is memory for it.
+
+        After the time limit it is the first one alone, in as few rounds as possible.
+        """
+        if self.timings.left_s <= 0:
+            contenders = contenders[:1]
+        torch_bytes, expected, baseline_is = None, None, "the first"
         runs = [partial(one.run, self.arguments) for one in contenders]
         with torch.no_grad():
             if self.config.confirm is not False and self._may_run_whole():
-                baseline = partial(self.model, *self.arguments)
+                baseline, baseline_is = partial(self.model, *self.arguments), type(self.model).__qualname__
                 torch_bytes, expected = _peak_bytes(baseline, self.captured.device)
             else:
                 baseline = runs[0]
             self._require_right(contenders[0], expected)
             self.progress("running the model", 1.0)
-            results = compare_in_turns(baseline, runs, machine.clock, _ROUNDS, machine.watch)
-        timed = [(run.time_s, index) for index, run in enumerate(results) if isinstance(run, Comparison)]
-        if not timed:
+            results: list[Comparison | Exception] = []
+
+            def measure() -> Seconds | None:
+                rounds = replace(_ROUNDS, time_limit_s=max(0.0, min(_ROUNDS.time_limit_s, self.timings.left_s)))
+                results[:] = compare_in_turns(baseline, runs, machine.clock, rounds, machine.watch)
+                samples = [run for run in results if isinstance(run, Comparison)]
+                of_baseline = max((one.baseline_samples_s for one in samples), key=len, default=())
+                seconds = [of_baseline, *(one.time_samples_s for one in samples)]
+                return seconds if len(samples) == len(results) else None
+
+            what = digest(f"{baseline_is} {[described(one) for one in contenders]}")
+            seconds = self.timings.of(f"calls in turns: {what}", measure, in_any_case=True)
+        if seconds is not None:
+            of_baseline, *of_runs = seconds
+            results[:] = [Comparison.of(of_baseline[: len(of_run)], of_run) for of_run in of_runs]
+        ranked = [(run.time_s, index) for index, run in enumerate(results) if isinstance(run, Comparison)]
+        if not ranked:
             raise next(run for run in results if isinstance(run, Exception))
-        time_s, index = min(timed)
+        time_s, index = min(ranked)
         run = results[index]
         assert isinstance(run, Comparison)
         whole_run = None if torch_bytes is None else run

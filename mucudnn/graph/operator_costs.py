@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,21 +14,24 @@ from torch import Tensor
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.operators import Band, Barrier, Captured, Input, Moments, Operator, perform
 from mucudnn.graph.steps import array_of, run_array
+from mucudnn.graph.timings import Timings, key_of, named
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer, peak_allocated_bytes
-from mucudnn.measuring.clocks import Clock, wall_clock
+from mucudnn.measuring.clocks import wall_clock
 from mucudnn.solver.bands import Costs, Reach
 
 _ROWS = 4, 32  # two heights of bands, between which costs are linear
 _CALLS = 3
 _LAUNCHES = 8  # one after another, on a GPU
+CALL_S, _FLOP_S, BYTE_S = 1e-5, 1e-11, 1e-10  # of a made-up processor
 
 
 @torch.no_grad()
-def operator_costs(captured: Captured, index: int, clock: Clock | None) -> Costs:
-    """Measure an operator by itself: seconds, with a clock, and bytes that torch allocates beside the result.
+def operator_costs(captured: Captured, index: int, timings: Timings | None) -> Costs:
+    """Return the costs of an operator by itself: seconds, and bytes that torch allocates beside the result.
 
     Operands are random, since there need not be memory for the model's own. A barrier that refuses them costs nothing.
+    The seconds are measured; where there is no time for that, they are those of a made-up processor.
     """
     operators = captured.operators
     one = operators[index]
@@ -35,23 +39,33 @@ def operator_costs(captured: Captured, index: int, clock: Clock | None) -> Costs
         return Costs()
     if isinstance(one, Barrier):
         try:
-            call = partial(one.call, {whole: _some(operators[whole]) for whole in one.wholes})
-            time_s, allocated = _measured(call, clock, one.device)
+            calls = [partial(one.call, {whole: _some(operators[whole]) for whole in one.wholes})]
+            scratch_bytes = max(_allocated_bytes(calls[0], one.device) - one.nbytes, 0)
+            seconds = _seconds(key_of(captured, index), lambda: calls, one.device, timings)
         except Exception:  # torch may raise anything for random operands
             return Costs()
-        return Costs(call_s=time_s, scratch_bytes=max(allocated - one.nbytes, 0))
-    return _line(one, lambda height: partial(perform, one, _band(operators, index, height)), clock)
+        call_s = CALL_S + BYTE_S * one.nbytes if seconds is None else seconds[0]
+        return Costs(call_s=call_s, scratch_bytes=scratch_bytes)
+    heights = _heights(one)
+    calls = [partial(perform, one, _band(operators, index, height)) for height in heights]
+    sizes = [_allocated_bytes(call, one.device) for call in calls]
+    seconds = _seconds(key_of(captured, index), lambda: calls, one.device, timings)
+    row_bytes = 0 if len(heights) == 1 else max(-(-(sizes[1] - sizes[0]) // (heights[1] - heights[0])), 0)
+    fixed_bytes = sizes[0] if len(heights) == 1 else max(sizes[0] - row_bytes * heights[0], 0)
+    costs = estimated_costs(one) if seconds is None else _line(heights, seconds)
+    return replace(costs, scratch_bytes=fixed_bytes, scratch_row_bytes=row_bytes)
 
 
 @torch.no_grad()
-def convolution_costs(captured: Captured, index: int, algorithm: Algorithm, clock: Clock) -> Costs:
-    """Measure bands of a convolution by an algorithm of ours, whose filter is prepared; buffers are not counted."""
+def convolution_costs(captured: Captured, index: int, algorithm: Algorithm, timings: Timings) -> Costs | None:
+    """Measure bands of a convolution by an algorithm of ours, whose filter is prepared; buffers are not counted.
+
+    Returns None where there is no time for that.
+    """
     one = captured.operators[index]
     assert isinstance(one, Convolution)
-    prepared = aligned_buffer(algorithm.workspace(one.problem, 1).prepared_bytes)
-    algorithm.open(one.problem, one.weight, prepared)
 
-    def call(height: int) -> Callable[[], None]:
+    def call(height: int) -> Callable[[], object]:
         band = _band(captured.operators, index, height)
         above = one.above(band.low, band.starts[0])
         _, workspace = one.stage(algorithm, 1, band.xs[0].shape[2], height, above)
@@ -60,8 +74,13 @@ def convolution_costs(captured: Captured, index: int, algorithm: Algorithm, cloc
         steps = one.steps(band)
         return partial(_run, array_of(steps), one, band, scratch)
 
-    costs = _line(one, call, clock)
-    return Costs(costs.call_s, costs.row_s)
+    def calls() -> list[Callable[[], object]]:
+        algorithm.open(one.problem, one.weight, prepared)
+        return [call(height) for height in _heights(one)]
+
+    prepared = aligned_buffer(algorithm.workspace(one.problem, 1).prepared_bytes)
+    seconds = _seconds(f"{key_of(captured, index)} by {named(algorithm)}", calls, one.device, timings)
+    return None if seconds is None else _line(_heights(one), seconds)
 
 
 def _run(array: Any, one: Convolution, band: Band, scratch: Tensor) -> None:
@@ -72,35 +91,46 @@ def _run(array: Any, one: Convolution, band: Band, scratch: Tensor) -> None:
         one.compute(band)
 
 
-def _line(one: Operator, call: Callable[[int], Callable[[], object]], clock: Clock | None) -> Costs:
-    """Return the costs of bands, from those of two heights. call: makes the call for a height."""
-    heights = sorted({min(rows, one.rows) for rows in _ROWS})
-    found = [_measured(call(height), clock, one.device) for height in heights]
-    (first_s, first_bytes), (last_s, last_bytes) = found[0], found[-1]
+def _heights(one: Operator) -> list[int]:
+    return sorted({min(rows, one.rows) for rows in _ROWS})
+
+
+def _line(heights: Sequence[int], seconds: Sequence[float]) -> Costs:
+    """Return the costs of bands, from the seconds of one or two heights."""
     if len(heights) == 1:
-        return Costs(row_s=first_s / heights[0], scratch_bytes=first_bytes)
-    apart = heights[1] - heights[0]
-    row_s, row_bytes = max(last_s - first_s, 0.0) / apart, max(-(-(last_bytes - first_bytes) // apart), 0)
-    return Costs(
-        call_s=max(first_s - row_s * heights[0], 0.0),
-        row_s=row_s,
-        scratch_bytes=max(first_bytes - row_bytes * heights[0], 0),
-        scratch_row_bytes=row_bytes,
-    )
+        return Costs(row_s=seconds[0] / heights[0])
+    row_s = max(seconds[1] - seconds[0], 0.0) / (heights[1] - heights[0])
+    return Costs(call_s=max(seconds[0] - row_s * heights[0], 0.0), row_s=row_s)
 
 
-def _measured(call: Callable[[], object], clock: Clock | None, device: torch.device) -> tuple[float, int]:
-    """Return the seconds of a call, on a GPU including its launch where that takes longer, and the bytes allocated."""
-    calls = 1
+def estimated_costs(one: Operator) -> Costs:
+    """Return the seconds of an operator on a made-up processor."""
+    row_s = BYTE_S * one.shape[1] * one.shape[3] * one.dtype.itemsize if one.rows else 0.0
+    if isinstance(one, Convolution):
+        row_s += _FLOP_S * one.problem.flops(1) / one.rows
+    return Costs(call_s=CALL_S, row_s=row_s)
+
+
+def _allocated_bytes(call: Callable[[], object], device: torch.device) -> int:
     if device.type == "cuda":
         call()  # libraries search and load code
-        calls = _LAUNCHES
-    allocated = peak_allocated_bytes(call, device.type)
-    if clock is None:
-        return 0.0, allocated
-    if device.type == "cuda":
-        clock = wall_clock(device.type)
-    return min(clock.time(call, calls) / calls for _ in range(_CALLS)), allocated
+    return peak_allocated_bytes(call, device.type)
+
+
+def _seconds(
+    what: str, calls: Callable[[], Sequence[Callable[[], object]]], device: torch.device, timings: Timings | None
+) -> list[float] | None:
+    """Return the seconds of each call, on a GPU including its launch where that takes longer; None if not known."""
+    if timings is None:
+        return None
+    is_cuda = device.type == "cuda"
+    clock, times = (wall_clock(device.type), _LAUNCHES) if is_cuda else (timings.machine.clock, 1)
+
+    def measure() -> list[list[float]]:
+        return [[clock.time(call, times) / times for _ in range(_CALLS)] for call in calls()]
+
+    samples = timings.of(f"operator by itself: {what}", measure)
+    return None if samples is None else [min(of_call) for of_call in samples]
 
 
 def _band(operators: Sequence[Operator], index: int, height: int) -> Band:
@@ -135,24 +165,17 @@ def _random(shape: tuple[int, ...], like: Operator) -> Tensor:
     return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
 
 
-def key_of(captured: Captured, index: int) -> object:
-    """Return what operators of equal costs have in common."""
-    one = captured.operators[index]
-    read = tuple((captured.operators[source].shape[1:], captured.operators[source].dtype) for source in one.sources)
-    return type(one), *(getattr(one, name) for name in one.settings), one.shape[1:], one.dtype, read
-
-
 def every_cost(
-    captured: Captured, clock: Clock, known: Mapping[int, tuple[Costs, ...]]
+    captured: Captured, timings: Timings | None, known: Mapping[int, tuple[Costs, ...]]
 ) -> dict[int, tuple[Costs, ...]]:
     """Return the costs of all operators by index. known: of those that need not be measured."""
-    measured: dict[object, Costs] = {}
+    measured: dict[str, Costs] = {}
     costs = dict(known)
     for index in range(len(captured.operators)):
         if index in costs:
             continue
         key = key_of(captured, index)
         if key not in measured:
-            measured[key] = operator_costs(captured, index, clock)
+            measured[key] = operator_costs(captured, index, timings)
         costs[index] = (measured[key],)
     return costs

@@ -1,4 +1,4 @@
-"""Keys of whole runs (timed complete calls) in the database: micro-configs, and how they ran, as JSON."""
+"""JSON in the database: the keys of whole runs (micro-configs, and how they ran), and the seconds of timings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
+from math import isfinite
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MOST_SAMPLES
@@ -54,3 +55,12 @@ def whole_run_from(key: str) -> tuple[tuple[MicroConfig, ...], Mapping[str, int]
         f"configuration is {shown(key)}; it must be as mucudnn writes it: [algorithm, version, micro-batch size, "
         "count] for each run of equal micro-batches"
     )
+
+
+def seconds_from(text: str) -> list[list[float]]:
+    """Return the samples of each call that was timed, from JSON. Raises ``InvalidInputError`` for any other text."""
+    with suppress(ValueError, TypeError):
+        found = json.loads(text)
+        if found and all(of_call and all(isfinite(one) and one >= 0 for one in of_call) for of_call in found):
+            return [[float(one) for one in of_call] for of_call in found]
+    raise InvalidInputError(f"seconds is {shown(text)}; it must be a list of seconds, at least 0, for each call")

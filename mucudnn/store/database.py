@@ -6,12 +6,13 @@ files is the union of their rows, and processes that share a file cannot undo ea
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig
 from mucudnn.running.environment import Environment
 from mucudnn.store import schema
-from mucudnn.store.configuration_keys import configuration_key, micro_configs_from, whole_run_from
+from mucudnn.store.configuration_keys import configuration_key, micro_configs_from, seconds_from, whole_run_from
 from mucudnn.store.samples import sample_columns
 from mucudnn.store.schema import Row
 from mucudnn.store.sqlite_file import MEMORY, SqliteFile, can_be_made
@@ -45,6 +46,7 @@ class EnvironmentRows(NamedTuple):
     measurements: int
     failures: int
     verifications: int
+    timings: int
     busy: int
 
 
@@ -182,6 +184,13 @@ class Database:
         values = {name: getattr(run, name) for name in _RUN} | sample_columns(run)
         self._add("verification", environment, problem, configuration=key, **values)
 
+    def add_timing(
+        self, environment: Environment, subject: str, seconds: Sequence[Sequence[float]], load: float | None
+    ) -> None:
+        """Commit what was timed together. subject: says what. seconds: samples of each call. load: of the machine."""
+        values = {"subject": subject, "seconds": json.dumps(seconds), "load": load}
+        self.commit({"kind": "timing", "measured_at": now(), **schema.named(environment), **values})
+
     def _add(self, kind: str, environment: Environment, problem: ConvProblem, **values: object) -> None:
         owner = schema.named(environment) | schema.named(problem)
         try:
@@ -221,7 +230,8 @@ class Database:
         Whole runs of earlier builds under conditions that are gone are left out. environment, problems: if given,
         return only rows of this environment or of these problems.
         """
-        rows = self._file.read(schema.select_rows(self._of(environment, problems)))
+        tables = [table for table, key in schema.KEYS.items() if problems is None or "problem_id" in key]
+        rows = self._file.read(schema.select_rows(self._of(environment, problems), tables))
         every = (dict(zip(schema.ROW_COLUMNS, row, strict=True)) for row in rows)
         return [row for row in every if row["configuration"] is None or _is_readable(row["configuration"])]
 
@@ -288,6 +298,13 @@ class Database:
         found = ((micro_configs_from(row["configuration"], versions, fresh=fresh), row) for row in rows)
         return {micro_configs: _whole_run(row) for micro_configs, row in found if micro_configs is not None}
 
+    def timing(self, environment: Environment, subject: str) -> tuple[list[list[float]], float | None] | None:
+        """Return the samples of each call that was timed for a subject, in seconds, and the machine's load; or None."""
+        rows = self._file.read(schema.select("timings", f"{self._of(environment)} AND subject = ?"), [subject])
+        with suppress(InvalidInputError):
+            return (seconds_from(rows[-1]["seconds"]), rows[-1]["load"]) if rows else None
+        return None
+
     def problems(self, environment: Environment) -> frozenset[ConvProblem]:
         """Return all problems with measurements in this environment."""
         columns = ", ".join(schema.PROBLEM_COLUMNS)
@@ -317,7 +334,7 @@ class Database:
         for environment in self.environments():
             rows = self._file.read(schema.count_rows(self._of(environment)))
             counts = {kind: n for kind, n, _ in rows}
-            kinds = (counts.get(kind, 0) for kind in ("measurement", "failure", "verification"))
+            kinds = (counts.get(kind, 0) for kind in ("measurement", "failure", "verification", "timing"))
             found.append(EnvironmentRows(environment, *kinds, busy=sum(busy for *_, busy in rows)))  # type: ignore[misc]
         return tuple(found)
 

@@ -18,8 +18,8 @@ P = ParamSpec("P")
 class EnvironmentStore:
     """The database rows of one environment (machine and software).
 
-    ``whole_run``, ``whole_runs`` and ``add_whole_run`` are the methods of ``Database`` with this environment as the
-    first argument. If the file cannot be written, tuning warns once and
+    ``whole_run``, ``whole_runs``, ``add_whole_run``, ``timing`` and ``add_timing`` are the methods of ``Database`` with
+    this environment as the first argument. If the file cannot be written, tuning warns once and
     continues without writing.
 
     In all methods ``versions`` maps algorithm names to versions; results of other versions are ignored. Reading raises
@@ -32,6 +32,8 @@ class EnvironmentStore:
         self.whole_run = partial(database.whole_run, environment)
         self.whole_runs = partial(database.whole_runs, environment)
         self.add_whole_run = partial(self._if_writable(database.add_whole_run), environment)
+        self.timing = partial(database.timing, environment)
+        self.add_timing = partial(self._if_writable(database.add_timing), environment)
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:
         """Return the measurement or failure of each micro-config (algorithm and micro-batch size)."""

@@ -15,7 +15,7 @@ from mucudnn.store.sqlite_file import MEMORY
 
 _SQLITE = b"SQLite format 3\0"
 _COLUMNS = (*schema.ROW_COLUMNS, "schema")  # schema: ``schema.VERSION`` of the exported file
-_KINDS = ("measurement", "failure", "verification")
+_KINDS = ("measurement", "failure", "verification", "timing")
 _EXPORT_AGAIN = "export it again with mucudnn database export FILE"
 
 Record = dict[str, Any]
@@ -24,7 +24,7 @@ Record = dict[str, Any]
 def export_json_lines(database: Database, stream: TextIO) -> None:
     """Write all rows, oldest first, as one JSON object per line, without empty columns; samples are lists.
 
-    The column ``kind`` is measurement, failure or verification.
+    The column ``kind`` is measurement, failure, verification or timing.
     """
     for row in database.every_row():
         samples = {name: unpacked(row[name]) for name in schema.SAMPLE_COLUMNS if row[name] is not None}

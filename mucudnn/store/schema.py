@@ -14,7 +14,7 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import BUSY
 from mucudnn.running.environment import Environment
-from mucudnn.store.configuration_keys import whole_run_from
+from mucudnn.store.configuration_keys import seconds_from, whole_run_from
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
@@ -40,11 +40,16 @@ PROBLEM_COLUMNS = ("operation", *SIZES, "dtype", "memory_format")
 KEYS = {
     "measurements": ("environment_id", "problem_id", "algorithm", "version", "micro_batch_size"),
     "verifications": ("environment_id", "problem_id", "configuration"),
+    "timings": ("environment_id", "subject"),
+}
+_TABLE_OF = {"measurement": "measurements", "failure": "measurements", "verification": "verifications"} | {
+    "timing": "timings"
 }
 _RANK = f"iif(load > {BUSY}, '0', '1') || measured_at"
 _KINDS = {
     "measurements": "iif(reason IS NULL, 'measurement', 'failure')",
     "verifications": "'verification'",
+    "timings": "'timing'",
 }
 _VALUES = {
     "measurements": (
@@ -52,11 +57,13 @@ _VALUES = {
         *SAMPLES["measurement"],
     ),
     "verifications": ("measured_at", *TIMES, "load", *SAMPLES["verification"]),
+    "timings": ("measured_at", "seconds", "load"),
 }
 ROW_COLUMNS = (
     *("kind", "measured_at", *ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS, "algorithm", "version", "micro_batch_size"),
     *(*COSTS, "reason", "configuration", "baseline_s", "time_s", "load", "passed_over", "needed_bytes", "least_s"),
     *SAMPLE_COLUMNS,
+    *("subject", "seconds"),
 )
 
 # Exceptions of SQLite and sqlite3 for values that a table rejects
@@ -121,6 +128,10 @@ _NAME = _checked("algorithm", "TEXT", "{0} <> ''", "the name of an algorithm")
 _BYTES = [_whole(name, 0, 2**48) for name in ("prepared_bytes", "scratch_bytes")]  # sums fit 64 bits
 _PASSED_OVER = _checked("passed_over", "INTEGER", "{0} IN (1, 2)", "1, 2 (by its arithmetic alone), or nothing")
 _SIZES = [_whole(name, 0 if name.startswith("padding") else 1) for name in SIZES]
+_SUBJECT = _checked("subject", "TEXT", "{0} <> ''", "a text that says what was timed")
+_SECONDS = _checked("seconds", "TEXT", "json_valid({0}) AND json_type({0}) = 'array'", "JSON, an array")
+TIMINGS = f"""TABLE timings ({_OWNER("environment")}, {_required(_SUBJECT)}, {_TIME_STAMP}, {_required(_SECONDS)},
+    {_share("load")}, {_key("timings")}"""  # which files of earlier builds lack
 
 # Measurements and failures share a table, so that the newer one is valid; a failure has a reason and no costs
 TABLES = tuple(
@@ -145,6 +156,7 @@ CREATE TABLE verifications ({_OWNERS}, {_required(_CONFIGURATION)}, {_TIME_STAMP
     {_required(_real("baseline_s", "> 0"), _real("time_s", "> 0"), _real("noise"))}, {_share("load")},
     {", ".join(map(_series, SAMPLES["verification"]))},
     {_key("verifications")};
+CREATE {TIMINGS};
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION}
 """.split(";")
@@ -166,14 +178,15 @@ def count_rows(condition: str) -> str:
     return " UNION ALL ".join(counts)
 
 
-def select_rows(condition: str = "TRUE") -> str:
-    """Return SQL that selects ``ROW_COLUMNS`` of the rows of all tables that meet a condition, oldest first."""
+def select_rows(condition: str = "TRUE", tables: Iterable[str] = KEYS) -> str:
+    """Return SQL that selects ``ROW_COLUMNS`` of the rows of tables that meet a condition, oldest first."""
     every = []
-    for table in KEYS:
-        own = {*ENVIRONMENT_COLUMNS, *PROBLEM_COLUMNS, *KEYS[table], *_VALUES[table]}
-        joined = (
-            f"{table} JOIN environments ON environments.id = environment_id JOIN problems ON problems.id = problem_id"
-        )
+    for table in tables:
+        own = {*ENVIRONMENT_COLUMNS, *KEYS[table], *_VALUES[table]}
+        joined = f"{table} JOIN environments ON environments.id = environment_id"
+        if "problem_id" in KEYS[table]:
+            own.update(PROBLEM_COLUMNS)
+            joined += " JOIN problems ON problems.id = problem_id"
         cells = (name if name in own else "NULL" for name in ROW_COLUMNS[1:])
         every.append(f"SELECT {_KINDS[table]}, {', '.join(cells)} FROM {joined} WHERE {condition}")
     order = (ROW_COLUMNS.index("measured_at"), *range(len(ROW_COLUMNS)))  # a deterministic order
@@ -199,17 +212,20 @@ def add_rows(
 
     found = Counter(added=0, known=0)
     for row in rows:
-        table = "verifications" if row["kind"] == "verification" else "measurements"
+        table = _TABLE_OF[row["kind"]]
         owned = {**row}
         try:
             owned["environment_id"] = environment_id(*map(row.get, ENVIRONMENT_COLUMNS))
-            owned["problem_id"] = problem_id(*map(row.get, PROBLEM_COLUMNS))
+            if "problem_id" in KEYS[table]:
+                owned["problem_id"] = problem_id(*map(row.get, PROBLEM_COLUMNS))
         except (ValueError, TypeError) as error:
             raise InvalidInputError(str(error)) from None
         columns, key = (*KEYS[table], *_VALUES[table]), ", ".join(KEYS[table])
         added = _insert(connection, table, columns, [*map(owned.get, columns)], replaces)
         if table == "verifications":
             whole_run_from(row["configuration"])
+        elif table == "timings":
+            seconds_from(row["seconds"])
         if added:
             of_key = f"({key}) = ({', '.join('?' * len(KEYS[table]))})"
             values = [*map(owned.get, KEYS[table])]

@@ -88,6 +88,7 @@ class SqliteFile:
         """Replace the content of ``other`` by a copy of this file's content."""
         with self._explained():
             self._connection.backup(other._connection)
+        other._require_timings()
 
     def _prepare_place(self) -> None:
         """Create the file's folder if the file may be created. Raise ``DatabaseError`` if the file cannot be opened."""
@@ -128,6 +129,7 @@ class SqliteFile:
             found = self._pragma("user_version")
             here = f"of another mucudnn, and this one reads {schema.VERSION} only"
             self._check(found == schema.VERSION, f"has schema {found}, {here}")
+            self._require_timings()
         else:
             self._check(self._may_make, "is empty")
             self._create()
@@ -144,6 +146,14 @@ class SqliteFile:
             if not self.read("SELECT 1 FROM sqlite_master LIMIT 1"):  # another process may have been faster
                 for statement in schema.TABLES:
                     self._connection.execute(statement)
+
+    def _require_timings(self) -> None:
+        """Add the table of timings to a file of an earlier build; if that is only read, an empty one to its reader."""
+        if self.read("SELECT 1 FROM sqlite_master WHERE name = 'timings'"):
+            return
+        kind = "TEMP " if self.read_only else ""
+        with self._explained():
+            self._when_free(f"CREATE {kind}{schema.TIMINGS}".replace("TABLE", "TABLE IF NOT EXISTS", 1))
 
     def _require_in_place(self) -> None:
         """Raise ``DatabaseError`` if the file was deleted, replaced or emptied since it was opened."""

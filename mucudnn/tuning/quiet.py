@@ -12,7 +12,7 @@ from mucudnn.core.terminal import Progress
 from mucudnn.measuring.load import Load, Watch
 
 MOST_WAITED_S = 3.0  # total of all waits in a run; results under load are marked and can be measured again
-_BUSY = (
+BUSY_TEXT = (
     "other programs were running: some timings may be too high, and are marked; the next tuning on a quiet machine "
     "measures them again"
 )
@@ -63,7 +63,7 @@ class Quiet:
     def end(self) -> None:
         """Warn, once in a process, if disturbed results remain."""
         if self.disturbed:
-            say_once(_BUSY)
+            say_once(BUSY_TEXT)
 
     def _begin(self) -> None:
         """Warn on the first call if there are more threads than cores."""

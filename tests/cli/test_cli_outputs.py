@@ -76,7 +76,7 @@ def test_an_output_that_is_the_database_is_refused_before_there_is_one(
 
 def test_no_command_writes_over_a_database(tuned: Path, layers: Path, tmp_path: Path, unmeasured: None) -> None:
     """Not its own, nor one that it does not use."""
-    before, other = rows(tuned), tmp_path / "other.csv"
+    before, other = rows(tuned), tmp_path / "other.jsonl"
     shutil.copy(tuned, other)
     for output, expected in ((tuned, "database"), (other, "is an SQLite database")):
         export = ("database", "export", output)

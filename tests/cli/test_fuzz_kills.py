@@ -99,14 +99,14 @@ def prepare_import(folder: Path) -> None:
 
 def prepare_export(folder: Path) -> None:
     filled(folder / "source.sqlite", one_environment("source"), SIZE)
-    (folder / "target.csv").write_text("the old one\n" * 1000)
+    (folder / "rows.jsonl").write_text("the old one\n" * 1000)
 
 
 CASES = {
     "tune": Case(prepare_tune, ("tune", "layers.csv", *TUNE, "--database", "target.sqlite"), grows=True),
     "merge": Case(prepare_merge, ("database", "merge", "source.sqlite", "--database", "target.sqlite")),
     "import": Case(prepare_import, ("database", "merge", "source.jsonl", "--database", "target.sqlite")),
-    "export": Case(prepare_export, ("database", "export", "target.csv", "--database", "source.sqlite"), "target.csv"),
+    "export": Case(prepare_export, ("database", "export", "rows.jsonl", "--database", "source.sqlite"), "rows.jsonl"),
 }
 
 

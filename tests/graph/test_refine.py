@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from support.clock.graph import made_up_timings
 
 from mucudnn.bench.sources.networks.large_images import DnCNN
 from mucudnn.graph.capture import capture
@@ -17,7 +18,6 @@ from mucudnn.graph.refine import refined
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
-from mucudnn.measuring.clocks import WallClock
 from mucudnn.solver.bands import Cut, Segment
 from mucudnn.solver.plans import Plan
 
@@ -31,7 +31,7 @@ def test_each_convolution_gets_the_fastest_of_the_candidates() -> None:
     first, second = algorithm("implicit-gemm"), algorithm("winograd-4x4")
     for one in convolutions.values():
         one.choices, one.keeps = (Choice(first, first),), True
-    graph = solver_graph(captured, every_cost(captured, WallClock(), {}), {})
+    graph = solver_graph(captured, every_cost(captured, None, {}), {})
     segments = (Segment(0, 1, Cut(1, 1)), Segment(1, len(graph), Cut(1, 3)))
     schedule = Schedule(captured, graph, Plan(0, 0.0, segments))
     problems = dict.fromkeys(one.problem for one in convolutions.values())
@@ -43,8 +43,8 @@ def test_each_convolution_gets_the_fastest_of_the_candidates() -> None:
 
     candidates = dict.fromkeys(convolutions, (first, second))
     with mock.patch.object(Schedule, "operator_times", operator_times):
-        found = refined(schedule, candidates, (x,), inf)
-        unchanged = refined(schedule, candidates, (x,), 0)
+        found = refined(schedule, candidates, (x,), inf, made_up_timings())
+        unchanged = refined(schedule, candidates, (x,), 0, made_up_timings())
     cut = found.plan.segments[-1].cut
     assert {slower[one.problem] for one in convolutions.values()} == {True, False}
     for one in convolutions.values():

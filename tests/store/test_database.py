@@ -164,7 +164,7 @@ def test_merge_is_the_union(path: Path, tmp_path: Path) -> None:
         assert union.merge(path) == MergeCounts(added=0, known=3)
         assert union.measurements(HERE, PROBLEM, VERSIONS) == (newer,)  # by its time, although it was merged first
         assert union.measurements(elsewhere, PROBLEM, VERSIONS) == (FAST,)
-        assert union.info() == (EnvironmentRows(elsewhere, 1, 0, 0, 0), EnvironmentRows(HERE, 1, 1, 1, 0))
+        assert union.info() == (EnvironmentRows(elsewhere, 1, 0, 0, 0, 0), EnvironmentRows(HERE, 1, 1, 1, 0, 0))
     assert rows_of(path, HERE, PROBLEM) == FULL
 
 

@@ -1,0 +1,239 @@
+"""What a graph's tuning times: once, again where it was disturbed, until the time limit; on a made-up clock."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from support.clock.busy_bench import SharedClock
+from support.clock.graph import TWO, MadeUpRuns, choices_of, made_up_timings
+from support.clock.machine import fake_machine
+from support.clock.shared_machine import SharedProcessors
+from torch import Tensor, nn
+
+from mucudnn.bench.sources.networks.large_images import DnCNN
+from mucudnn.core.config import Config
+from mucudnn.core.errors import DatabaseError, InfeasibleError
+from mucudnn.core.terminal import silent
+from mucudnn.graph.model import BandedModel
+from mucudnn.graph.schedule import Schedule
+from mucudnn.graph.timings import Timings
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.store.database import Database
+
+WAYS = [{"fuse": True}, {"fuse": True, "cache_budget": None}, {"memory_budget": "60KiB"}]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    if reason := loaded_build().why_not_compiled:
+        pytest.skip(f"only compiled algorithms run bands: {reason}")
+    return tmp_path / "db.sqlite"
+
+
+@pytest.fixture
+def net() -> tuple[nn.Module, Tensor]:
+    return DnCNN(4, 8).eval(), torch.randn(1, 1, 48, 40)
+
+
+def is_right(tuned: nn.Module, model: nn.Module, x: Tensor) -> bool:
+    with torch.no_grad():
+        return torch.allclose(tuned(x).double(), copy.deepcopy(model).double()(x.double()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_what_is_stored_is_not_measured_again(way: dict[str, Any], stored: Path, net: tuple[nn.Module, Tensor]) -> None:
+    model, x = net
+    first, second, elsewhere = (MadeUpRuns(stored) for _ in range(3))
+    of_first = first.optimize(model, x, **way)
+    of_second = second.optimize(model, x, **way)
+    assert first.clock.timed > 0
+    assert {one.split(":")[0] for one in first.asked} >= {"operator by itself", "calls in turns"}
+    assert (second.clock.timed, second.asked) == (0, [])
+    assert choices_of(of_second) == choices_of(of_first)
+    assert is_right(of_second, model, x)
+    elsewhere.machine = replace(elsewhere.machine, environment=replace(elsewhere.machine.environment, threads=7))
+    elsewhere.optimize(model, x, **way)
+    assert elsewhere.asked == first.asked, "another number of threads has times of its own"
+
+
+def test_other_sizes_and_settings_are_measured(stored: Path, net: tuple[nn.Module, Tensor]) -> None:
+    """A graph with one more layer, another size, or kept filters is not what was timed."""
+    model, x = net
+    MadeUpRuns(stored).optimize(model, x, fuse=True)
+    for other, given, config in (
+        (DnCNN(5, 8).eval(), x, {}),
+        (model, torch.randn(1, 1, 48, 56), {}),
+        (model, x, {"cache_budget": None}),
+    ):
+        runs = MadeUpRuns(stored)
+        runs.optimize(other, given, fuse=True, **config)
+        assert sum(one.startswith(("calls in turns", "convolutions in place")) for one in runs.asked) >= 2
+
+
+def test_convolutions_of_equal_sizes_and_other_filters_are_timed_apart(stored: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8))
+    runs = MadeUpRuns(stored)
+    runs.optimize(model.eval(), torch.randn(1, 8, 12, 12), fuse=True)
+    of_torch = [one for one in runs.asked if one.startswith("operator by itself: Conv") and " by " not in one[20:]]
+    assert len(of_torch) == 3
+
+
+def test_new_weights_take_what_is_stored_and_give_their_own_values(stored: Path, net: tuple[nn.Module, Tensor]) -> None:
+    """Times do not depend on values; prepared filters and the check of the result do."""
+    model, x = net
+    tuned = MadeUpRuns(stored).optimize(model, x, fuse=True, cache_budget=None)
+    assert isinstance(tuned, BandedModel)
+    with torch.no_grad():
+        tuned.model.noise[0].weight.mul_(3.0)
+        with pytest.warns(RuntimeWarning, match=r"noise\.0\.weight have changed"):
+            assert torch.equal(tuned(x), tuned.model(x))
+    runs = MadeUpRuns(stored)
+    again = runs.optimize(tuned.model, x, fuse=True, cache_budget=None)
+    assert runs.asked == []
+    assert is_right(again, tuned.model, x)
+    run = Schedule.run
+    with mock.patch.object(Schedule, "run", lambda self, given: run(self, given) + 1):
+        with pytest.warns(UserWarning, match="its graph gives other values"):
+            wrong = runs.optimize(model, x, fuse=True, cache_budget=None, confirm=None)
+        assert not isinstance(wrong, BandedModel)
+
+
+class Shared:
+    """A graph's timings on a machine that others use; what is timed takes a second, twice as long meanwhile."""
+
+    def __init__(self, database: Database, **how: float) -> None:
+        self.processors, self.measured = SharedProcessors(**how), 0  # type: ignore[arg-type]
+        machine = replace(fake_machine(SharedClock(self.processors), []), watch=self.processors.watch())
+        self.timings = Timings(machine, database, Config(), silent)
+
+    def timed(self) -> float:
+        def measure() -> list[list[float]]:
+            self.measured += 1
+            seconds = 2.0 if self.processors.is_busy() else 1.0
+            self.processors.work(seconds)
+            return [[seconds]]
+
+        samples = self.timings.of("a call", measure)
+        assert samples is not None
+        return samples[0][0]
+
+
+def test_disturbed_timings_are_measured_again_on_a_quiet_machine() -> None:
+    with Database(":memory:") as database:
+        with pytest.warns(RuntimeWarning, match="other programs were running"):
+            assert Shared(database, others=1.0).timed() == 2.0
+        busy, quiet, third = Shared(database, others=1.0), Shared(database), Shared(database, others=1.0)
+        assert (busy.timed(), busy.measured) == (2.0, 0), "it would be disturbed again"
+        assert (quiet.timed(), quiet.measured) == (1.0, 1)
+        assert (third.timed(), third.measured) == (1.0, 0)
+        database.add_timing(quiet.timings.machine.environment, "another", [[1.0]], None)
+        assert database.info()[0].timings == 2
+
+
+def test_a_timing_is_repeated_at_once_where_the_disturbance_ends() -> None:
+    with Database(":memory:") as database:
+        shared = Shared(database, others=1.0, quiet_from_s=4.5)
+        assert (shared.timed(), shared.measured) == (1.0, 2)
+
+
+STEPS = ["operator by itself", "convolutions in place", "convolutions in bands", "calls in turns"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_time_limit_ends_each_step(
+    step: str, way: dict[str, Any], stored: Path, net: tuple[nn.Module, Tensor]
+) -> None:
+    """What is not known then is estimated; the first plan within the budget is compared with the model alone."""
+    model, x = net
+    runs = MadeUpRuns(stored, ends_at=step)
+    tuned = runs.optimize(model, x, time_limit="60s", **way)
+    assert isinstance(tuned, BandedModel)
+    assert is_right(tuned, model, x)
+    (found,) = tuned.findings
+    assert found.budget_bytes is None or found.needed_bytes <= found.budget_bytes
+    assert [one for one in runs.asked if one.startswith(step)] == (runs.asked[-1:] if step == STEPS[-1] else [])
+    assert runs.asked[-1].startswith("calls in turns")
+    assert found.whole_run is not None
+    assert found.whole_run.load is None
+    assert runs.ended or (step, way) != (STEPS[2], WAYS[2]), "bands are timed within a small budget"
+    assert len(found.whole_run.time_samples_s) <= 2 or not runs.ended
+    later = MadeUpRuns(stored)
+    later.optimize(model, x, **way)
+    known = {one for one in runs.asked if not one.startswith("calls in turns")}
+    assert not known & {*later.asked}, "it goes on with what is missing"
+
+
+def test_all_timings_take_the_time_of_one_problem() -> None:
+    timings = made_up_timings(Config(time_limit="10s"))
+    clock: Any = timings.machine.clock
+
+    def measure() -> list[list[float]]:
+        clock.advance(4.0)
+        return [[4.0]]
+
+    assert [timings.of(str(number), measure) is not None for number in range(5)] == [True, True, True, False, False]
+    assert timings.of("3", measure, in_any_case=True) == [[4.0]]
+    assert timings.of("1", measure) == [[4.0]], "what is stored is known after the limit, too"
+
+
+@pytest.mark.parametrize("budget", [None, "60KiB"])
+def test_ties_are_decided_in_the_same_way_in_each_run(
+    budget: str | None, tmp_path: Path, stored: Path, net: tuple[nn.Module, Tensor]
+) -> None:
+    """Whatever the order of the algorithms: by this clock all are equally fast."""
+    model, x = net
+    way = {"fuse": True} if budget is None else {"memory_budget": budget}
+    found = []
+    for number, reverses in enumerate((False, False, True)):
+        runs = MadeUpRuns(tmp_path / f"{number}.sqlite", reverses=reverses)
+        found.append(choices_of(runs.optimize(model, x, **way)))
+    assert found[0] == found[1] == found[2]
+
+
+def by(name: str | None) -> Callable[[Any, str | None], float]:
+    return lambda one, used: 0.001 if used == name else 0.01
+
+
+@pytest.mark.parametrize("name", [*TWO, None])
+def test_the_fastest_in_place_is_chosen(name: str | None, stored: Path, net: tuple[nn.Module, Tensor]) -> None:
+    model, x = net
+    tuned = MadeUpRuns(stored, by(name)).optimize(model, x, fuse=True)
+    used = choices_of(tuned)[1:]
+    assert used[1:-1] == [name] * len(used[1:-1]), "the first and the last layer have other sizes"
+
+
+def test_the_smallest_budget_is_enough_and_one_byte_less_is_not(stored: Path, net: tuple[nn.Module, Tensor]) -> None:
+    model, x = net
+    runs = MadeUpRuns(stored)
+    with pytest.raises(InfeasibleError) as caught:
+        runs.optimize(model, x, memory_budget=1)
+    least = caught.value.smallest_feasible_bytes
+    assert least is not None
+    with pytest.raises(InfeasibleError) as again:
+        runs.optimize(model, x, memory_budget=least - 1)
+    assert again.value.smallest_feasible_bytes == least
+    assert runs.asked == []
+    for limit in (None, "1ms"):
+        tuned = MadeUpRuns(stored).optimize(model, x, memory_budget=least, time_limit=limit)
+        assert isinstance(tuned, BandedModel)
+        assert tuned.findings[0].needed_bytes <= least
+        assert is_right(tuned, model, x)
+
+
+def test_a_file_that_cannot_be_written_ends_no_tuning(stored: Path, net: tuple[nn.Module, Tensor]) -> None:
+    model, x = net
+    Database(stored).close()
+    with (
+        mock.patch.object(Database, "commit", side_effect=DatabaseError("it is full")),
+        pytest.warns(UserWarning, match="its measurements are not stored: it is full"),
+    ):
+        tuned = MadeUpRuns(stored).optimize(model, x, fuse=True)
+    assert is_right(tuned, model, x)
