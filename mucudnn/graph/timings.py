@@ -20,7 +20,7 @@ from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database
-from mucudnn.store.environment_store import EnvironmentStore
+from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.quiet import BUSY_TEXT, Quiet
 
 Seconds = Sequence[Sequence[float]]  # samples of each call that was timed, in turns with the others

@@ -11,23 +11,22 @@ import os
 import sqlite3
 import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 from mucudnn.core.errors import DATABASE_OPTION, InvalidInputError, say_once
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig
 from mucudnn.running.environment import Environment
 from mucudnn.store import schema
-from mucudnn.store.configuration_keys import configuration_key, micro_configs_from, seconds_from, whole_run_from
-from mucudnn.store.samples import sample_columns
 from mucudnn.store.schema import Row
 from mucudnn.store.sqlite_file import MEMORY, SqliteFile, can_be_made
+from mucudnn.store.values import configuration_key, micro_configs_from, packed, seconds_from, whole_run_from
 
 _MEASURED = (*schema.COSTS, "load")
 _RESULT = ("reason", "passed_over", "needed_bytes", "least_s", *_MEASURED)
@@ -71,17 +70,6 @@ def default_path() -> Path:
 _kept = threading.local()  # the in-memory database used if no file can be created, and the process that opened it
 
 
-def _in_memory_of_thread(open_file: Callable[[Path], SqliteFile]) -> SqliteFile:
-    """Return this thread's in-memory database, opened at the first call, and warn once that rows will be lost."""
-    say_once(
-        f"database {default_path()} cannot be created: measurements are lost when this process ends; name a file with "
-        f"{DATABASE_OPTION} or MUCUDNN_DATABASE"
-    )
-    if getattr(_kept, "process", None) != os.getpid():
-        _kept.process, _kept.file = os.getpid(), open_file(MEMORY)
-    return cast(SqliteFile, _kept.file)
-
-
 class Database:
     """Measurements, failures and verifications, by environment, problem and versions of algorithms.
 
@@ -109,7 +97,13 @@ class Database:
         may_keep = path is None and create and not read_only and not os.environ.get("MUCUDNN_DATABASE")
         self._is_kept = may_keep and not can_be_made(default_path())
         if self._is_kept:
-            self._file = _in_memory_of_thread(open_file)
+            say_once(
+                f"database {default_path()} cannot be created: measurements are lost when this process ends; name a "
+                f"file with {DATABASE_OPTION} or MUCUDNN_DATABASE"
+            )
+            if getattr(_kept, "process", None) != os.getpid():
+                _kept.process, _kept.file = os.getpid(), open_file(MEMORY)
+            self._file: SqliteFile = _kept.file
         else:
             self._file = open_file(default_path() if path is None else Path(path))
 
@@ -149,7 +143,7 @@ class Database:
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, measurement: Measurement
     ) -> None:
         """Commit one measurement."""
-        values = {name: getattr(measurement, name) for name in _MEASURED} | sample_columns(measurement)
+        values = _columns(measurement, _MEASURED, schema.SAMPLES["measurement"])
         key = _key(measurement.micro_config, algorithm_version)
         self._add("measurement", environment, problem, **key, **values)
 
@@ -181,7 +175,7 @@ class Database:
         versions: versions of at least the algorithms that ran. fresh: whether each call allocated its workspace.
         """
         key = configuration_key(micro_configs, versions, fresh=fresh)
-        values = {name: getattr(run, name) for name in _RUN} | sample_columns(run)
+        values = _columns(run, _RUN, schema.SAMPLES["verification"])
         self._add("verification", environment, problem, configuration=key, **values)
 
     def add_timing(
@@ -233,7 +227,13 @@ class Database:
         tables = [table for table, key in schema.KEYS.items() if problems is None or "problem_id" in key]
         rows = self._file.read(schema.select_rows(self._of(environment, problems), tables))
         every = (dict(zip(schema.ROW_COLUMNS, row, strict=True)) for row in rows)
-        return [row for row in every if row["configuration"] is None or _is_readable(row["configuration"])]
+        found = []
+        for row in every:
+            with suppress(InvalidInputError):
+                if row["configuration"] is not None:
+                    whole_run_from(row["configuration"])
+                found.append(row)
+        return found
 
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
@@ -375,12 +375,10 @@ def _key(micro_config: MicroConfig, version: int) -> dict[str, Any]:
     }
 
 
-def _is_readable(configuration: str) -> bool:
-    try:
-        whole_run_from(configuration)
-    except InvalidInputError:
-        return False
-    return True
+def _columns(result: object, names: Sequence[str], samples: Sequence[str]) -> dict[str, Any]:
+    """Return attributes of a result as columns of a row; those that are samples as bytes, if there are any."""
+    values = {name: getattr(result, name) for name in names}
+    return values | {name: packed(name, of_call) for name in samples if (of_call := getattr(result, name))}
 
 
 def _whole_run(row: sqlite3.Row) -> Comparison:

@@ -10,8 +10,8 @@ from typing import Any, TextIO
 from mucudnn.core.errors import DatabaseError, InvalidInputError
 from mucudnn.store import schema
 from mucudnn.store.database import Database
-from mucudnn.store.samples import packed, unpacked
 from mucudnn.store.sqlite_file import MEMORY
+from mucudnn.store.values import packed, unpacked
 
 _SQLITE = b"SQLite format 3\0"
 _COLUMNS = (*schema.ROW_COLUMNS, "schema")  # schema: ``schema.VERSION`` of the exported file
@@ -47,8 +47,18 @@ def read_profile(path: Path | str) -> Database:
 
     Raises ``DatabaseError`` for the first invalid row, naming file, line, error and allowed values.
     """
-    path, reached = Path(path), 1
-    text = _text(path)
+    path, reached, reason = Path(path), 1, None
+    try:
+        text = _content(path).decode("utf-8-sig")
+        if not text.lstrip().startswith("{"):
+            reason = "its first line is not a JSON object" if text.strip() else "it is empty"
+    except UnicodeDecodeError as error:
+        reason = f"byte {error.start} is not text in UTF-8"
+    if reason is not None:
+        raise DatabaseError(
+            f"{path} is neither a database nor a profile: {reason}; name an SQLite file of mucudnn, or an export of "
+            "mucudnn database export"
+        )
     database = Database(MEMORY)
 
     def rows() -> Iterator[schema.Row]:
@@ -71,23 +81,6 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DatabaseError(f"{path} cannot be read: {error.strerror}; name another database or profile") from error
-
-
-def _text(path: Path) -> str:
-    try:
-        text = _content(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _not_a_profile(path, f"byte {error.start} is not text in UTF-8") from error
-    if not text.lstrip().startswith("{"):
-        raise _not_a_profile(path, "its first line is not a JSON object" if text.strip() else "it is empty")
-    return text
-
-
-def _not_a_profile(path: Path, reason: str) -> DatabaseError:
-    return DatabaseError(
-        f"{path} is neither a database nor a profile: {reason}; name an SQLite file of mucudnn, or an export of "
-        "mucudnn database export"
-    )
 
 
 def _row(line: str) -> schema.Row:

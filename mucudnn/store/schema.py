@@ -14,7 +14,7 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import BUSY
 from mucudnn.running.environment import Environment
-from mucudnn.store.configuration_keys import seconds_from, whole_run_from
+from mucudnn.store.values import seconds_from, whole_run_from
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
@@ -245,17 +245,13 @@ def _insert(
     replaces: whether to replace a row with the same key, rather than keep it. Raises ``InvalidInputError`` for values
     that the table rejects.
     """
-    try:
-        return connection.execute(_insertion(table, columns, replaces), values).rowcount > 0
-    except _REFUSALS as error:
-        raise InvalidInputError(str(error).removeprefix("CHECK constraint failed: ")) from None
-
-
-@cache
-def _insertion(table: str, columns: tuple[str, ...], replaces: bool) -> str:
     verb, otherwise = ("REPLACE", "") if replaces else ("INSERT", " ON CONFLICT DO NOTHING")
     marks = ", ".join("?" * len(columns))
-    return f"{verb} INTO {table} ({', '.join(columns)}) VALUES ({marks}){otherwise}"
+    insertion = f"{verb} INTO {table} ({', '.join(columns)}) VALUES ({marks}){otherwise}"
+    try:
+        return connection.execute(insertion, values).rowcount > 0
+    except _REFUSALS as error:
+        raise InvalidInputError(str(error).removeprefix("CHECK constraint failed: ")) from None
 
 
 # Environments and problems

@@ -61,11 +61,16 @@ def select_measurements(
     if algorithms is not None:
         sources = {source_of(name) for name in versions}  # a GPU has hundreds of names
         if unknown := [name for name in algorithms if name not in versions and name not in sources]:
-            raise InvalidInputError(f"algorithms has {_listed(unknown)}; measured are {_listed(sorted(sources))}")
+            raise InvalidInputError(f"algorithms has {', '.join(unknown)}; measured are {', '.join(sorted(sources))}")
         wanted = {TORCHS_OWN, *algorithms}
         versions = {name: at for name, at in versions.items() if not wanted.isdisjoint((name, source_of(name)))}
     stored = database.measurements_of_all(chosen, problems, versions)
-    local = _local_algorithms(chosen.device_type, problems) if strict else None
+    local = None
+    if strict:
+        from mucudnn.kernels.registry import algorithms as every_algorithm  # imported here, since it loads torch
+
+        every = every_algorithm(chosen.device_type)
+        local = {problem: {TORCHS_OWN, *(one.name for one in every if one.is_local(problem))} for problem in problems}
     found = {}
     for task in tasks:
         sizes = frozenset(micro_batch_sizes(policy, task.batch_size))
@@ -103,13 +108,6 @@ def _environment(database: Database, problems: frozenset[ConvProblem], text: str
     raise InvalidInputError(f"{what}; pick one with --environment, by its number or part of its text:{''.join(lines)}")
 
 
-def _local_algorithms(device_type: str, problems: Iterable[ConvProblem]) -> dict[ConvProblem, set[str]]:
-    from mucudnn.kernels.registry import algorithms  # imported here, since it loads torch
-
-    every = algorithms(device_type)
-    return {problem: {TORCHS_OWN, *(one.name for one in every if one.is_local(problem))} for problem in problems}
-
-
 def _can_cover(batch_size: int, measurements: Iterable[Measurement]) -> bool:
     """Whether micro-batches of the measured sizes can add up to the batch size."""
     sizes = {m.micro_config.micro_batch_size for m in measurements}
@@ -118,7 +116,3 @@ def _can_cover(batch_size: int, measurements: Iterable[Measurement]) -> bool:
         if any(n - size in reached for size in sizes):
             reached.add(n)
     return batch_size in reached
-
-
-def _listed(values: Iterable[object]) -> str:
-    return ", ".join(map(str, values))

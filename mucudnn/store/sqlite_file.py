@@ -48,7 +48,17 @@ class SqliteFile:
         self.read_only = read_only
         if path != MEMORY:
             self._prepare_place()
-        self._connection = self._connect(min(timeout_s, _PATIENCE_S))
+        uri = "file::memory:"
+        if path != MEMORY:
+            uri = f"{self._place.as_uri()}?mode={'ro' if self.read_only else 'rwc'}"
+            # Readers create a file beside the write-ahead log. If they cannot, and there is no log, open without one.
+            if not _allowed(path.parent) and not Path(f"{path}-wal").exists():
+                uri += "&immutable=1"
+        with self._explained():
+            self._connection = sqlite3.connect(uri, uri=True, timeout=min(timeout_s, _PATIENCE_S), isolation_level=None)
+        self._connection.row_factory = sqlite3.Row
+        # Preserve bytes that are not UTF-8 in a round trip
+        self._connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         try:
             self._open()
         except BaseException:
@@ -107,23 +117,8 @@ class SqliteFile:
             fault = "does not exist, and cannot be created in that folder" if self._may_make else "does not exist"
             raise DatabaseError(f"database {self.path} {fault}; {_NAME_ANOTHER}")
 
-    def _connect(self, timeout_s: float) -> sqlite3.Connection:
-        with self._explained():
-            connection = sqlite3.connect(self._uri(), uri=True, timeout=timeout_s, isolation_level=None)
-        connection.row_factory = sqlite3.Row
-        # Preserve bytes that are not UTF-8 in a round trip
-        connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
-        return connection
-
-    def _uri(self) -> str:
-        if self.path == MEMORY:
-            return "file::memory:"
-        uri = f"{self.path.absolute().as_uri()}?mode={'ro' if self.read_only else 'rwc'}"
-        # Readers create a file beside the write-ahead log. If they cannot, and there is no log, open without one.
-        alone = not _allowed(self.path.parent) and not Path(f"{self.path}-wal").exists()
-        return f"{uri}&immutable=1" if alone else uri
-
     def _open(self) -> None:
+        """Refuse files of other programs and versions, and create the tables if there are none."""
         if self.read("SELECT 1 FROM sqlite_master LIMIT 1"):
             self._check(self._pragma("application_id") == schema.APPLICATION_ID, "belongs to another program")
             found = self._pragma("user_version")
@@ -132,20 +127,17 @@ class SqliteFile:
             self._require_timings()
         else:
             self._check(self._may_make, "is empty")
-            self._create()
+            # Some file systems do not support a write-ahead log; SQLite's rollback journal works too, more slowly.
+            with suppress(sqlite3.OperationalError):
+                self._connection.execute("PRAGMA journal_mode = WAL")
+            with self._transaction():
+                if not self.read("SELECT 1 FROM sqlite_master LIMIT 1"):  # another process may have been faster
+                    for statement in schema.TABLES:
+                        self._connection.execute(statement)
         with self._explained():
             self._connection.execute("PRAGMA foreign_keys = ON")
             if self._pragma("journal_mode") == "wal":  # survives SIGKILL without syncing each commit
                 self._connection.execute("PRAGMA synchronous = NORMAL")
-
-    def _create(self) -> None:
-        # Some file systems do not support a write-ahead log; SQLite's rollback journal works too, more slowly.
-        with suppress(sqlite3.OperationalError):
-            self._connection.execute("PRAGMA journal_mode = WAL")
-        with self._transaction():
-            if not self.read("SELECT 1 FROM sqlite_master LIMIT 1"):  # another process may have been faster
-                for statement in schema.TABLES:
-                    self._connection.execute(statement)
 
     def _require_timings(self) -> None:
         """Add the table of timings to a file of an earlier build; if that is only read, an empty one to its reader."""

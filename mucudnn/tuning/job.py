@@ -18,7 +18,7 @@ from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import micro_batch_sizes
-from mucudnn.store.environment_store import EnvironmentStore
+from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.prior import Prior
 from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import TunedProblem, allowed

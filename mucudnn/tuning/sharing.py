@@ -16,10 +16,10 @@ from mucudnn.core.records import Task
 from mucudnn.distributed.fingerprint import Fingerprint
 from mucudnn.distributed.team import Team
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.store.copying import CopyingDatabase
 from mucudnn.store.database import Database
 from mucudnn.store.schema import Row
 from mucudnn.store.sqlite_file import MEMORY
+from mucudnn.store.tuning_store import CopyingDatabase
 from mucudnn.tuning.job import Job
 from mucudnn.tuning.result import TunedProblem
 

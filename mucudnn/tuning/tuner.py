@@ -27,7 +27,7 @@ from mucudnn.running.devices import device_named, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.problems import largest_batch_size
 from mucudnn.store.database import Database
-from mucudnn.store.environment_store import EnvironmentStore
+from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.choose import choose, is_solvable, refuted
 from mucudnn.tuning.divide import Divided, divide
 from mucudnn.tuning.feasible import (

@@ -9,8 +9,8 @@ import pytest
 from support.clock.machine import ENVIRONMENT, FORWARD
 
 from mucudnn.core.records import Comparison, Configuration, Failure, Measurement, MicroConfig
-from mucudnn.store.copying import CopyingDatabase
 from mucudnn.store.database import Database
+from mucudnn.store.tuning_store import CopyingDatabase
 
 VERSIONS = {"gemm": 1}
 HERE = (ENVIRONMENT, FORWARD, 1)

@@ -22,8 +22,8 @@ from mucudnn.core.records import Comparison
 from mucudnn.running.environment import Environment
 from mucudnn.store import schema
 from mucudnn.store.database import Database
-from mucudnn.store.environment_store import EnvironmentStore
 from mucudnn.store.exports import export_json_lines
+from mucudnn.store.tuning_store import EnvironmentStore
 
 NO_TEXT = b"\xff\xfe"
 REFUSED = [  # a statement with a parameter, and what that is

@@ -16,7 +16,7 @@ from mucudnn.core.errors import DatabaseError
 from mucudnn.core.records import Measurement, MicroConfig
 from mucudnn.store import sqlite_file
 from mucudnn.store.database import Database
-from mucudnn.store.environment_store import EnvironmentStore
+from mucudnn.store.tuning_store import EnvironmentStore
 
 
 @pytest.fixture

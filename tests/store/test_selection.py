@@ -185,9 +185,8 @@ def test_verifications_are_of_the_same_environment_and_version(opened: Database)
     ):
         opened.add_whole_run(environment, FORWARD, HALVES.micro_configs, {"gemm": version}, verification)
     stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS, environment="EPYC")
-    assert stored.whole_run(Task(FORWARD, 4), HALVES) == newest
-    assert stored.whole_run(Task(FORWARD, 4), replace(HALVES, micro_configs=HALVES.micro_configs[:1])) is None
-    assert stored.whole_run(Task(DATA, 4), HALVES) is None
+    assert stored.whole_runs(Task(FORWARD, 4)) == {HALVES.micro_configs: newest}
+    assert stored.whole_runs(Task(DATA, 4)) == {}
 
 
 def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
@@ -197,4 +196,4 @@ def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
         opened.add_whole_run(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, run, fresh=is_fresh)
     tasks = [Task(FORWARD, 4), Task(FORWARD, 4, in_headroom=True)]
     stored = select_measurements(opened, tasks, POWERS)
-    assert [stored.whole_run(task, HALVES) for task in tasks] == [kept, fresh]
+    assert [stored.whole_runs(task)[HALVES.micro_configs] for task in tasks] == [kept, fresh]

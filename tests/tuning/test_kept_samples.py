@@ -20,8 +20,8 @@ from mucudnn.core.records import MicroConfig
 from mucudnn.core.statistics import spread, uncertainty
 from mucudnn.optimizing.report import Report
 from mucudnn.store.database import Database
-from mucudnn.store.samples import unpacked
 from mucudnn.store.schema import Row
+from mucudnn.store.values import unpacked
 from mucudnn.tuning.result import TunedProblem, Tuning
 from mucudnn.tuning.tuner import tune
 

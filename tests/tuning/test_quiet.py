@@ -15,7 +15,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task, passed_over
 from mucudnn.measuring.load import Watch
 from mucudnn.store.database import Database
-from mucudnn.store.environment_store import EnvironmentStore
+from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning import quiet
 from mucudnn.tuning.choose import run_whole
 from mucudnn.tuning.job import Context, Job

@@ -1,18 +1,37 @@
-"""JSON in the database: the keys of whole runs (micro-configs, and how they ran), and the seconds of timings."""
+"""How values are stored: samples as bytes; the keys of whole runs, and the seconds of timings, as JSON."""
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
-from math import isfinite
+from math import inf, isfinite
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MOST_SAMPLES
 from mucudnn.core.records import MicroConfig
 from mucudnn.core.values import shown
+
+
+def packed(name: str, samples: Sequence[float]) -> bytes:
+    """Return timings as bytes of little-endian float64, which preserves them exactly.
+
+    Raises ``InvalidInputError`` for values that are not times.
+    """
+    try:
+        if all(0 <= sample < inf for sample in samples):
+            return struct.pack(f"<{len(samples)}d", *samples)
+    except (TypeError, OverflowError, struct.error):
+        pass
+    raise InvalidInputError(f"{name} is {shown(samples)}; it must be seconds, each finite and at least 0")
+
+
+def unpacked(stored: bytes) -> list[float]:
+    """Return the timings in bytes made by ``packed``."""
+    return [*struct.unpack(f"<{len(stored) // 8}d", stored)]
 
 
 def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[str, int], *, fresh: bool = False) -> str:

@@ -1,8 +1,8 @@
-"""The database as tuning uses it: the rows of one environment (machine and software)."""
+"""The database as tuning uses it: the rows of one environment, and a copy for processes that share their measuring."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import ParamSpec
 
@@ -11,8 +11,11 @@ from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Failure, Measurement
 from mucudnn.running.environment import Environment
 from mucudnn.store.database import Database
+from mucudnn.store.schema import Row
+from mucudnn.store.sqlite_file import MEMORY
 
 P = ParamSpec("P")
+_IN_MEMORY = "tuning goes on, but its measurements are kept in memory only"
 
 
 class EnvironmentStore:
@@ -67,3 +70,45 @@ class EnvironmentStore:
                 warn(f"tuning goes on, but its measurements are not stored: {error}")
 
         return write
+
+
+class CopyingDatabase(Database):
+    """Copy of a database file in memory. Added rows are also written to the file at once.
+
+    Nothing is lost if the process ends, and rows that other processes add to the file do not change later answers.
+    ``take`` adds rows of other processes. A file that cannot be written is abandoned after one warning.
+    """
+
+    def __init__(self, file: Database) -> None:
+        super().__init__(MEMORY)
+        file._file.copy_to(self._file)
+        self._behind: Database | None = None if file.read_only else file
+        self._fresh: list[Row] = []
+        if file.read_only:
+            warn(f"{_IN_MEMORY}: database {file.path} cannot be written")
+
+    def fresh_rows(self) -> Sequence[Row]:
+        """Return the rows added since the last call of this method, except those added by ``take``."""
+        rows, self._fresh = self._fresh, []
+        return rows
+
+    def take(self, rows: Iterable[Row], *, copies: bool) -> None:
+        """Add missing rows of other processes, with their time stamps. copies: whether to write them to the file."""
+        found = [*rows]
+        self.add_exported(found)
+        if copies and found:
+            self._copy(Database.add_exported, found)
+
+    def commit(self, row: Row) -> None:
+        self._copy(Database.commit, row)
+        super().commit(row)
+        self._fresh.append(row)
+
+    def _copy(self, add: Callable[..., object], *what: object) -> None:
+        if self._behind is None:
+            return
+        try:
+            add(self._behind, *what)
+        except DatabaseError as error:
+            self._behind = None
+            warn(f"{_IN_MEMORY}: {error}")
