@@ -10,7 +10,7 @@ import click
 import pytest
 from support.places import TESTS
 
-from mucudnn.bench.suites.recipe import shipped_recipes
+from mucudnn.bench.suites.recipe import SHIPPED
 from mucudnn.cli.main import main
 
 PYTHON = """#!/bin/sh
@@ -54,7 +54,7 @@ def test_the_commands_are_ones_that_there_are(out: Path) -> None:
     files = {Path(arguments[-1]).name for _, module, *arguments in called if module == "pytest"}
     assert files == {path.name for path in (TESTS / "gpu").glob("test_gpu*.py")}
     recipes = {arguments[2] for _, module, *arguments in called if arguments[:2] == ["bench", "recipe"]}
-    assert recipes == {*shipped_recipes()}
+    assert recipes == {*SHIPPED}
     for _, module, *arguments in called:
         if module != "pytest":
             assert module == "mucudnn"
