@@ -10,6 +10,7 @@ from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_seconds
+from mucudnn.kernels.contract.buffers import TORCH_FORMATS
 from mucudnn.kernels.registry import algorithm, as_called
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.clocks import peak_flops_per_s
@@ -17,7 +18,6 @@ from mucudnn.measuring.proofs import BarredError, Proof
 from mucudnn.measuring.proving.prover import Prover
 
 _SLOW = 20.0  # Slower calls, as a multiple of the time of the arithmetic at float32's peak rate, count as slow.
-_FORMATS = {MemoryFormat.CONTIGUOUS: "contiguous_format", MemoryFormat.CHANNELS_LAST: "channels_last"}
 _CALL_S = 0.1  # allowance per call for heap checks and a busy machine
 
 
@@ -49,7 +49,7 @@ class Finding:
             given = f"dy, x, w, None, {geometry}, False, [0, 0], {problem.groups}, {[index == 0, index == 1, False]}"
             call = f"torch.ops.aten.convolution_backward({given})[{index}]"
         names = ", ".join(shapes)
-        stored = f"torch.{problem.dtype}, memory_format=torch.{_FORMATS[problem.memory_format]}"
+        stored = f"torch.{problem.dtype}, memory_format={TORCH_FORMATS[problem.memory_format]}"
         operands = (f"{name} = torch.randn({[*shape]}).to({stored})\n" for name, shape in shapes.items())
         exact = ", ".join(f"{name}.double().contiguous()" for name in shapes)
         return (

@@ -6,7 +6,7 @@ A configuration is called through a PyTorch module, as in training.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import inf
@@ -91,7 +91,7 @@ def benchmark_layer(
         variants, reasons = _variants(asked, own, n, machine)
         left_out += [LeftOut(f"{layer.name}, {own}: {name}", reason) for name, reason in reasons.items()]
         key = (layer.name, *problem_columns(own, n).values())
-        wanted[key] = partial(_rows, variants, own, n, rounds=rounds, machine=machine)
+        wanted[key] = partial(_rows, variants, asked, own, n, rounds, machine)
     settings = {
         "layer": layer.name,
         "batch_size": n,
@@ -112,27 +112,10 @@ def benchmark_layer(
     write_missing(out, header, wanted, progress, machine.watch, left_out)
 
 
-@dataclass(frozen=True, slots=True)
-class _Variant:
-    """An algorithm or a configuration to be measured.
-
-    name: as shown in tables. candidates: its pairs of algorithm and micro-batch size.
-    """
-
-    name: str
-    configuration: Configuration
-    candidates: Sequence[Candidate]
-
-    @property
-    def workspace_bytes(self) -> int:
-        prepared = {one.algorithm.name: one.workspace.prepared_bytes for one in self.candidates}
-        return sum(prepared.values()) + max(one.scratch_bytes for one in self.candidates)
-
-
 def _variants(
     asked: Mapping[str, Configuration], problem: ConvProblem, n: int, machine: Machine
-) -> tuple[list[_Variant], dict[str, str]]:
-    """Return what can be measured of the configurations asked for, by name, and the reasons why others cannot.
+) -> tuple[dict[str, list[Candidate]], dict[str, str]]:
+    """Return the candidates of each configuration asked for, and the reasons why others cannot be measured, by name.
 
     Raises ``InvalidInputError`` for unknown algorithms.
     """
@@ -140,99 +123,93 @@ def _variants(
     sizes = sorted({part.micro_batch_size for part in parts})
     config = Config(algorithms=tuple(sorted({part.algorithm for part in parts})))
     proofs = machine.proofs(n, checks_samples=True)
-    candidates, refused = find_candidates(
-        problem, permitted_algorithms(machine, config, problem, sizes), sizes, proofs=proofs
-    )
+    permitted = permitted_algorithms(machine, config, problem, sizes)
+    candidates, refused = find_candidates(problem, permitted, sizes, proofs=proofs)
     found = {one.micro_config: one for one in candidates if one.micro_config in parts}
     failures = {failure.micro_config: failure.reason for failure in refused}
     if proofs is not None:
         foreign = [one for one in found.values() if one.is_foreign]
         proofs.ask(foreign)
         failures |= {one.micro_config: str(error) for one in foreign if (error := proofs.error_of(one)) is not None}
-    variants, reasons = [], {}
+    variants, reasons = {}, {}
     for name, configuration in asked.items():
         own = dict.fromkeys(configuration.micro_configs)
         missing = next((part for part in own if part not in found or part in failures), None)
         if missing is None:
-            variants.append(_Variant(name, configuration, [found[part] for part in own]))
-            continue
-        not_offered = f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
-        reasons[name] = failures.get(missing) or failures.get(MicroConfig(missing.algorithm, n)) or not_offered
+            variants[name] = [found[part] for part in own]
+        else:
+            not_offered = f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
+            reasons[name] = failures.get(missing) or failures.get(MicroConfig(missing.algorithm, n)) or not_offered
     return variants, reasons
 
 
 def _rows(
-    variants: Sequence[_Variant],
+    variants: Mapping[str, Sequence[Candidate]],
+    asked: Mapping[str, Configuration],
     problem: ConvProblem,
     n: int,
-    subject: Subject,
-    progress: Progress,
-    *,
     rounds: int,
     machine: Machine,
+    subject: Subject,
+    progress: Progress,
 ) -> list[Row]:
     """Return a row for each variant, with its metrics and its times, interleaved, or the reason for a failure."""
     progress(f"{subject['layer']}, {problem}", 0.0)
     operands = random_operands(problem, n, machine.device)
     expected = reference(problem, operands.x, operands.w, operands.y)
-    reached = int(dependent(problem, IMAGE[problem.operation], n).sum())
-    rows: list[Row] = []
-    calls: dict[int, Callable[[], Tensor]] = {}
-    for one in variants:
-        row = Row(subject, one.name, configuration=str(one.configuration), workspace_bytes=one.workspace_bytes)
-        try:
-            calls[len(rows)] = call = through_module(one.configuration, problem, operands)
-            row = _with_metrics(row, one, problem, operands, call, expected, reached)
-        except tuple(error for candidate in one.candidates for error in candidate.errors) as error:
-            calls.pop(len(rows), None)
-            row = replace(row, failure=first_line(error))
-        rows.append(row)
-    rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S)
-    count = Rounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S)
-    found = try_in_turns([Contestant(call) for call in calls.values()], count, machine.clock, rule)
-    for index, times in zip(calls, found, strict=True):
-        failed = isinstance(times, Exception)
-        rows[index] = replace(rows[index], **{"failure": first_line(times)} if failed else {"samples_s": times})  # type: ignore[arg-type]
-    return rows
-
-
-def _with_metrics(
-    row: Row,
-    one: _Variant,
-    problem: ConvProblem,
-    operands: Operands,
-    call: Callable[[], Tensor],
-    expected: Tensor,
-    reached: int,
-) -> Row:
-    first = call().detach()
-    again = (call().detach() for _ in range(RUNS - 1))
     image = IMAGE[problem.operation]
     spoilt = replace(operands, **{image: getattr(operands, image).clone()})
     spoil(getattr(spoilt, image))
-    not_finite = ~through_module(one.configuration, problem, spoilt)().isfinite()
-    more = {
-        **error_norms(first, expected),
-        "gradcheck": _gradcheck(one, problem, operands.x.device.type),
-        "runs": RUNS,
-        "distinct_results": distinct_results(chain([first], again)),
-        "not_finite": int(not_finite.sum()),
-        "not_finite_by_definition": reached,
-        "local": all(candidate.algorithm.is_local(problem) for candidate in one.candidates),
-    }
-    return replace(row, relative_error=relative_l2_error(first, expected), more=more)
+    reached = int(dependent(problem, image, n).sum())
+    rows: dict[str, Row] = {}
+    calls: dict[str, Callable[[], Tensor]] = {}
+    for name, candidates in variants.items():
+        configuration = asked[name]
+        prepared = {one.algorithm.name: one.workspace.prepared_bytes for one in candidates}
+        workspace_bytes = sum(prepared.values()) + max(one.scratch_bytes for one in candidates)
+        row = Row(subject, name, configuration=str(configuration), workspace_bytes=workspace_bytes)
+        try:
+            call = through_module(configuration, problem, operands)
+            first = call().detach()
+            more = {
+                **error_norms(first, expected),
+                "gradcheck": _gradcheck(configuration, candidates, problem, machine.device),
+                "runs": RUNS,
+                "distinct_results": distinct_results(chain([first], (call().detach() for _ in range(RUNS - 1)))),
+                "not_finite": int((~through_module(configuration, problem, spoilt)().isfinite()).sum()),
+                "not_finite_by_definition": reached,
+                "local": all(one.algorithm.is_local(problem) for one in candidates),
+            }
+        except tuple(error for one in candidates for error in one.errors) as error:
+            rows[name] = replace(row, failure=first_line(error))
+            continue
+        rows[name] = replace(row, relative_error=relative_l2_error(first, expected), more=more)
+        calls[name] = call
+    rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S)
+    count = Rounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S)
+    found = try_in_turns([Contestant(call) for call in calls.values()], count, machine.clock, rule)
+    for name, times in zip(calls, found, strict=True):
+        if isinstance(times, Exception):
+            rows[name] = replace(rows[name], failure=first_line(times))
+        else:
+            rows[name] = replace(rows[name], samples_s=times)
+    return [*rows.values()]
 
 
-def _gradcheck(one: _Variant, problem: ConvProblem, device: str) -> str:
-    """Check the gradients of the layer cut down, of which this operation is computed by the variant's algorithms.
+def _gradcheck(configuration: Configuration, candidates: Sequence[Candidate], problem: ConvProblem, device: str) -> str:
+    """Check the gradients of the layer cut down, of which this operation is computed by the same algorithms.
 
-    Torch computes the other two, so that a failed check is the variant's fault.
+    They compute equal shares of about ``_FEW`` samples. Torch computes the other two operations, so that a failed check
+    is the algorithms' fault.
     """
     if device != "cpu":
         return "not done: it runs on the CPU"
-    few, reasons = of_few(one.configuration), []
+    names = configuration.algorithms
+    parts = [MicroConfig(name, 1) for name in names for _ in range(-(-_FEW // len(names)))]
+    few = _of(*(parts if len(configuration.micro_configs) > 1 else [MicroConfig(names[0], _FEW)]))
+    reasons = []
     for small in cut_down(problem):
-        reason = next(filter(None, (candidate.algorithm.supports(small) for candidate in one.candidates)), None)
+        reason = next(filter(None, (one.algorithm.supports(small) for one in candidates)), None)
         if reason is None:
             module = module_of(few, small, random_operands(small, few.batch_size).w)
             return gradcheck(module, small, few.batch_size)
@@ -242,15 +219,6 @@ def _gradcheck(one: _Variant, problem: ConvProblem, device: str) -> str:
 
 def _of(*micro_configs: MicroConfig) -> Configuration:
     return Configuration(micro_configs, time_s=0.0, workspace_bytes=0)
-
-
-def of_few(configuration: Configuration) -> Configuration:
-    """Return a configuration with the same algorithms, each computing an equal share of about ``_FEW`` samples."""
-    names = configuration.algorithms
-    if len(configuration.micro_configs) == 1:
-        return _of(MicroConfig(names[0], _FEW))
-    of_each = range(-(-_FEW // len(names)))
-    return _of(*(MicroConfig(name, 1) for name in names for _ in of_each))
 
 
 def module_of(configuration: Configuration, problem: ConvProblem, w: Tensor) -> nn.Conv2d:
@@ -306,11 +274,12 @@ def layer_tables(folder: ResultFolder) -> Iterator[Table | str]:
     )
     before = ""
     for row in folder.lines:
-        if row["operation"] != before:
-            printed.add_row()
-        name = row["operation"] if row["operation"] != before else ""
-        before = row["operation"]
-        printed.add_row(name, row["contestant"], *([row["failure"]] if row["failure"] else _cells(row)))
+        operation = row["operation"]
+        if operation != before:
+            printed.add_section()
+        cells = [row["failure"]] if row["failure"] else _cells(row)
+        printed.add_row("" if operation == before else operation, row["contestant"], *cells)
+        before = operation
     yield printed
     unusual: dict[str, list[str]] = {}
     for row in folder.lines:

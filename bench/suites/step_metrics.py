@@ -7,6 +7,7 @@ dtype. There is no optimizer, because only the gradients are compared.
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,8 @@ from mucudnn.kernels.torch_convolution import relative_l2_error
 from mucudnn.running.environment import current_environment
 from mucudnn.running.modules import TunedModule
 from mucudnn.tuning.result import tuned_of
+
+_ROUNDING = 1e-9  # A smaller gradient, as a share of the largest of its module, is zero but for rounding.
 
 
 def benchmark_step(
@@ -132,11 +135,21 @@ def _compared(row: Row, found: _Step, exact: _Step) -> Row:
     """Add the relative L2 errors of the step ``found`` against ``exact``, the step in float64, to a row.
 
     relative_error: of the gradients of all parameters together. Columns: output: error of all outputs; loss; worst: the
-    largest error of one gradient, that of ``worst_parameter``; operations: number of tuned operations; ours: how many
-    of these operations do not run PyTorch's convolution; speedup: of all convolutions together, when tuned.
+    largest error of one gradient, that of ``worst_parameter``, without gradients that are zero but for rounding, such
+    as that of a bias before batch norm; operations: number of tuned operations; ours: how many of these do not run
+    PyTorch's convolution; speedup: of all convolutions together, when tuned.
     """
-    own = {name: relative_l2_error(gradient, exact.gradients[name]) for name, gradient in found.gradients.items()}
-    worst = max(own, key=lambda name: own[name])
+    norms = {name: float(gradient.norm()) for name, gradient in exact.gradients.items()}
+    largest: dict[str, float] = defaultdict(float)  # by module
+    for name, norm in norms.items():
+        module = name.rpartition(".")[0]
+        largest[module] = max(largest[module], norm)
+    own = {
+        name: relative_l2_error(found.gradients[name], gradient)
+        for name, gradient in exact.gradients.items()
+        if norms[name] > _ROUNDING * largest[name.rpartition(".")[0]]
+    }
+    worst = max(own, key=lambda name: own[name], default="")
     together = [
         torch.cat([step.gradients[name].double().flatten() for name in exact.gradients]) for step in (found, exact)
     ]
@@ -145,7 +158,7 @@ def _compared(row: Row, found: _Step, exact: _Step) -> Row:
     more = {
         "output": relative_l2_error(found.output, exact.output),
         "loss": relative_l2_error(found.loss, exact.loss),
-        "worst": own[worst],
+        "worst": own.get(worst, 0.0),
         "worst_parameter": worst,
         "operations": len(tuned),
         "ours": sum(not of.configuration.is_baseline for of in tuned),
