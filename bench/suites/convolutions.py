@@ -7,8 +7,7 @@ budget over the whole table are timed together with those chosen for each proble
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -25,13 +24,13 @@ from mucudnn.bench.results.pages.measured import measured, summary_rows
 from mucudnn.bench.results.pages.tables import summary_table
 from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut, ResultFolder, Subject, problem_columns
 from mucudnn.bench.results.variants import TORCH, shown_name
-from mucudnn.bench.results.writing import FolderWriter, Row, config_record, open_folder
+from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import problems_to_tune, table_tasks
 from mucudnn.bench.suites.shared.timing import Contestant, Samples, torch_variants, try_in_turns
 from mucudnn.core.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
 from mucudnn.core.errors import CANDIDATE_ERRORS, InfeasibleError, UnsoundError, first_line
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.records import BUSY, Configuration, MicroConfig, Task
 from mucudnn.core.tables import Table, listed, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
@@ -47,11 +46,9 @@ from mucudnn.tuning.tuner import Priors, machine_and_database, tune_tasks
 
 UNDIVIDED, OURS, DIVIDED = "undivided", "mucudnn", "mucudnn-wd"  # contestants; the last one has a budget
 
+_Wanted = tuple[Layer, ConvProblem]
 _Choice = tuple[str, BatchSizePolicy, int | None]  # contestant, policy, limit or budget in bytes
-_Chosen = Mapping[_Choice, tuple[TunedProblem | str, float | None]]  # the choice, or why there is none; tuning seconds
 _Call = str | tuple[MicroConfig, ...]  # a variant of torch, or the micro-batches of a configuration
-_Time = Samples | Exception
-_Times = Mapping[_Call, _Time]
 
 ROUNDS = 15
 # Short calls are sampled for SHORT_S seconds, which reduces the noise between two runs to a few percent.
@@ -59,8 +56,8 @@ MOST_ROUNDS, SHORT_S = 81, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """Settings of a run: what is compared.
+class Compared:
+    """What a run compares.
 
     policies, limits: mucudnn chooses under each policy and workspace limit (bytes, None for no limit). budgets: bytes,
     each also divided over the whole table. dtypes, memory_formats: timed interleaved for each problem; if empty, the
@@ -82,24 +79,23 @@ class Choices:
         return [replace(problem, dtype=dtype, memory_format=memory_format) for dtype, memory_format in kinds]
 
 
-# The choice, or why there is none, by the layer's name, batch size and problem.
-Divided = Mapping[tuple[str, int, ConvProblem], TunedProblem | str]
-
-
 @dataclass(frozen=True, slots=True)
 class Contests:
     """The settings and resources shared by all contests; a contest times one problem's contestants, interleaved.
 
-    variants: torch's variants, by name. divided: the choices for the whole table, by policy and budget.
+    variants: torch's variants, by name. divided: under each policy and budget, the choice for the layer's name, batch
+    size and problem, or why there is none.
     """
 
     config: Config
     machine: Machine
     database: Database
     variants: Mapping[str, Runner]
-    choices: Choices
+    compared: Compared
     priors: Priors = field(default_factory=dict)
-    divided: Mapping[tuple[BatchSizePolicy, int], Divided] = field(default_factory=dict)
+    divided: dict[tuple[BatchSizePolicy, int], dict[tuple[str, int, ConvProblem], TunedProblem | str]] = field(
+        default_factory=dict
+    )
 
     def rows(
         self, layer: Layer, problem: ConvProblem, progress: Progress
@@ -108,49 +104,76 @@ class Contests:
 
         A contestant that cannot run gets a row with the reason. Raises ``KeyboardInterrupt``.
         """
-        problems = self.choices.of(problem)
-        chosen = [
-            self._chosen(layer, one, share_of(progress, 0.9 * index / len(problems), 0.9 / len(problems)))
-            for index, one in enumerate(problems)
-        ]
+        problems = self.compared.of(problem)
+        every = []  # of each dtype and memory format: the choices, and the calls to time
+        for index, one in enumerate(problems):
+            part = share_of(progress, 0.9 * index / len(problems), 0.9 / len(problems))
+            chosen = self._chosen(layer, one, part)
+            tunings = [tuned for tuned, _ in chosen.values() if isinstance(tuned, TunedProblem)]
+            every.append((subject_of(layer, one), chosen, tunings, self._calls(layer, one, tunings)))
         progress(f"{layer.name}, {problem}: in turns", 0.9)
-        calls = [self._calls(layer, one, _tuned(each)) for one, each in zip(problems, chosen, strict=True)]
-        rows, tunings = list[Row](), []
-        for one, each, times in zip(problems, chosen, self._timed(calls), strict=True):
-            subject = subject_of(layer, one)
-            tunings.append((subject, _tuned(each)))
-            rows += [*self._torchs(subject, times, _tuned(each)), *_ours(subject, times, each)]
-        return [replace(row, more={**row.more, "count": layer.count}) for row in rows], tunings
+        contestants = [call for *_, calls in every for call in calls.values() if isinstance(call, Contestant)]
+        rounds = Rounds(self.compared.rounds, max(self.compared.rounds, MOST_ROUNDS), SHORT_S)
+        times = iter(try_in_turns(contestants, rounds, self.machine.clock) if contestants else ())
+        rows: list[Row] = []
+        for subject, chosen, tunings, calls in every:
+            found = {name: next(times) if isinstance(call, Contestant) else call for name, call in calls.items()}
+            measured = {m.micro_config: m for tuned in tunings for m in tuned.measurements}
+            baseline = measured.get(MicroConfig(TORCHS_OWN, layer.batch_size))
+            error = None if baseline is None else baseline.relative_error
+            least_s = next((one.least_baseline_s for one in tunings if one.barred is not None), None)
+            for name in self.variants:
+                row = Row(subject, name, relative_error=error, more={"least_s": least_s, "count": layer.count})
+                rows.append(_timed(row, found[name]))
+            for (contestant, policy, limit), (tuned, tuning_s) in chosen.items():
+                more = {"tuning_s": tuning_s, "count": layer.count}
+                row = Row(subject, contestant, policy=str(policy), limit_bytes=limit, more=more)
+                if isinstance(tuned, str):
+                    rows.append(replace(row, failure=tuned))
+                    continue
+                of_choice = {
+                    "predicted_s": tuned.configuration.time_s,
+                    "tuned_s": tuned.time_s,
+                    "reason": tuned.reason,
+                    "solve_s": tuned.account and tuned.account.solve_time_s,
+                }
+                row = replace(
+                    row,
+                    configuration=str(tuned.configuration),
+                    workspace_bytes=tuned.configuration.workspace_bytes,
+                    relative_error=tuned.relative_error,
+                    more={**more, **of_choice},
+                )
+                rows.append(_timed(row, found[_call_of(tuned.configuration)]))
+        return rows, [(subject, tunings) for subject, _, tunings, _ in every]
 
-    def _chosen(self, layer: Layer, problem: ConvProblem, progress: Progress) -> _Chosen:
-        """Return mucudnn's choices for a problem; the best undivided algorithm is chosen under each limit, too."""
-        policies = dict.fromkeys((BatchSizePolicy.UNDIVIDED, *self.choices.policies))
-        wanted = [*product(policies, self.choices.limits)]
+    def _chosen(
+        self, layer: Layer, problem: ConvProblem, progress: Progress
+    ) -> dict[_Choice, tuple[TunedProblem | str, float | None]]:
+        """Return mucudnn's choices for a problem, or why there is none, each with the seconds of its tuning.
+
+        The best undivided algorithm is chosen under each limit, too.
+        """
+        wanted = [*product(dict.fromkeys((BatchSizePolicy.UNDIVIDED, *self.compared.policies)), self.compared.limits)]
         chosen: dict[_Choice, tuple[TunedProblem | str, float | None]] = {}
         for index, (policy, limit) in enumerate(wanted):
             contestant = UNDIVIDED if policy is BatchSizePolicy.UNDIVIDED else OURS
             start_s, part = self.machine.clock.now(), share_of(progress, index / len(wanted), 1 / len(wanted))
-            tuned = self._choose(layer, problem, policy, limit, part)
+            config = replace(self.config, policy=policy, workspace_limit=limit)
+            name = f"{layer.name}, {problem}"
+            task = Task(problem, layer.batch_size, limit, layer.count, name, baseline_exempt=config.baseline_exempt)
+            try:
+                tuned: TunedProblem | str = self._tune([task], config, part).problems[0]
+            except InfeasibleError as error:
+                tuned = " ".join(str(error).split())
+            except CANDIDATE_ERRORS as error:
+                tuned = first_line(error)
             chosen[contestant, policy, limit] = tuned, self.machine.clock.now() - start_s
         for (policy, budget), divided in self.divided.items():
             chosen[DIVIDED, policy, budget] = divided[layer.name, layer.batch_size, problem], None
         return chosen
 
-    def _choose(
-        self, layer: Layer, problem: ConvProblem, policy: BatchSizePolicy, limit: int | None, progress: Progress
-    ) -> TunedProblem | str:
-        config = replace(self.config, policy=policy, workspace_limit=limit)
-        name = f"{layer.name}, {problem}"
-        task = Task(problem, layer.batch_size, limit, layer.count, name, baseline_exempt=config.baseline_exempt)
-        try:
-            return self.tune([task], config, progress).problems[0]
-        except InfeasibleError as error:
-            return " ".join(str(error).split())
-        except CANDIDATE_ERRORS as error:
-            return first_line(error)
-
-    def tune(self, tasks: Sequence[Task], config: Config, progress: Progress) -> Tuning:
-        """Tune tasks on this machine with this database. Raises the errors of ``tune``."""
+    def _tune(self, tasks: Sequence[Task], config: Config, progress: Progress) -> Tuning:
         return tune_tasks(
             tasks, config, progress=progress, machine=self.machine, database=self.database, priors=self.priors
         )
@@ -175,27 +198,26 @@ class Contests:
             name: UnsoundError(barred) if barred else Contestant(run_torch, run) for name, run in self.variants.items()
         } | ours
 
-    def _timed(self, calls: Sequence[Mapping[_Call, Contestant | Exception]]) -> list[_Times]:
-        """Time the calls of one problem in all its dtypes and memory formats, interleaved."""
-        contestants = [call for each in calls for call in each.values() if isinstance(call, Contestant)]
-        rounds = Rounds(self.choices.rounds, max(self.choices.rounds, MOST_ROUNDS), SHORT_S)
-        times = iter(try_in_turns(contestants, rounds, self.machine.clock) if contestants else ())
-        return [
-            {name: next(times) if isinstance(call, Contestant) else call for name, call in each.items()}
-            for each in calls
-        ]
+    def divide(self, table: LayerTable, progress: Progress) -> None:
+        """Divide each budget over all problems of a table under each policy, in each dtype and memory format by itself.
 
-    def _torchs(self, subject: Subject, times: _Times, tunings: Sequence[TunedProblem]) -> Iterator[Row]:
-        measured = {m.micro_config: m for tuned in tunings for m in tuned.measurements}
-        baseline = measured.get(MicroConfig(TORCHS_OWN, subject["batch_size"]))
-        error = None if baseline is None else baseline.relative_error
-        least_s = next((one.least_baseline_s for one in tunings if one.barred is not None), None)
-        for name in self.variants:
-            yield _row(Row(subject, name, relative_error=error, more={"least_s": least_s}), times[name])
-
-
-def _tuned(chosen: _Chosen) -> list[TunedProblem]:
-    return [tuned for tuned, _ in chosen.values() if isinstance(tuned, TunedProblem)]
+        Raises the errors of ``tune``.
+        """
+        kinds = zip(*(self.compared.of(layer.problem) for layer in table.layers), strict=True)
+        wanted = [*product(self.compared.policies, self.compared.budgets, kinds)]
+        for index, (policy, budget, problems) in enumerate(wanted):
+            layers = tuple(replace(one, problem=problem) for one, problem in zip(table.layers, problems, strict=True))
+            own = replace(table, layers=layers)
+            config = replace(
+                self.config, policy=policy, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=budget
+            )
+            names = [(layer.name, layer.batch_size, problem) for layer, problem in problems_to_tune(own, config)]
+            part = share_of(progress, index / len(wanted), 1 / len(wanted))
+            found = self.divided.setdefault((policy, budget), {})
+            try:
+                found.update(zip(names, self._tune(table_tasks(own, config), config, part).problems, strict=True))
+            except InfeasibleError as error:
+                found.update(dict.fromkeys(names, " ".join(str(error).split())))
 
 
 def _call_of(configuration: Configuration) -> _Call:
@@ -207,29 +229,7 @@ def subject_of(layer: Layer, problem: ConvProblem) -> Subject:
     return {"layer": layer.name, **problem_columns(problem, layer.batch_size)}
 
 
-def _ours(subject: Subject, times: _Times, chosen: _Chosen) -> Iterator[Row]:
-    for (contestant, policy, limit), (tuned, tuning_s) in chosen.items():
-        row = Row(subject, contestant, policy=str(policy), limit_bytes=limit, more={"tuning_s": tuning_s})
-        if isinstance(tuned, str):
-            yield replace(row, failure=tuned)
-            continue
-        row = replace(
-            row,
-            configuration=str(tuned.configuration),
-            workspace_bytes=tuned.configuration.workspace_bytes,
-            relative_error=tuned.relative_error,
-            more={
-                **row.more,
-                "predicted_s": tuned.configuration.time_s,
-                "tuned_s": tuned.time_s,
-                "reason": tuned.reason,
-                "solve_s": tuned.account and tuned.account.solve_time_s,
-            },
-        )
-        yield _row(row, times[_call_of(tuned.configuration)])
-
-
-def _row(row: Row, time: _Time) -> Row:
+def _timed(row: Row, time: Samples | Exception) -> Row:
     """Add the time samples, or the reason why there are none, to a row."""
     if isinstance(time, tuple):
         return replace(row, samples_s=time)
@@ -239,7 +239,7 @@ def _row(row: Row, time: _Time) -> Row:
 def benchmark_convolutions(
     table: LayerTable,
     config: Config,
-    choices: Choices,
+    compared: Compared,
     out: Path,
     *,
     device: str = "cpu",
@@ -249,30 +249,73 @@ def benchmark_convolutions(
 ) -> None:
     """Time the convolution problems of a table; write rows into the folder ``out``, skipping problems it already has.
 
-    config: its policy, limit and budget are ignored. machine, database: by default this machine and the config's
-    database file.
+    With a time limit, kinds of layers alternate, and problems that do not fit are left out with the reason; without
+    one, problems are measured in the order of the table. config: its policy, limit and budget are ignored. machine,
+    database: by default this machine and the config's database file.
 
     Raises the errors of ``open_folder`` and ``tune``. On ``KeyboardInterrupt``, everything measured so far is in the
     folder.
     """
     wanted = problems_to_tune(table, config)
+    limit_s = compared.time_limit_s
     with (
         machine_and_database(config, device, machine, database) as (on, opened),
         torch_variants(on.device) as variants,
         kept_heap(),
-        open_folder(out, _header(table, config, choices, on)) as folder,
+        open_folder(out, _header(table, config, compared, on)) as folder,
     ):
-        run = _Run(folder, Contests(config, on, opened, variants, choices), wanted)
-        with run.summarized():
-            if run.left and choices.budgets:
-                part, progress = share_of(progress, 0.0, 0.5), share_of(progress, 0.5, 0.5)
-                run.contests = replace(run.contests, divided=_divided(table, run.contests, part))
-            run.measure(progress)
+        contests = Contests(config, on, opened, variants, compared)
+        left = {
+            (layer, problem): "the run was stopped before"
+            for layer, problem in wanted
+            if not all(folder.known(subject_of(layer, one)) for one in compared.of(problem))
+        }
+        met = [one for one in wanted if one not in left]
+        try:
+            if left and compared.budgets:
+                contests.divide(table, share_of(progress, 0.0, 0.5))
+                progress = share_of(progress, 0.5, 0.5)
+            end_s = inf if limit_s is None else on.clock.now() + limit_s
+            ratio_s, ratios, count = 0.0, list[float](), len(left)  # of measured to expected seconds; 0: none is known
+            while fitting := [one for one in left if on.clock.now() + ratio_s * _expected_s(one) <= end_s]:
+                one = fitting[0] if limit_s is None else least_met(fitting, met)
+                begun_s, mark = on.clock.now(), on.watch.mark()
+                rows, tunings = contests.rows(*one, share_of(progress, 1 - len(left) / count, 1 / count))
+                for subject, tuned in tunings:
+                    folder.add_candidates(subject, tuned)
+                folder.add(rows, on.watch.since(mark))
+                del left[one]
+                met.append(one)
+                ratios.append((on.clock.now() - begun_s) / _expected_s(one))
+                ratio_s = median(ratios)
+            if limit_s is not None:
+                left = dict.fromkeys(left, f"the {format_seconds(limit_s)} would not have sufficed")
+        finally:
+            folder.write_summary([LeftOut(f"{layer.name}, {problem}", why) for (layer, problem), why in left.items()])
         folder.improve_limits({dtype: MachineLimits.measured(on.device, dtype) for dtype in folder.header.limits})
 
 
-def _header(table: LayerTable, config: Config, choices: Choices, machine: Machine) -> Header:
-    kinds = choices.of(table.layers[0].problem)
+def _expected_s(wanted: _Wanted) -> float:
+    layer, problem = wanted
+    return expected_s(problem, layer.batch_size)
+
+
+def least_met(left: Iterable[_Wanted], met: Iterable[_Wanted]) -> _Wanted:
+    """Return the problem whose kind of layer and operation were met least so far, and of these that of fewest FLOPs."""
+    kinds: Counter[object] = Counter()
+    for _, problem in met:
+        kinds.update((kind_of_layer(problem), problem.operation, (kind_of_layer(problem), problem.operation)))
+
+    def often_met(wanted: _Wanted) -> tuple[int, int, int]:
+        layer, problem = wanted
+        kind, operation = kind_of_layer(problem), problem.operation
+        return kinds[kind] + kinds[operation], kinds[kind, operation], problem.flops(layer.batch_size)
+
+    return min(left, key=often_met)
+
+
+def _header(table: LayerTable, config: Config, compared: Compared, machine: Machine) -> Header:
+    kinds = compared.of(table.layers[0].problem)
     dtypes = [*dict.fromkeys(one.dtype for one in kinds)]
     settings = {
         **config_record(config),
@@ -280,10 +323,10 @@ def _header(table: LayerTable, config: Config, choices: Choices, machine: Machin
         "layers": [layer.name for layer in table.layers],
         "dtype": dtypes,
         "memory_format": [*dict.fromkeys(str(one.memory_format) for one in kinds)],
-        "rounds": choices.rounds,
-        "policy": [str(one) for one in choices.policies],
-        "workspace_limit": list(choices.limits),
-        "workspace_budget": list(choices.budgets) or None,
+        "rounds": compared.rounds,
+        "policy": [str(one) for one in compared.policies],
+        "workspace_limit": list(compared.limits),
+        "workspace_budget": list(compared.budgets) or None,
     }
     return Header(
         *("convolutions", table.source, settings, machine.environment),
@@ -291,132 +334,6 @@ def _header(table: LayerTable, config: Config, choices: Choices, machine: Machin
         wanted=len(table.problems(config.operations)) * len(kinds),
         limits={dtype: MachineLimits.measured(machine.device, dtype) for dtype in dtypes},
     )
-
-
-def _divided(table: LayerTable, contests: Contests, progress: Progress) -> dict[tuple[BatchSizePolicy, int], Divided]:
-    """Divide each budget over all problems of the table under each policy, separately in each dtype and memory format.
-
-    Raises the errors of ``tune``.
-    """
-    choices = contests.choices
-    kinds = zip(*(choices.of(layer.problem) for layer in table.layers), strict=True)
-    tables = [
-        replace(table, layers=tuple(map(lambda layer, one: replace(layer, problem=one), table.layers, problems)))
-        for problems in kinds
-    ]
-    wanted = [*product(choices.policies, choices.budgets, tables)]
-    found: dict[tuple[BatchSizePolicy, int], Divided] = {}
-    for index, (policy, budget, one) in enumerate(wanted):
-        config = replace(
-            contests.config, policy=policy, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=budget
-        )
-        tasks, part = table_tasks(one, config), share_of(progress, index / len(wanted), 1 / len(wanted))
-        names = [(layer.name, layer.batch_size, problem) for layer, problem in problems_to_tune(one, config)]
-        try:
-            chosen: Divided = dict(zip(names, contests.tune(tasks, config, part).problems, strict=True))
-        except InfeasibleError as error:
-            chosen = dict.fromkeys(names, " ".join(str(error).split()))
-        found[policy, budget] = {**found.get((policy, budget), {}), **chosen}
-    return found
-
-
-@dataclass(slots=True)
-class _Run:
-    """A benchmark run that writes into an open folder.
-
-    left: the problems that the folder still lacks, each with the reason.
-    """
-
-    folder: FolderWriter
-    contests: Contests
-    wanted: Sequence[Wanted]
-    left: dict[Wanted, str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        stopped = "the run was stopped before"
-        self.left = {
-            (layer, problem): stopped
-            for layer, problem in self.wanted
-            if not all(self.folder.known(subject_of(layer, one)) for one in self.contests.choices.of(problem))
-        }
-
-    @contextmanager
-    def summarized(self) -> Iterator[None]:
-        """Write a summary of the unmeasured problems at the end of this context, also after an error."""
-        try:
-            yield
-        finally:
-            left = [LeftOut(f"{layer.name}, {problem}", why) for (layer, problem), why in self.left.items()]
-            self.folder.write_summary(left)
-
-    def measure(self, progress: Progress) -> None:
-        """Measure the problems in ``left`` and remove them; problems beyond the time limit remain, with the reason.
-
-        With a time limit, kinds of layers alternate; without one, problems are measured in the order of the table.
-        """
-        clock, watch = self.contests.machine.clock, self.contests.machine.watch
-        limit_s = self.contests.choices.time_limit_s
-        end_s = inf if limit_s is None else clock.now() + limit_s
-        balance = Balance(one for one in self.wanted if one not in self.left)
-        ratios, count = list[float](), len(self.left)
-        while fitting := [one for one in self.left if (begun_s := clock.now()) + _expected_s(one, ratios) <= end_s]:
-            wanted = fitting[0] if limit_s is None else balance.next_of(fitting)
-            mark = watch.mark()
-            part = share_of(progress, 1 - len(self.left) / count, 1 / count)
-            rows, tunings = self.contests.rows(*wanted, part)
-            for subject, tuned in tunings:
-                self.folder.add_candidates(subject, tuned)
-            self.folder.add(rows, watch.since(mark))
-            del self.left[wanted]
-            balance.meet(wanted)
-            layer, problem = wanted
-            ratios.append((clock.now() - begun_s) / expected_s(problem, layer.batch_size))
-        if limit_s is not None:
-            self.left.update(dict.fromkeys(self.left, f"the {format_seconds(limit_s)} would not have sufficed"))
-
-
-Wanted = tuple[Layer, ConvProblem]
-
-
-class Balance:
-    """Selects the next problem: the kind of layer and operation measured least so far, and of these the fewest FLOPs.
-
-    met: problems that are already measured.
-    """
-
-    def __init__(self, met: Iterable[Wanted]) -> None:
-        self._kinds: Counter[str] = Counter()
-        self._operations: Counter[Operation] = Counter()
-        self._both: Counter[tuple[str, Operation]] = Counter()
-        for one in met:
-            self.meet(one)
-
-    def meet(self, wanted: Wanted) -> None:
-        """Count one more measurement of a problem's kind of layer and operation."""
-        _, problem = wanted
-        kind = kind_of_layer(problem)
-        self._kinds[kind] += 1
-        self._operations[problem.operation] += 1
-        self._both[kind, problem.operation] += 1
-
-    def next_of(self, left: Iterable[Wanted]) -> Wanted:
-        """Return the problem of ``left`` to measure next; ``left`` must not be empty."""
-        return min(left, key=self._often_met)
-
-    def _often_met(self, wanted: Wanted) -> tuple[int, int, int]:
-        layer, problem = wanted
-        kind = kind_of_layer(problem)
-        alone = self._kinds[kind] + self._operations[problem.operation]
-        return alone, self._both[kind, problem.operation], problem.flops(layer.batch_size)
-
-
-def _expected_s(wanted: Wanted, ratios: Sequence[float]) -> float:
-    """Estimate the seconds that measuring a problem takes; 0 for the first one, so that it is always started.
-
-    ratios: measured over estimated seconds of the problems measured so far.
-    """
-    layer, problem = wanted
-    return median(ratios) * expected_s(problem, layer.batch_size) if ratios else 0.0
 
 
 _KIND = ["dtype", "memory_format"]
@@ -467,18 +384,16 @@ def _layers_table(folder: ResultFolder, rows: pandas.DataFrame) -> Table:
         every = [[found[turns, *kind, name] for name in names] for kind in kinds]
         faster = min((each[-1] for each in every), key=lambda row: np.nan_to_num(row["time_s"], nan=np.inf))
         left = [_known(faster[key], str) for key in ("layer", "operation", "configuration")]
-        printed.add_row(*left, f"{faster['count']:.0f}", *(cell for each in every for cell in _cells(each)))
+        cells = []
+        for each in every:
+            ours = each[-1]
+            cells += [
+                "same" if row["contestant"] == ours["same_as"] else _known(row["time_s"], milliseconds) for row in each
+            ]
+            cells.append(_known(ours["speedup"], ratio))
+        printed.add_row(*left, f"{faster['count']:.0f}", *cells)
     printed.caption = "same: the best undivided configuration is mucudnn's, and was timed once"
     return printed
-
-
-def _cells(rows: Sequence[Mapping[Hashable, Any]]) -> Iterator[str]:
-    """Yield the times of a problem's contestants, mucudnn last, and its speedup."""
-    ours = rows[-1]
-    for row in rows:
-        is_same = row["contestant"] == ours["same_as"]
-        yield "same" if is_same else _known(row["time_s"], milliseconds)
-    yield _known(ours["speedup"], ratio)
 
 
 def _known(value: Any, written: Callable[[Any], str]) -> str:

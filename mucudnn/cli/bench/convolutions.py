@@ -93,7 +93,7 @@ def convolutions(
         raise click.UsageError("--batch replaces the sizes of a table: give it or --batch-scale, not both")
     from mucudnn.bench.sources.layers import load_source, with_filters
     from mucudnn.bench.sources.published import TABLES
-    from mucudnn.bench.suites.convolutions import Choices, benchmark_convolutions, convolutions_tables
+    from mucudnn.bench.suites.convolutions import Compared, benchmark_convolutions, convolutions_tables
     from mucudnn.core.terminal import progress_bar
 
     table = load_source(source, batch=batch, batch_scale=batch_scale or 1.0, input_shape=input_shape)
@@ -102,6 +102,6 @@ def convolutions(
     if source in TABLES and source != "deepbench-train" and not options.is_given("operations"):
         config = replace(config, operations=(Operation.FORWARD,))
     sizes = tuple(size for size in budgets if size is not None)
-    choices = Choices(policies, limits, sizes, dtypes, memory_formats, rounds, run_time_limit)
+    compared = Compared(policies, limits, sizes, dtypes, memory_formats, rounds, run_time_limit)
     with outputs.shown(convolutions_tables) as folder, progress_bar() as progress:
-        benchmark_convolutions(table, config, choices, folder, device=device, progress=progress)
+        benchmark_convolutions(table, config, compared, folder, device=device, progress=progress)

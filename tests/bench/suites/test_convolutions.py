@@ -16,7 +16,7 @@ from mucudnn.bench.results.bounds import kind_of_layer
 from mucudnn.bench.results.reading import ResultFolder, problem_of, read_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.suites import convolutions
-from mucudnn.bench.suites.convolutions import Balance, Choices, Wanted, convolutions_tables, left_out_in_words
+from mucudnn.bench.suites.convolutions import Compared, convolutions_tables, least_met, left_out_in_words
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Failure, MicroConfig
 from mucudnn.store.database import Database
@@ -24,13 +24,14 @@ from mucudnn.tuning import tuner
 from mucudnn.tuning.result import TunedProblem
 
 BATCH = 8
+Wanted = tuple[Layer, ConvProblem]
 
 
 def run(
     bench: MadeUpMachine, *limits: int | None, problems: Sequence[ConvProblem] = (FORWARD,), **choices: Any
 ) -> ResultFolder:
     table = LayerTable("table", tuple(Layer(f"layer {p.k}", p, BATCH, count=2) for p in problems))
-    return bench.benchmark(table, Choices(limits=limits, rounds=3, **choices))
+    return bench.benchmark(table, Compared(limits=limits, rounds=3, **choices))
 
 
 def test_each_limit_has_its_own_choices(made_up_machine: MadeUpMachine) -> None:
@@ -126,11 +127,10 @@ def test_ctrl_c_keeps_what_is_measured_and_says_what_is_left(made_up_machine: Ma
 
 def in_order(every: Sequence[Wanted], met: Sequence[Wanted] = ()) -> list[Wanted]:
     """Return all in the order in which they are picked."""
-    balance, left, found = Balance(met), [*every], []
+    left, found = [*every], list[Wanted]()
     while left:
-        found.append(balance.next_of(left))
+        found.append(least_met(left, [*met, *found]))
         left.remove(found[-1])
-        balance.meet(found[-1])
     return found
 
 
@@ -166,7 +166,7 @@ def test_where_one_kind_of_layer_does_not_fit_its_operations_are_those_of_anothe
     picked = in_order([one for one in every if one[0] == small])
     assert {problem.operation for _, problem in picked[:3]} == {*Operation}
     met_forward = [one for one in every if one[1].operation is Operation.FORWARD]
-    assert Balance(met_forward).next_of(every)[1].operation is not Operation.FORWARD
+    assert least_met(every, met_forward)[1].operation is not Operation.FORWARD
 
 
 def test_the_summary_has_means_of_speedups(made_up_machine: MadeUpMachine) -> None:
@@ -200,7 +200,7 @@ FORMATS = tuple(MemoryFormat)
 
 def network(bench: MadeUpMachine, **choices: Any) -> ResultFolder:
     layers = (Layer(("first", "again"), FORWARD, 8, count=2), Layer("second", replace(FORWARD, k=3), 8))
-    return bench.benchmark(LayerTable("mynet", layers), Choices(memory_formats=FORMATS, rounds=3, **choices))
+    return bench.benchmark(LayerTable("mynet", layers), Compared(memory_formats=FORMATS, rounds=3, **choices))
 
 
 def told(folder: ResultFolder) -> str:

@@ -12,7 +12,7 @@ from support.clock.machine import FakeAlgorithm, FakeClock, fake_machine, linear
 
 from mucudnn.bench.results.reading import ResultFolder, read_folder
 from mucudnn.bench.sources.layers import LayerTable
-from mucudnn.bench.suites.convolutions import Choices, benchmark_convolutions
+from mucudnn.bench.suites.convolutions import Compared, benchmark_convolutions
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration
@@ -65,7 +65,7 @@ class MadeUpMachine:
         """What benchmarks are told of it."""
         return {"machine": self.machine, "database": self.database}
 
-    def benchmark(self, table: LayerTable, choices: Choices, **config: Any) -> ResultFolder:
+    def benchmark(self, table: LayerTable, compared: Compared, **config: Any) -> ResultFolder:
         asked = Config(operations=(Operation.FORWARD,), **config)
-        benchmark_convolutions(table, asked, choices, self.out, **self.own)
+        benchmark_convolutions(table, asked, compared, self.out, **self.own)
         return read_folder(self.out)
