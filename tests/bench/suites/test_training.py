@@ -232,7 +232,7 @@ def net():
 
 
 def row(variant: Variant, setting: Setting = SETTING, failure: str | None = None, **more: Any) -> Row:
-    return Row(setting.subject, variant, more.pop("samples", ()), failure=failure, more=more)
+    return Row(setting.subject(), variant, more.pop("samples", ()), failure=failure, more=more)
 
 
 def split(forward_s: float, backward_s: float, rest_s: float) -> dict[str, float]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.clock.ticking import TickingClock
+from support.in_threads import _InThread
 from support.training_steps import CONFIG, FLOAT32, measured_variants
 from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.suites.shared.step_parts import StepSplitter
-from mucudnn.bench.suites.training import StepParts, TrainingOptions, _Parts
+from mucudnn.bench.suites.training import TrainingOptions
 from mucudnn.running import dispatcher
 
 
@@ -62,9 +64,9 @@ def test_a_step_that_cannot_be_split_is_told_and_its_time_kept(monkeypatch: pyte
 def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading the clock around every convolution would slow them."""
     recording, timed = [False], []
-    ask, time = _Parts.__call__, TickingClock.time
+    ask, time = _InThread.ask, TickingClock.time
 
-    def marked(self: _Parts, steps: int) -> StepParts:
+    def marked(self: _InThread[Any], steps: int) -> Any:
         recording[0] = True
         parts = ask(self, steps)
         recording[0] = False
@@ -75,7 +77,7 @@ def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) 
             timed.append(bool(dispatcher._wrappers))
         return time(self, function, *given)
 
-    monkeypatch.setattr(_Parts, "__call__", marked)
+    monkeypatch.setattr(_InThread, "ask", marked)
     monkeypatch.setattr(TickingClock, "time", watched)
     measured_variants(**FLOAT32)
     assert timed
