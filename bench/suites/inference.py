@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import mucudnn
-from mucudnn.bench.results.bounds import kinds_table
-from mucudnn.bench.results.reading import Header, ResultFolder, Subject
-from mucudnn.bench.results.speedups import spread
+from mucudnn.bench.results.reading import Header, ResultFolder
+from mucudnn.bench.results.text_tables import images_per_s, kinds_table, milliseconds, new_table, ratio, spread
 from mucudnn.bench.results.variants import TORCH, Runtime
 from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.suites.shared.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled
@@ -45,7 +44,7 @@ from mucudnn.measuring.clocks import WallClock
 from mucudnn.running.environment import current_environment
 
 _Arrays = list[np.ndarray[Any, Any]]
-_MEMORY, _KINDS = 0, 1  # what a process is asked: columns of the memory of a call, and kinds of layers
+_Found = tuple[_Arrays, dict[str, Any]]  # the outputs of a model, and columns of the memory of a call
 _Outputs = Callable[[], _Arrays]  # A function that calls the model once.
 _OF_EXPORT = ("onnx", "onnxscript")
 _PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
@@ -74,9 +73,9 @@ def require_installed(runtime: Runtime) -> None:
 class RuntimeJob:
     """A picklable job for another process: loads the model and prepares it for calls in one runtime.
 
-    subject: returns the model and its input. config: for mucudnn's tuning. A call of the job returns the function
-    to time, which runs the model once; the model's outputs as arrays, in order; and a function that splits the seconds
-    of a call by kind of layer.
+    subject: returns the model and its input. config: for mucudnn's tuning. A call of the job returns the function to
+    time, which runs the model once; the model's outputs as arrays, in order, and columns of the memory of a call; and a
+    function that splits the seconds of a call by kind of layer.
 
     Raises ``UnavailableError`` if the runtime is not installed, and any error of the runtime.
     """
@@ -86,75 +85,51 @@ class RuntimeJob:
     threads: int
     config: Config
 
-    def __call__(self) -> Ready[_Arrays]:
+    def __call__(self) -> Ready[_Found]:
         require_installed(self.runtime)
         torch.set_num_threads(self.threads)
         torch.set_grad_enabled(False)
         model, x = self.subject()
-        outputs = _PREPARE[self.runtime](model.eval(), x, self)
+        model.eval()
+        outputs = self._prepared(model, x)
         found, grown_bytes = resident_growth(outputs)
-        memory = {"grown_bytes": grown_bytes, "front": _front(outputs)}
+        memory: dict[str, Any] = {"grown_bytes": grown_bytes, "front": None}
+        if isinstance(outputs, partial) and isinstance(outputs.args[0], BandedModel):
+            # Predicted bytes and seconds of a call in bands of rows, for every plan worth having.
+            memory["front"] = sorted((plan.memory_bytes, plan.time_s) for plan in outputs.args[0].findings[0].front)
         if self.runtime not in _PACKAGES:  # others have allocators of their own
             memory["peak_bytes"] = allocator_peak_bytes(outputs)
-        kinds = self._kinds(outputs) if self._tells_layers else lambda _: {}
-        ask: dict[int, Callable[[int], Any]] = {_MEMORY: lambda _: memory, _KINDS: kinds}
-        return Ready(outputs, [np.array(array) for array in found], ask=lambda what: ask[what](what))
+        is_graph = self.runtime.is_ours and (self.config.fuse or self.config.memory_budget is not None)
+        kinds = KindTimes(outputs, WallClock()) if self.runtime.tells_layers and not is_graph else None
+        arrays = [np.array(array) for array in found]
+        return Ready(outputs, (arrays, memory), ask=lambda _: {} if kinds is None else kinds.sample())
 
-    @property
-    def _tells_layers(self) -> bool:
-        """Whether layers can be timed: those of a graph do not run as modules."""
-        is_graph = self.config.fuse or self.config.memory_budget is not None
-        return self.runtime.tells_layers and not (self.runtime.is_ours and is_graph)
+    def _prepared(self, model: nn.Module, x: Tensor) -> _Outputs:
+        """Return a function that calls the model in this runtime, after export, compilation, freezing or tuning."""
+        if self.runtime is Runtime.ONNX_RUNTIME:
+            return _onnx_runtime(model, x, self.threads)
+        if self.runtime is Runtime.OPENVINO:
+            return _openvino(model, x, self.threads)
+        called: Any = model
+        if self.runtime.is_ours:
+            called = mucudnn.optimize(model, x, self.config, progress=False)
+        if self.runtime is Runtime.TORCH_COMPILE:
+            import torch._inductor.config as inductor
 
-    def _kinds(self, outputs: _Outputs) -> Callable[[int], dict[str, float]]:
-        """Return a function that calls the model once and returns the seconds of each kind of layer."""
-        times = KindTimes(outputs, WallClock())
-        return lambda _: times.sample()
-
-
-def _front(outputs: _Outputs) -> list[tuple[int, float]] | None:
-    """Return predicted bytes and seconds of a call in bands of rows, for every plan worth having; None without bands.
-
-    The least memory comes first.
-    """
-    model = outputs.args[0] if isinstance(outputs, partial) else None
-    if not isinstance(model, BandedModel):
-        return None
-    return sorted((plan.memory_bytes, plan.time_s) for plan in model.findings[0].front)
-
-
-def _torch(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
-    return partial(_outputs_of, model, x)
+            inductor.freezing = True  # This affects only the current process.
+        if self.runtime in (Runtime.TORCH_COMPILE, Runtime.MUCUDNN_COMPILE):
+            called = torch.compile(called)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                called(x)
+        return partial(_outputs_of, called, x)
 
 
-def _mucudnn_compile(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
-    return _compiled(mucudnn.optimize(model, x, job.config, progress=False), x)
-
-
-def _torch_compile(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
-    import torch._inductor.config as inductor
-
-    inductor.freezing = True  # This affects only the current process.
-    return _compiled(model, x)
-
-
-def _compiled(model: nn.Module, x: Tensor) -> _Outputs:
-    compiled: Any = torch.compile(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        compiled(x)
-    return partial(_outputs_of, compiled, x)
-
-
-def _mucudnn(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
-    return partial(_outputs_of, mucudnn.optimize(model, x, job.config, progress=False), x)
-
-
-def _onnx_runtime(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
+def _onnx_runtime(model: nn.Module, x: Tensor, threads: int) -> _Outputs:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = job.threads, 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     with TemporaryDirectory() as folder:
         file = _exported(model, x, Path(folder))
         session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
@@ -162,12 +137,12 @@ def _onnx_runtime(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
     return lambda: session.run(None, inputs)
 
 
-def _openvino(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
+def _openvino(model: nn.Module, x: Tensor, threads: int) -> _Outputs:
     import openvino
 
     core = openvino.Core()
     options = {
-        "INFERENCE_NUM_THREADS": job.threads,
+        "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": "f32",  # The default is bfloat16 on processors that support it.
         "PERFORMANCE_HINT": "LATENCY",
     }
@@ -180,18 +155,6 @@ def _openvino(model: nn.Module, x: Tensor, job: RuntimeJob) -> _Outputs:
         return [results[output] for output in compiled.outputs]
 
     return outputs
-
-
-_PREPARE: Mapping[Runtime, Callable[[nn.Module, Tensor, RuntimeJob], _Outputs]] = MappingProxyType(
-    {
-        Runtime.TORCH: _torch,
-        Runtime.TORCH_COMPILE: _torch_compile,
-        Runtime.ONNX_RUNTIME: _onnx_runtime,
-        Runtime.OPENVINO: _openvino,
-        Runtime.MUCUDNN: _mucudnn,
-        Runtime.MUCUDNN_COMPILE: _mucudnn_compile,
-    }
-)
 
 
 def _outputs_of(model: Callable[[Tensor], Any], x: Tensor) -> _Arrays:
@@ -223,7 +186,7 @@ def compare_runtimes(
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     rounds: int = ROUNDS,
     runtimes: Sequence[Runtime] = tuple(Runtime),
-    job: Callable[..., Callable[[], Ready[_Arrays]]] = RuntimeJob,
+    job: Callable[..., Callable[[], Ready[_Found]]] = RuntimeJob,
     pause_s: float = PAUSE_S,
     progress: Progress = silent,
 ) -> None:
@@ -247,59 +210,41 @@ def compare_runtimes(
     }
     header = Header("inference", name, settings, current_environment(), subject_columns=tuple(subject), wanted=1)
     with open_folder(out, header) as folder:
-        if not folder.known(subject):
-            folder.add(_measured(subject, (model, x), asked, config, rounds, job, pause_s, progress))
+        if folder.known(subject):
+            folder.write_summary()
+            return
+        entrants: dict[Runtime, Entrant[_Found]] = {}
+        with Apart(ready_s=READY_S, sample_s=SAMPLE_S, pause_s=pause_s) as apart:
+            handed = apart.handed((model, x))
+            for index, runtime in enumerate(asked):
+                progress(f"{runtime} gets ready", index / len(asked) / 2)
+                entrants[runtime] = Entrant.started(apart, job(runtime, handed, torch.get_num_threads(), config))
+            torchs = entrants[Runtime.TORCH]
+            require_torch(torchs)
+            for done in sampled(entrants.values(), rounds):
+                progress(f"round {done} of {rounds}", 0.5 + done / rounds / 2)
+            require_torch(torchs)
+            expected, _ = torchs.found or ([], {})
+            rows = []
+            for runtime, one in entrants.items():
+                more: dict[str, Any] = {"version": version_of(runtime)}
+                if one.process is not None and one.found is not None:
+                    outputs, memory = one.found
+                    more |= {
+                        "relative_difference": relative_difference(outputs, expected),
+                        **memory,
+                        "ready_after_s": one.process.ready_after_s,
+                        "kinds_s": _kinds(one.process) if runtime.tells_layers else {},
+                    }
+                rows.append(Row(subject, runtime, one.samples_s, failure=one.failure, more=more))
+        folder.add(rows)
         folder.write_summary()
 
 
-def _measured(
-    subject: Subject,
-    called: tuple[nn.Module, Tensor],
-    runtimes: Sequence[Runtime],
-    config: Config,
-    rounds: int,
-    job: Callable[..., Callable[[], Ready[_Arrays]]],
-    pause_s: float,
-    progress: Progress,
-) -> list[Row]:
-    entrants = dict[Runtime, Entrant[_Arrays]]()
-    with Apart(ready_s=READY_S, sample_s=SAMPLE_S, pause_s=pause_s) as apart:
-        handed = apart.handed(called)
-        for index, runtime in enumerate(runtimes):
-            progress(f"{runtime} gets ready", index / len(runtimes) / 2)
-            entrants[runtime] = Entrant.started(apart, job(runtime, handed, torch.get_num_threads(), config))
-        require_torch(entrants[Runtime.TORCH])
-        for done in sampled(entrants.values(), rounds):
-            progress(f"round {done} of {rounds}", 0.5 + done / rounds / 2)
-        require_torch(entrants[Runtime.TORCH])
-        torchs = entrants[Runtime.TORCH].found or []
-        return [_row(subject, runtime, entrant, torchs) for runtime, entrant in entrants.items()]
-
-
-def _row(subject: Subject, runtime: Runtime, entrant: Entrant[_Arrays], torchs: _Arrays) -> Row:
-    more: dict[str, Any] = {"version": version_of(runtime)}
-    if entrant.process is not None and entrant.found is not None:
-        more |= {
-            "relative_difference": relative_difference(entrant.found, torchs),
-            **_memory(entrant.process),
-            "ready_after_s": entrant.process.ready_after_s,
-            "kinds_s": _kinds(entrant.process) if runtime.tells_layers else {},
-        }
-    return Row(subject, runtime, entrant.samples_s, failure=entrant.failure, more=more)
-
-
-def _memory(process: OwnProcess[_Arrays]) -> dict[str, Any]:
-    try:
-        columns: dict[str, Any] = process.ask(_MEMORY)
-    except OwnProcessError:
-        return {}
-    return columns
-
-
-def _kinds(process: OwnProcess[_Arrays]) -> dict[str, float]:
+def _kinds(process: OwnProcess[_Found]) -> dict[str, float]:
     """Return the median seconds of each kind of layer in a call of the runtime; empty if layers cannot be timed."""
     try:
-        return median_by_kind([process.ask(_KINDS) for _ in range(_KINDS_ROUNDS + 1)][1:])
+        return median_by_kind([process.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
     except OwnProcessError:
         return {}
 
@@ -320,50 +265,45 @@ def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:
 
 MOST_DIFFERENCE = 1e-3  # Larger relative differences of float32 outputs count as errors, smaller ones as rounding.
 
-_Cell = Mapping[str, Any]  # a row, with ``time_s``, ``noise``, ``speedup`` over torch and ``batch_size``
-
-_COLUMNS: Mapping[str, Callable[[_Cell], str]] = {
-    "ms": lambda one: milliseconds(one["time_s"]),
-    "images/s": lambda one: images_per_s(one["batch_size"], one["time_s"]),
-    "± %": lambda one: f"{one['noise']:.0%}",
-    "over PyTorch": lambda one: ratio(one["speedup"]),
-    "difference": lambda one: "inf" if one["relative_difference"] is None else f"{one['relative_difference']:.1e}",
-    "peak memory": lambda one: _size(one.get("peak_bytes")),
-    "grows by": lambda one: _size(one.get("grown_bytes")),
-    "ready after s": lambda one: f"{one['ready_after_s']:.1f}",
-}
-
 
 def inference_tables(folder: ResultFolder) -> Iterator[Table]:
-    """Yield tables of the runtimes, and of time by kind of layer."""
-    runtimes = [{**line, **spread(line["samples_s"])} for line in folder.lines]
+    """Yield a table of the runtimes, with notes on those that failed or gave different outputs, and of kinds of layers.
+
+    Speedups are over torch.
+    """
+    runtimes: list[dict[str, Any]] = [{**line, **spread(line["samples_s"])} for line in folder.lines]
     torch_s = next(one["time_s"] for one in runtimes if one["contestant"] == TORCH)
-    runtimes = [{**one, "speedup": None if one["failure"] else torch_s / one["time_s"]} for one in runtimes]
-    yield _runtimes_table(folder, runtimes)
-    if known := [one for one in runtimes if one.get("kinds_s")]:
-        rows = [((one["contestant"],), one["kinds_s"]) for one in known]
+    count = folder.header.environment.threads
+    threads = "1 thread" if count == 1 else f"{count} threads"
+    shape = "×".join(map(str, folder.header.settings["input_shape"]))
+    title = f"{folder.header.source}, inference of {shape}, {threads}: runtimes in turns"
+    columns = ("ms", "images/s", "± %", "over PyTorch", "difference", "peak memory", "grows by", "ready after s")
+    table = new_table(title, ("runtime", "version"), columns)
+    for one in runtimes:
+        if one["failure"]:
+            table.add_row(one["contestant"], one["version"])
+            continue
+        difference, time_s = one["relative_difference"], one["time_s"]
+        sizes = (one.get("peak_bytes"), one.get("grown_bytes"))
+        table.add_row(
+            *(one["contestant"], one["version"], milliseconds(time_s), images_per_s(one["batch_size"], time_s)),
+            *(f"{one['noise']:.0%}", ratio(torch_s / time_s), "inf" if difference is None else f"{difference:.1e}"),
+            *("" if size is None else format_bytes(size) for size in sizes),
+            f"{one['ready_after_s']:.1f}",
+        )
+    table.caption = "\n".join(_notes(folder, runtimes))
+    yield table
+    if rows := [((one["contestant"],), one["kinds_s"]) for one in runtimes if one.get("kinds_s")]:
         table = kinds_table(folder.header.source, ("runtime",), rows)
         table.caption = "timed in place in separate calls, if layers are not compiled"
         yield table
 
 
-def _runtimes_table(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Table:
-    """Return a table with a row for each runtime, and notes on runtimes that failed or gave different outputs."""
-    count = folder.header.environment.threads
-    threads = "1 thread" if count == 1 else f"{count} threads"
-    shape = "×".join(map(str, folder.header.settings["input_shape"]))
-    title = f"{folder.header.source}, inference of {shape}, {threads}: runtimes in turns"
-    table = new_table(title, ("runtime", "version"), [*_COLUMNS])
-    for one in runtimes:
-        cells = ("" for _ in _COLUMNS) if one["failure"] else (cell(one) for cell in _COLUMNS.values())
-        table.add_row(one["contestant"], one["version"], *cells)
-    table.caption = "\n".join(_notes(folder, runtimes))
-    return table
-
-
-def _notes(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Iterator[str]:
-    others = [one for one in runtimes if _computes_the_same(one) and not Runtime(one["contestant"]).is_ours]
-    ours = next((one for one in runtimes if one["contestant"] == Runtime.MUCUDNN and _computes_the_same(one)), None)
+def _notes(folder: ResultFolder, runtimes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    timed = [one for one in runtimes if not one["failure"] and one["relative_difference"] is not None]
+    alike = [one for one in timed if one["relative_difference"] <= MOST_DIFFERENCE]  # as torch, up to rounding
+    others = [one for one in alike if not Runtime(one["contestant"]).is_ours]
+    ours = next((one for one in alike if one["contestant"] == Runtime.MUCUDNN), None)
     if others and ours is not None:
         best = min(others, key=lambda one: float(one["time_s"]))
         fused = "fused" if folder.header.settings["fuse"] else "not fused"
@@ -373,18 +313,5 @@ def _notes(folder: ResultFolder, runtimes: Sequence[_Cell]) -> Iterator[str]:
     for one in runtimes:
         if one["failure"]:
             yield f"{one['contestant']} has no time: {one['failure']}"
-        elif not _computes_the_same(one):
+        elif one not in alike:
             yield f"{one['contestant']} does not compute the same as PyTorch: its time is meaningless"
-
-
-def _computes_the_same(one: _Cell) -> bool:
-    """Return whether a runtime has a time and its outputs equal torch's up to rounding.
-
-    A missing difference counts as infinite.
-    """
-    difference = one.get("relative_difference")
-    return not one["failure"] and difference is not None and difference <= MOST_DIFFERENCE
-
-
-def _size(size_bytes: int | None) -> str:
-    return "" if size_bytes is None else format_bytes(size_bytes)

@@ -72,8 +72,8 @@ class MadeUpRuntime:
     def __call__(self) -> Ready[Any]:
         self._note("ready")
         if self.runtime not in self.outputs:
-            return Ready(killed_in_a_call().call, [np.ones(2)])
-        return Ready(lambda: self._note("called"), [np.array(self.outputs[self.runtime])])
+            return Ready(killed_in_a_call().call, ([np.ones(2)], {}))
+        return Ready(lambda: self._note("called"), ([np.array(self.outputs[self.runtime])], {}))
 
     def _note(self, what: str) -> None:
         with self.log.open("a") as file:
