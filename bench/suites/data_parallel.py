@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from random import Random
@@ -34,7 +34,7 @@ from mucudnn.bench.results.speedups import spread
 from mucudnn.bench.results.variants import TORCH, Communication, Variant
 from mucudnn.bench.results.writing import Row, config_record
 from mucudnn.bench.sources.models import blamed_in_training
-from mucudnn.bench.sources.trainee import Loss, Trainee, labelled_batches
+from mucudnn.bench.sources.trainee import Batch, Loss, Trainee, labelled_batches
 from mucudnn.bench.suites.shared.step_parts import StepSplit, StepSplitter
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
@@ -109,17 +109,22 @@ def measure_data_parallel(
 
     Raises ``InvalidInputError`` if the model cannot be trained, and the errors of ``mucudnn.optimize`` and torch.
     """
-    batch = _Batch.of_this_rank(setting, input_shape, loss)
+    ((images, labels),) = labelled_batches(1, setting.batch_size, input_shape, stream=dist.get_rank())
+    images = images.to(setting.device, getattr(torch, setting.dtype))
+    images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
+    batch = images, labels.to(setting.device)
     clock = clock or wall_clock(setting.device)
     torchs = copy.deepcopy(model).to(setting.device).train()
-    with blamed_in_training(setting.source, batch.images.shape):  # errors of the model are reported before ours
-        Trainee(copy.deepcopy(torchs), loss=loss).learn(batch.images, batch.labels)
+    with blamed_in_training(setting.source, images.shape):  # errors of the model are reported before ours
+        Trainee(copy.deepcopy(torchs), loss=loss).learn(*batch)
     tuning = share_of(progress, 0.0, _TUNING)
-    ours = mucudnn.optimize(copy.deepcopy(torchs), batch.images, config, progress=tuning)
+    ours = mucudnn.optimize(copy.deepcopy(torchs), images, config, progress=tuning)
     models = {Variant.TORCH: torchs, Variant.MUCUDNN: ours}
-    alone = {which: _Alone(model, batch, clock) for which, model in models.items()}
+    alone = {which: _Alone(Trainee(copy.deepcopy(model), loss=loss), batch, clock) for which, model in models.items()}
     together = [
-        _Together(which, models[which], cap, setting, batch, clock) for cap in setting.bucket_caps for which in models
+        _Together(which, models[which], cap, setting, batch, loss, clock)
+        for cap in setting.bucket_caps
+        for which in models
     ]
     every: list[_Alone | _Together] = [*alone.values(), *together]
     order = Random(0)  # the same on all ranks
@@ -133,39 +138,22 @@ def measure_data_parallel(
     return [one.row(setting, columns[one.which]) for one in together]
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """One batch of training data, and the loss."""
+def _step_of(trainee: Trainee, batch: Batch) -> Callable[[], None]:
+    """Return a function that trains with a batch for one step; gradients are None before and after the step."""
 
-    images: Tensor
-    labels: Tensor
-    loss: Loss
+    def step() -> None:
+        trainee.learn(*batch)
+        trainee.optimizer.zero_grad()
 
-    @classmethod
-    def of_this_rank(cls, setting: Setting, input_shape: tuple[int, int, int], loss: Loss) -> _Batch:
-        """Return a batch of random samples for this rank, with labels that can be learnt."""
-        ((images, labels),) = labelled_batches(1, setting.batch_size, input_shape, stream=dist.get_rank())
-        images = images.to(setting.device, getattr(torch, setting.dtype))
-        images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
-        return cls(images, labels.to(setting.device), loss)
-
-    def step_of(self, trainee: Trainee) -> Callable[[], None]:
-        """Return a function that trains with this batch for one step; gradients are None before and after the step."""
-
-        def step() -> None:
-            trainee.learn(self.images, self.labels)
-            trainee.optimizer.zero_grad()
-
-        return step
+    return step
 
 
 class _Alone:
     """Timed steps without communication, which all ranks run at the same time: whole steps, and their parts."""
 
-    def __init__(self, model: nn.Module, batch: _Batch, clock: Clock) -> None:
-        own = copy.deepcopy(model)
-        self._step, self._clock = batch.step_of(Trainee(own, loss=batch.loss)), clock
-        self._splitter = StepSplitter(self._step, clock, device=batch.labels.device.type)
+    def __init__(self, trainee: Trainee, batch: Batch, clock: Clock) -> None:
+        self._step, self._clock = _step_of(trainee, batch), clock
+        self._splitter = StepSplitter(self._step, clock, device=batch[0].device.type)
         self._samples_s: list[float] = []
         self._step()
 
@@ -199,15 +187,16 @@ class _Together:
         model: nn.Module,
         bucket_cap_mb: float | None,
         setting: Setting,
-        batch: _Batch,
+        batch: Batch,
+        loss: Loss,
         clock: Clock,
     ) -> None:
         wire = Wire(setting.communication, setting.period)
         self.which, self._cap, self._clock = which, bucket_cap_mb, clock
         self._model = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=bucket_cap_mb)
-        trainee = Trainee(self._model, loss=batch.loss)
+        trainee = Trainee(self._model, loss=loss)
         trainee.optimizer = wire.connect(self._model, trainee.optimizer)
-        self._step, self._steps = batch.step_of(trainee), wire.steps_to_equality
+        self._step, self._steps = _step_of(trainee, batch), wire.steps_to_equality
         self._bytes = wire.bytes_of_step(self._model)
         self._samples_s: list[float] = []
         for _ in range(wire.first_steps):
@@ -258,51 +247,39 @@ def digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-Step = Mapping[str, Any]  # a row of the folder, with ``time_s``, ``noise`` and ``speedup``
-
-_COLUMNS: Mapping[str, Callable[[Step], str]] = {
-    "step ms": lambda step: milliseconds(step["time_s"]),
-    "IQR / median": lambda step: f"{step['noise']:.1%}",
-    "speedup": lambda step: ratio(step["speedup"]),
-    "samples/s": lambda step: f"{step['ranks'] * step['batch_size'] / step['time_s']:.1f}",
-    "convolutions ms": lambda step: milliseconds(step["forward_convolutions_s"] + step["backward_convolutions_s"]),
-    "other compute ms": lambda step: milliseconds(step["rest_s"]),
-    "exposed ms": lambda step: milliseconds(step["exposed_s"]),
-    "MiB a step": lambda step: f"{step['collective_bytes'] / 2**20:.4g}",
-    "buckets": lambda step: str(len(step["bucket_bytes"])),
-    "ranks equal": lambda step: f"{step['equal']} of {step['compared']}",
-}
-
-
 def data_parallel_tables(folder: ResultFolder) -> Iterator[Table | str]:
-    """Yield a table of step times with a row for each bucket size and contestant.
+    """Yield a table of step times with a row for each bucket size and contestant, and how ranks were compared.
 
     Speedups are over torch's convolutions with the same buckets.
     """
-    settings = folder.header.settings
+    settings, environment = folder.header.settings, folder.header.environment
     title = (
         f"{folder.header.source}, {settings['ranks']} ranks of {settings['batch_size']} samples, "
         f"{settings['communication']}: data-parallel steps, {bound_in_words(settings)}"
     )
-    printed = new_table(title, ("bucket_cap_mb", "convolutions"), [*_COLUMNS])
-    steps = [{**line, **spread(line["samples_s"])} for line in folder.lines]
+    columns = [
+        *("step ms", "IQR / median", "speedup", "samples/s", "convolutions ms", "other compute ms"),
+        *("exposed ms", "MiB a step", "buckets", "ranks equal"),
+    ]
+    printed = new_table(title, ("bucket_cap_mb", "convolutions"), columns)
+    steps: list[dict[str, Any]] = [{**line, **spread(line["samples_s"])} for line in folder.lines]
     torchs_s = {step["bucket_cap_mb"]: step["time_s"] for step in steps if step["contestant"] == TORCH}
     for step in steps:
-        cap = step["bucket_cap_mb"]
-        told = {**step, "speedup": torchs_s[cap] / step["time_s"]}
-        name = "default" if cap is None else f"{cap:g}"
-        printed.add_row(name, step["contestant"], *(shown(told) for shown in _COLUMNS.values()))
+        cap, time_s = step["bucket_cap_mb"], step["time_s"]
+        printed.add_row(
+            *("default" if cap is None else f"{cap:g}", step["contestant"], milliseconds(time_s)),
+            *(f"{step['noise']:.1%}", ratio(torchs_s[cap] / time_s)),
+            f"{step['ranks'] * step['batch_size'] / time_s:.1f}",
+            milliseconds(step["forward_convolutions_s"] + step["backward_convolutions_s"]),
+            *(milliseconds(step["rest_s"]), milliseconds(step["exposed_s"])),
+            f"{step['collective_bytes'] / 2**20:.4g}",
+            *(str(len(step["bucket_bytes"])), f"{step['equal']} of {step['compared']}"),
+        )
     printed.caption = (
         "convolutions (timed in place), other compute: of steps without communication; exposed: what a step takes "
         "longer with it; MiB a step: what a rank gives to collectives"
     )
     yield printed
-    yield _in_words(folder)
-
-
-def _in_words(folder: ResultFolder) -> str:
-    """Describe the ranks and threads, and the steps after which the parameters of the ranks were compared."""
-    settings, environment = folder.header.settings, folder.header.environment
     after = (
         f"after the steps that average the parameters of all ranks, one in {settings['period']}"
         if settings["averages_parameters"]
@@ -310,7 +287,7 @@ def _in_words(folder: ResultFolder) -> str:
     )
     threads = "1 thread" if environment.threads == 1 else f"{environment.threads} threads"
     each = "" if environment.device_type == "cuda" else f", {threads} each"
-    return f"{settings['ranks']} ranks{each}; their parameters were compared bit by bit {after}."
+    yield f"{settings['ranks']} ranks{each}; their parameters were compared bit by bit {after}."
 
 
 _BEFORE_POWERSGD = 2  # Number of steps before PowerSGD, which allows no fewer; torch rebuilds the buckets in the first.
@@ -341,20 +318,30 @@ class Wire:
 
     def connect(self, model: DistributedDataParallel, optimizer: Optimizer) -> Optimizer:
         """Set up this communication for the model, and return the optimizer to train the model with."""
-        hooks: dict[Communication, tuple[Any, Any]] = {
-            Communication.FP16: (None, fp16_compress_hook),
-            Communication.BF16: (None, bf16_compress_hook),
-        }
-        if self.communication is Communication.POWERSGD:
-            hooks[self.communication] = PowerSGDState(None, start_powerSGD_iter=_BEFORE_POWERSGD), powerSGD_hook
-        if self.communication.averages_parameters:
-            # Imported here because torch.distributed.optim issues warnings about its own deprecated code.
-            from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimizer
+        hook: tuple[Any, Any] | None = None
+        match self.communication:
+            case Communication.FP16:
+                hook = None, fp16_compress_hook
+            case Communication.BF16:
+                hook = None, bf16_compress_hook
+            case Communication.POWERSGD:
+                hook = PowerSGDState(None, start_powerSGD_iter=_BEFORE_POWERSGD), powerSGD_hook
+            case Communication.POST_LOCAL_SGD | Communication.HIERARCHICAL_SGD:
+                # Imported here because torch.distributed.optim issues warnings about its own deprecated code.
+                from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimizer
 
-            hooks[self.communication] = _no_gradients_after(self.period), post_localSGD_hook
-            optimizer = PostLocalSGDOptimizer(optimizer, self._averager())
-        if self.communication in hooks:
-            model.register_comm_hook(*hooks[self.communication])
+                # Gradients are averaged over all ranks in the first steps only.
+                state = PostLocalSGDState(None, None, self.period, post_local_gradient_allreduce=False)  # type: ignore[no-untyped-call]
+                hook = state, post_localSGD_hook
+                averager: ModelAverager
+                if self.communication is Communication.POST_LOCAL_SGD:
+                    averager = PeriodicModelAverager(self.period, warmup_steps=self.period)
+                else:
+                    by_period = levels(self.period, dist.get_world_size())
+                    averager = HierarchicalModelAverager(by_period, warmup_steps=self.period)  # type: ignore[no-untyped-call]
+                optimizer = PostLocalSGDOptimizer(optimizer, averager)
+        if hook is not None:
+            model.register_comm_hook(*hook)
         return optimizer
 
     def bytes_of_step(self, model: DistributedDataParallel) -> float:
@@ -373,12 +360,6 @@ class Wire:
             case _:
                 return every
 
-    def _averager(self) -> ModelAverager:
-        if self.communication is Communication.POST_LOCAL_SGD:
-            return PeriodicModelAverager(self.period, warmup_steps=self.period)
-        by_period = levels(self.period, dist.get_world_size())
-        return HierarchicalModelAverager(by_period, warmup_steps=self.period)  # type: ignore[no-untyped-call]
-
 
 def _rank_one_elements(gradient: Tensor) -> int:
     """Return the number of elements that PowerSGD sends for a gradient: two vectors if that saves at least half."""
@@ -386,11 +367,6 @@ def _rank_one_elements(gradient: Tensor) -> int:
         return gradient.numel()
     rows, columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
     return rows + columns if 2 * (rows + columns) < gradient.numel() else gradient.numel()
-
-
-def _no_gradients_after(steps: int) -> PostLocalSGDState:
-    """Return the state of a hook that averages gradients over all ranks, in the first ``steps`` steps only."""
-    return PostLocalSGDState(None, None, steps, post_local_gradient_allreduce=False)  # type: ignore[no-untyped-call]
 
 
 def levels(period: int, ranks: int) -> OrderedDict[int, int]:

@@ -1,12 +1,14 @@
-"""Measures training steps with torch's convolutions and with mucudnn's, in turns, at several local batches.
+"""Predicts steps of data-parallel training on many ranks from steps measured on one device.
 
-A local batch is the number of samples on one device. An additional step reads the clock at every gradient.
+Measured are steps with torch's convolutions and with mucudnn's, in turns, at several local batches (numbers of samples
+on one device); an additional step reads the clock at every gradient. The step of a rank (a process with its own device)
+is its measured step at its local batch, and the part of the all-reduces that the backward pass does not hide. Ranks are
+equal, and wait for each other only in the all-reduces, whose models are in the package ``solver``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,8 +30,9 @@ from mucudnn.solver.all_reduce import AllReduce, Gradient, Link, all_reduce_s, b
 from mucudnn.solver.front import FloatArray
 from mucudnn.tuning.own_step import OwnStep
 
+ENOUGH = 0.8  # The device starves below this share of its best throughput.
 _TUNING = 0.9  # share of the progress bar
-
+_FAR = "~"  # marks what is extrapolated
 
 BOTH = (Variant.TORCH, Variant.MUCUDNN)  # the convolutions of a step: torch's own, or mucudnn's choices
 
@@ -117,39 +120,25 @@ class _Step:
     def moments(self) -> tuple[dict[str, float], float]:
         """Run a step; return the fractions of it at which each gradient was ready and the backward pass ended."""
         moments: dict[str, float] = {}
+        handles = []
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                note = partial(self._note, moments, name)
+                handles.append(parameter.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
         begun_s = self.clock.now()
-        with _noted(self.model, moments, self.clock):
+        try:
             self._own(self.model)
+        finally:
+            for handle in handles:
+                handle.remove()
         backward_end_s = self.clock.now()
         self._optimizer.step()
         elapsed_s = self.clock.now() - begun_s
         parts = {name: (moment - begun_s) / elapsed_s for name, moment in moments.items()}
         return parts, (backward_end_s - begun_s) / elapsed_s
 
-
-@contextmanager
-def _noted(model: nn.Module, moments: dict[str, float], clock: Clock) -> Iterator[None]:
-    """Within this context, record in ``moments`` the time at which each parameter's gradient is complete."""
-
-    def hook_of(name: str) -> Callable[[Tensor], None]:
-        def note(_: Tensor) -> None:
-            moments[name] = clock.now()
-
-        return note
-
-    handles = [
-        parameter.register_post_accumulate_grad_hook(hook_of(name))  # type: ignore[no-untyped-call]
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-ENOUGH = 0.8  # The device starves below this share of its best throughput.
+    def _note(self, moments: dict[str, float], name: str, _: Tensor) -> None:
+        moments[name] = self.clock.now()
 
 
 class Scaling(StrEnum):
@@ -248,7 +237,7 @@ def predict(
             first_throughput = None
             for count, local, samples in sizes:
                 gradients, backward_end_s = device.gradients(which, local)
-                cost = partial(_message_s, all_reduce, count, link)
+                cost = partial(all_reduce_s, all_reduce, count, link=link)
                 default, best = ddp_default(gradients, cost), best_cap(gradients, cost)
                 compute_s = float(device.step_s(which)[local])
                 exposed_s = max(default.end_s - backward_end_s, 0.0)
@@ -270,13 +259,6 @@ def predict(
                     best_bucket_cap_mb=(best.cap_bytes or 0) / 2**20,
                     best_cap_exposed_s=max(best.end_s - backward_end_s, 0.0),
                 )
-
-
-def _message_s(all_reduce: AllReduce, ranks: int, link: Link, size_bytes: int) -> float:
-    return all_reduce_s(all_reduce, ranks, size_bytes, link)
-
-
-_FAR = "~"
 
 
 def scale_table(title: str, points: Sequence[Point]) -> Table:

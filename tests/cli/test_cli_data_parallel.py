@@ -18,8 +18,7 @@ from mucudnn.bench.suites.data_parallel import Setting, data_parallel_tables
 from mucudnn.cli.bench import data_parallel as command
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
-from mucudnn.core.tables import Table
-from mucudnn.running.environment import Environment, current_environment
+from mucudnn.running.environment import Environment
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +126,6 @@ def test_ranks_that_are_not_equal_fail_the_command_once_all_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "on_every_rank", lambda *given: rows(equal=9)[1])
-    monkeypatch.setattr(command._Measuring, "header", lambda self: rows()[0].header(Config(), 3, current_environment()))
     result = invoke(*TRAINED, *QUICK, "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert "9 of 10" in result.stdout

@@ -18,7 +18,6 @@ from mucudnn.core.errors import InvalidInputError, SharingError, UnavailableErro
 from mucudnn.core.problem import MemoryFormat
 
 if TYPE_CHECKING:
-    from mucudnn.bench.results.reading import Header
     from mucudnn.bench.results.writing import Row
     from mucudnn.bench.suites.data_parallel import Setting
 
@@ -34,19 +33,18 @@ def parse_caps(text: str) -> tuple[float | None, ...]:
     >>> parse_caps("default, 0.5, 25")
     (None, 0.5, 25.0)
     """
-    return tuple(dict.fromkeys(_cap(part.strip(), text) for part in text.split(",")))
-
-
-def _cap(part: str, text: str) -> float | None:
-    if part == "default":
-        return None
-    try:
-        cap = float(part)
-    except ValueError:
-        cap = inf
-    if not 0 < cap <= _LARGEST_CAP:
-        raise InvalidInputError(f"{part!r} in {text!r} is not a bucket size in MiB; write for example default,1,5,25")
-    return cap
+    caps: list[float | None] = []
+    for part in (part.strip() for part in text.split(",")):
+        try:
+            cap = None if part == "default" else float(part)
+        except ValueError:
+            cap = inf
+        if cap is not None and not 0 < cap <= _LARGEST_CAP:
+            raise InvalidInputError(
+                f"{part!r} in {text!r} is not a bucket size in MiB; write for example default,1,5,25"
+            )
+        caps.append(cap)
+    return tuple(dict.fromkeys(caps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +76,6 @@ class _Measuring:
                 rounds=self.rounds,
                 progress=silent if dist.get_rank() else progress,
             )
-
-    def header(self) -> Header:
-        """Return the description of this run for a result folder: settings and environment."""
-        from mucudnn.running.environment import current_environment
-
-        environment = replace(current_environment(self.setting.device), threads=self.threads)
-        return self.setting.header(self.config, self.rounds, environment)
 
 
 @click.command(cls=FileCommand)
@@ -150,35 +141,12 @@ def data_parallel(
     convolutions, other compute, and communication that is not hidden; after the steps the ranks' parameters are
     compared bit by bit. Also under torchrun: torchrun --nproc-per-node 4 -m mucudnn bench data-parallel SOURCE.
     """
+    import torch
+
     from mucudnn.bench.results.writing import open_folder
     from mucudnn.bench.suites.data_parallel import Setting, data_parallel_tables
+    from mucudnn.running.environment import current_environment, require_cuda
 
-    _require_suitable(communication, device, memory_format)
-    ranks = _number_of_ranks(ranks)
-    if device == "cuda":
-        _require_gpus(ranks_here(ranks))
-    threads = threads or cores_of_each(ranks_here(ranks))
-    setting = Setting(
-        *(source, ranks, batch or _BATCH[device], device, dtype, memory_format, communication, period, bucket_caps)
-    )
-    measuring = _Measuring(setting, input_shape, rounds, threads, config)
-    if rank_of_torchrun() not in (None, 0):
-        on_every_rank(measuring, ranks, device)
-        return
-    with outputs.shown(data_parallel_tables) as path, open_folder(path, measuring.header()) as folder:
-        known = [line for cap in bucket_caps for line in folder.known(setting.subject(cap))]
-        if known and ranks_of_torchrun() is None:  # ranks of torchrun would wait for this one
-            folder.write_summary()
-            return
-        rows = on_every_rank(measuring, ranks, device) or []
-        folder.add(rows)
-        folder.write_summary()
-        if any(row.more["equal"] < row.more["compared"] for row in rows):
-            raise SharingError("the parameters of the ranks were not equal after all steps; report this")
-
-
-def _require_suitable(communication: Communication, device: str, memory_format: MemoryFormat) -> None:
-    """Raise ``UsageError`` for communication that PyTorch does not support, or that changes the memory format."""
     if communication is Communication.BF16 and device == "cpu":
         raise click.UsageError("PyTorch sends bf16 between GPUs only: give --communication fp16, or --device cuda")
     if communication.averages_parameters and memory_format is MemoryFormat.CHANNELS_LAST:
@@ -186,23 +154,33 @@ def _require_suitable(communication: Communication, device: str, memory_format: 
             f"PyTorch's averaging leaves parameters contiguous, so {communication} does not go with "
             "--memory-format channels-last: leave it out, or give another --communication"
         )
-
-
-def _number_of_ranks(given: int | None) -> int:
     started = ranks_of_torchrun()
-    if started is not None and given not in (None, started):
-        raise click.UsageError(f"torchrun has started {started} ranks, not {given}: leave --ranks out")
-    return started or given or 2
-
-
-def _require_gpus(ranks: int) -> None:
-    """Raise ``UnavailableError`` if this machine has fewer GPUs than ranks."""
-    import torch
-
-    from mucudnn.running.environment import require_cuda
-
-    require_cuda()
-    if ranks > torch.cuda.device_count():
-        raise UnavailableError(
-            f"{ranks} ranks need as many GPUs, and there are {torch.cuda.device_count()}: give fewer --ranks"
-        )
+    if started is not None and ranks not in (None, started):
+        raise click.UsageError(f"torchrun has started {started} ranks, not {ranks}: leave --ranks out")
+    ranks = started or ranks or 2
+    here = ranks_here(ranks)
+    if device == "cuda":
+        require_cuda()
+        if here > torch.cuda.device_count():
+            raise UnavailableError(
+                f"{here} ranks need as many GPUs, and there are {torch.cuda.device_count()}: give fewer --ranks"
+            )
+    threads = threads or cores_of_each(here)
+    setting = Setting(
+        *(source, ranks, batch or _BATCH[device], device, dtype, memory_format, communication, period, bucket_caps)
+    )
+    measuring = _Measuring(setting, input_shape, rounds, threads, config)
+    if rank_of_torchrun() not in (None, 0):
+        on_every_rank(measuring, ranks, device)
+        return
+    header = setting.header(config, rounds, replace(current_environment(device), threads=threads))
+    with outputs.shown(data_parallel_tables) as path, open_folder(path, header) as folder:
+        known = [line for cap in bucket_caps for line in folder.known(setting.subject(cap))]
+        if known and started is None:  # ranks of torchrun would wait for this one
+            folder.write_summary()
+            return
+        rows = on_every_rank(measuring, ranks, device) or []
+        folder.add(rows)
+        folder.write_summary()
+        if any(row.more["equal"] < row.more["compared"] for row in rows):
+            raise SharingError("the parameters of the ranks were not equal after all steps; report this")
