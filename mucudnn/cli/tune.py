@@ -14,7 +14,7 @@ from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.layer_tables import load_limited, require_complete, solve_stored
 from mucudnn.cli.shared.options import outputs
 from mucudnn.cli.shared.parameters import OutputFile
-from mucudnn.cli.shared.ranks import TuneTable, tune_on_ranks
+from mucudnn.cli.shared.ranks import tune_on_ranks
 from mucudnn.core.config import Config
 from mucudnn.core.files import whole_text
 
@@ -76,7 +76,7 @@ def tune(
         table, limits = load_limited(source, sizes, config, device)
         tuning = solve_stored(table, config, environment, limits)
     else:
-        found = tune_on_ranks(TuneTable(source, sizes, config, threads, device))
+        found = tune_on_ranks(source, sizes, config, threads, device)
         if found is None:
             return
         tuning = found

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from math import inf
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,7 +23,7 @@ from mucudnn.bench.suites.shared.processes import Failed, OwnProcessError, Worke
 from mucudnn.cli.shared.commands import show_warning
 from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.options import use_threads
-from mucudnn.core.errors import MucudnnError, SharingError
+from mucudnn.core.errors import SharingError
 
 if TYPE_CHECKING:
     from mucudnn.bench.sources.table_tuning import TableTuning
@@ -79,52 +78,31 @@ def on_every_rank(job: Callable[[], T], ranks: int, device: str, *, timeout_s: f
 
 
 def _in_workers(job: Callable[[], T], ranks: int, device: str, timeout_s: float) -> T:
+    """Run a job in a worker process for each rank. After a failure the others have ``_OTHERS_S`` seconds to end."""
+    outcomes: dict[int, Any] = {}
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        meeting = (Path(folder) / "ranks").as_uri()
-        how = (ranks, device, meeting, timeout_s)
+        how = (ranks, device, (Path(folder) / "ranks").as_uri(), timeout_s)
         workers = [stack.enter_context(Worker(_work, job, rank, *how)) for rank in range(ranks)]
-        outcomes = _outcomes(workers)
+        left, left_s, until_s = {worker.told: rank for rank, worker in enumerate(workers)}, None, inf
+        while left and (ready := wait([*left], left_s)):
+            for told in ready:
+                rank = left.pop(cast(Connection, told))
+                try:
+                    outcomes[rank] = workers[rank].receive()
+                except OwnProcessError as error:  # earlier than failures of ranks that only lost the connection
+                    outcomes[rank] = Failed(str(error), moment_s=0.0)
+                if isinstance(outcomes[rank], Failed):
+                    until_s = min(until_s, time.monotonic() + _OTHERS_S)
+            left_s = None if until_s == inf else max(0.0, until_s - time.monotonic())
     failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, Failed)}
-    if failed:
-        raise _blame(failed, ranks)
-    return cast(T, outcomes[0])
-
-
-def _outcomes(workers: Sequence[Worker]) -> dict[int, object]:
-    """Wait for all ranks and return their results or failures.
-
-    After a failure, only ranks that end within ``_OTHERS_S`` seconds are waited for.
-    """
-    outcomes: dict[int, object] = {}
-    left = {rank: worker.told for rank, worker in enumerate(workers)}
-    left_s: float | None = None
-    until_s = inf
-    while left and (ready := wait([*left.values()], left_s)):
-        for rank in [rank for rank, told in left.items() if told in ready]:
-            del left[rank]
-            outcomes[rank] = _outcome(workers[rank])
-            if isinstance(outcomes[rank], Failed):
-                until_s = min(until_s, time.monotonic() + _OTHERS_S)
-        left_s = None if until_s == inf else max(0.0, until_s - time.monotonic())
-    return outcomes
-
-
-def _outcome(worker: Worker) -> object:
-    try:
-        return worker.receive()
-    except OwnProcessError as error:
-        return Failed(str(error), moment_s=0.0)  # earlier than failures of other ranks, which only lost the connection
-
-
-def _blame(failed: Mapping[int, Failed], ranks: int) -> MucudnnError:
-    """Return the error of the rank that failed first; it names the rank, unless all ranks failed in the same way."""
+    if not failed:
+        return cast(T, outcomes[0])
     rank, first = min(failed.items(), key=lambda item: item[1].moment_s)
     if first.trace:
         click.echo(first.trace, err=True)
-    reasons = {outcome.reason for outcome in failed.values()}
-    if len(failed) == ranks and reasons == {first.reason}:
-        return SharingError(first.reason)
-    return SharingError(f"rank {rank}: {first.reason}; all others were ended with it")
+    if len(failed) == ranks and {outcome.reason for outcome in failed.values()} == {first.reason}:
+        raise SharingError(first.reason)
+    raise SharingError(f"rank {rank}: {first.reason}; all others were ended with it")
 
 
 def _work(
@@ -144,43 +122,30 @@ def _work(
         # sent before the rank leaves the group, which makes others fail
 
 
-@dataclass(frozen=True, slots=True)
-class TuneTable:
-    """A job that tunes a layer table on a device, on every rank of torchrun.
+def tune_on_ranks(
+    source: str, sizes: Mapping[str, Any], config: Config, threads: int | None, device: str
+) -> TableTuning | None:
+    """Tune a layer table on a device, under torchrun on all ranks together. Return None on ranks other than 0.
 
     sizes: further arguments of ``load_source``. threads: number of threads; None for torch's default. device: ``cuda``
     is the GPU of the local rank.
     """
 
-    source: str
-    sizes: Mapping[str, Any]
-    config: Config
-    threads: int | None
-    device: str
+    def tune() -> TableTuning:
+        import torch
 
-    def __call__(self) -> TableTuning:
-        """Tune the layer table, together with the other ranks of the process group, if any."""
         from mucudnn.running.devices import device_named, made_current
 
-        use_threads(self.threads)
-        place = device_named(_of_local_rank(self.device))
+        use_threads(threads)
+        gpus = torch.cuda.device_count() if device == "cuda" and ranks_of_torchrun() is not None else 0
+        own = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % gpus}" if gpus > 1 else device
+        place = device_named(own)
         with made_current(place):
-            tuning_environment(place.type, self.config)  # fails early if the device is missing
-            table, limits = load_limited(self.source, {**self.sizes}, self.config, place.type)
-            return tune_with_progress(table, self.config, place.type, limits)
+            tuning_environment(place.type, config)  # fails early if the device is missing
+            table, limits = load_limited(source, {**sizes}, config, place.type)
+            return tune_with_progress(table, config, place.type, limits)
 
-
-def tune_on_ranks(order: TuneTable) -> TableTuning | None:
-    """Tune a layer table, under torchrun on all ranks. Return None on ranks other than 0."""
     ranks = ranks_of_torchrun() or 1
     if ranks == 1:
-        return order()
-    return on_every_rank(order, ranks, "cpu", timeout_s=_TIMEOUT_S)  # gloo suffices, since they exchange only text
-
-
-def _of_local_rank(device: str) -> str:
-    import torch
-
-    if device != "cuda" or torch.cuda.device_count() < 2 or ranks_of_torchrun() is None:
-        return device
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+        return tune()
+    return on_every_rank(tune, ranks, "cpu", timeout_s=_TIMEOUT_S)  # gloo suffices, since they exchange only text
