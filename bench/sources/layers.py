@@ -105,20 +105,51 @@ def load_source(
     >>> print(first.name, first.batch_size, first.problem)
     features.0 32 forward 3x224x224 -> 64, 11x11, stride 4x4, padding 2x2, float32 contiguous
     """
-    layers = _load(
-        source, None if batch is None else whole(batch, "batch", 1, MOST_SAMPLES), checked_shape(input_shape)
-    )
+    batch = None if batch is None else whole(batch, "batch", 1, MOST_SAMPLES)
+    shape = checked_shape(input_shape)
+    with importable(source):
+        found = model_of(source, shape, initialised=False)
+        if found is not None:
+            layers = _layers_of_model(source, *found, batch)
+    if found is None:
+        if shape is not None:
+            raise InvalidInputError(f"input shape is {shape}, but {source} has its own; leave the input shape out")
+        if source in TABLES:
+            layers = read_csv(_DATA / "deepbench_conv.csv", only_set=TABLES[source])
+        elif source.endswith(".csv") or Path(source).is_file():
+            layers = read_csv(Path(source))
+        else:
+            names = (*NETWORKS, *TABLES)
+            raise InvalidInputError(
+                f"source is {source!r}; {did_you_mean(source, names)}allowed are {', '.join(names)}, a CSV file of "
+                "layers, and package.module:factory or file.py:factory for a model of your own"
+            )
+        if batch is not None:
+            layers = [replace(layer, batch_size=batch) for layer in layers]
     if not layers:
         raise InvalidInputError(f"{source} has no convolution (torch.nn.Conv2d) to tune; name another source")
-    as_asked = (
-        replace(
-            layer,
-            problem=replace(layer.problem, dtype=dtype, memory_format=memory_format),
-            batch_size=max(1, round(min(batch_scale * layer.batch_size, 2 * MOST_SAMPLES))),
+    # The first layer of a network is not merged with later ones of its geometry, which also have BACKWARD_DATA.
+    merged: dict[tuple[ConvProblem, int, bool, bool], Layer] = {}
+    for layer in layers:
+        problem = replace(layer.problem, dtype=dtype, memory_format=memory_format)
+        batch_size = max(1, round(min(batch_scale * layer.batch_size, 2 * MOST_SAMPLES)))
+        key = (problem, batch_size, layer.input_needs_gradient, layer.transposed)
+        names, count, has_bias = layer.names, layer.count, layer.has_bias
+        if key in merged:
+            same = merged[key]
+            names, count = tuple(dict.fromkeys(same.names + names)), same.count + count
+            has_bias = same.has_bias or has_bias
+        merged[key] = replace(
+            layer, names=names, problem=problem, batch_size=batch_size, count=count, has_bias=has_bias
         )
-        for layer in layers
+    sharing = Counter(layer.names for layer in merged.values())
+    distinct = (
+        replace(layer, names=(f"{layer.name} n{layer.batch_size}",))
+        if sharing[layer.names] > 1 and layer.name == _geometry(layer.problem)
+        else layer
+        for layer in merged.values()
     )
-    return LayerTable(source, _distinct(_merged(as_asked)))
+    return LayerTable(source, tuple(distinct))
 
 
 def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
@@ -129,71 +160,79 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
 
     Raises ``InvalidInputError`` with file and line if the file is invalid.
     """
+    known = (*_REQUIRED, *_OPTIONAL, *_TEXT)
     try:
         # csv, because error messages need line numbers, and importing pandas takes longer than reading.
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream, strict=True)
-            _check_columns(path, reader.fieldnames or ())
+            columns = reader.fieldnames or ()
+            if missing := [name for name in _REQUIRED if name not in columns]:
+                raise InvalidInputError(
+                    f"{path}, line 1: no column {', '.join(missing)}; the columns are {', '.join(known)}"
+                )
+            if unknown := [repr(name) for name in columns if name not in known]:
+                raise InvalidInputError(
+                    f"{path}, line 1: unknown column {', '.join(unknown)}; allowed are {', '.join(known)}"
+                )
+            if twice := [name for name, times in Counter(columns).items() if times > 1]:
+                raise InvalidInputError(
+                    f"{path}, line 1: column {', '.join(twice)} occurs more than once; keep one of each"
+                )
             lines = [(reader.line_num, line) for line in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidInputError(f"{path} cannot be read as a CSV file of layers: {reason}") from error
-    return [_layer(path, number, line) for number, line in lines if only_set in (None, line.get("set"))]
+    return [_layer(f"{path}, line {number}", line) for number, line in lines if only_set in (None, line.get("set"))]
 
 
-def with_filters(table: LayerTable, filters: Sequence[Pair]) -> LayerTable:
-    """Keep only layers whose filter size is in ``filters``, as (height, width).
-
-    Raises ``InvalidInputError`` if no layer is left.
-    """
-    layers = tuple(layer for layer in table.layers if (layer.problem.r, layer.problem.s) in filters)
-    if not layers:
-        there_are = sorted({(layer.problem.r, layer.problem.s) for layer in table.layers})
-        raise InvalidInputError(
-            f"{table.source} has no layer with a filter of {_filters(filters)}; it has {_filters(there_are)}"
+def _layer(where: str, line: Mapping[str, str | None]) -> Layer:
+    if None in line or None in line.values():
+        raise InvalidInputError(f"{where}: the number of values differs from the number of columns in line 1")
+    size: dict[str, int] = {}
+    for name in (*_REQUIRED, *_OPTIONAL):
+        value = line[name] if name in _REQUIRED else line.get(name) or _OPTIONAL[name]
+        try:
+            size[name] = int(str(value))
+        except ValueError:
+            raise InvalidInputError(f"{where}: {name} is {shown(value)}; write a whole number") from None
+    try:
+        batch_size = whole(size["n"], "n", 1, MOST_SAMPLES)
+        c, h, w, k, r, s = (size[name] for name in ("c", "h", "w", "k", "r", "s"))
+        problem = ConvProblem(
+            *(Operation.FORWARD, c, h, w, k, r, s),
+            stride=(size["stride_h"], size["stride_w"]),
+            padding=(size["pad_h"], size["pad_w"]),
+            dilation=(size["dilation"], size["dilation"]),
+            groups=size["groups"],
         )
-    return replace(table, layers=layers)
+        names = (line.get("name") or _geometry(problem)).split(", ")
+        return Layer(tuple(names), problem, batch_size, size["count"])
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{where}: {error}") from None
 
 
-def _filters(filters: Iterable[Pair]) -> str:
-    return ", ".join(f"{r}x{s}" for r, s in filters)
-
-
-def _load(source: str, batch: int | None, input_shape: tuple[int, int, int] | None) -> list[Layer]:
-    with importable(source):
-        found = model_of(source, input_shape, initialised=False)
-        if found is not None:
-            model, shape = found
-            return _run(source, model.eval(), shape, batch)
-    if input_shape is not None:
-        raise InvalidInputError(f"input shape is {input_shape}, but {source} has its own; leave the input shape out")
-    layers = _read_table(source)
-    return layers if batch is None else [replace(layer, batch_size=batch) for layer in layers]
-
-
-def _read_table(source: str) -> list[Layer]:
-    if source in TABLES:
-        return read_csv(_DATA / "deepbench_conv.csv", only_set=TABLES[source])
-    if source.endswith(".csv") or Path(source).is_file():
-        return read_csv(Path(source))
-    raise InvalidInputError(f"source is {source!r}; {_allowed_sources(source)}")
-
-
-def _allowed_sources(source: str) -> str:
-    names = (*NETWORKS, *TABLES)
-    return (
-        f"{did_you_mean(source, names)}allowed are {', '.join(names)}, a CSV file of layers, and "
-        "package.module:factory or file.py:factory for a model of your own"
+def _geometry(problem: ConvProblem) -> str:
+    """Return a name for a problem's geometry, such as ``64x54x54 k64 3x3/2 pad 1``, where ``/2`` is the stride."""
+    stride, padding, dilation = (
+        str(h) if h == w else f"{h}x{w}" for h, w in (problem.stride, problem.padding, problem.dilation)
     )
+    parts = [f"{problem.c}x{problem.h}x{problem.w} k{problem.k} {problem.r}x{problem.s}"]
+    parts[0] += "" if stride == "1" else f"/{stride}"
+    parts += [f"pad {padding}"] if padding != "0" else []
+    parts += [f"dilation {dilation}"] if dilation != "1" else []
+    parts += [f"groups {problem.groups}"] if problem.groups > 1 else []
+    return " ".join(parts)
 
 
-def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch: int | None) -> list[Layer]:
-    """Run the model on one sample, and return its convolution calls as layers for ``batch`` samples.
+def _layers_of_model(
+    source: str, model: nn.Module, input_shape: tuple[int, int, int], batch: int | None
+) -> list[Layer]:
+    """Run a model on one sample, and return its convolution calls as layers for ``batch`` samples.
 
     Batch sizes of the calls are multiplied by ``batch``, because some models fold other axes into the batch axis.
     """
     with blamed_in_computing(source, (1, *input_shape)):
-        calls = trace(model, torch.zeros(1, *input_shape))
+        calls = trace(model.eval(), torch.zeros(1, *input_shape))
     return [
         Layer(
             (call.name,),
@@ -207,87 +246,14 @@ def _run(source: str, model: nn.Module, input_shape: tuple[int, int, int], batch
     ]
 
 
-def _check_columns(path: Path, columns: Iterable[str]) -> None:
-    known = (*_REQUIRED, *_OPTIONAL, *_TEXT)
-    if missing := [name for name in _REQUIRED if name not in columns]:
-        raise InvalidInputError(f"{path}, line 1: no column {', '.join(missing)}; the columns are {', '.join(known)}")
-    if unknown := [repr(name) for name in columns if name not in known]:
-        raise InvalidInputError(f"{path}, line 1: unknown column {', '.join(unknown)}; allowed are {', '.join(known)}")
-    if twice := [name for name, times in Counter(columns).items() if times > 1]:
-        raise InvalidInputError(f"{path}, line 1: column {', '.join(twice)} occurs more than once; keep one of each")
+def with_filters(table: LayerTable, filters: Sequence[Pair]) -> LayerTable:
+    """Keep only layers whose filter size is in ``filters``, as (height, width).
 
-
-def _layer(path: Path, number: int, line: Mapping[str, str | None]) -> Layer:
-    where = f"{path}, line {number}"
-    if None in line or None in line.values():
-        raise InvalidInputError(f"{where}: the number of values differs from the number of columns in line 1")
-    size = {name: _size(where, name, line[name]) for name in _REQUIRED}
-    size |= {name: _size(where, name, line.get(name) or default) for name, default in _OPTIONAL.items()}
-    try:
-        batch_size = whole(size["n"], "n", 1, MOST_SAMPLES)
-        problem = _problem(size)
-        names = (line.get("name") or _geometry(problem)).split(", ")
-        return Layer(tuple(names), problem, batch_size, size["count"])
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{where}: {error}") from None
-
-
-def _geometry(problem: ConvProblem) -> str:
-    """Return a name for a problem's geometry, such as ``64x54x54 k64 3x3/2 pad 1``, where ``/2`` is the stride."""
-    stride = "" if problem.stride == (1, 1) else f"/{_size_in_short(problem.stride)}"
-    parts = [f"{problem.c}x{problem.h}x{problem.w} k{problem.k} {problem.r}x{problem.s}{stride}"]
-    parts += [f"pad {_size_in_short(problem.padding)}"] if any(problem.padding) else []
-    parts += [f"dilation {_size_in_short(problem.dilation)}"] if problem.dilation != (1, 1) else []
-    parts += [f"groups {problem.groups}"] if problem.groups > 1 else []
-    return " ".join(parts)
-
-
-def _size_in_short(pair: Pair) -> str:
-    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
-
-
-def _distinct(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Append the batch size to geometry names that several layers share, and return all layers."""
-    counts = Counter(layer.names for layer in layers)
-    return tuple(
-        replace(layer, names=(f"{layer.name} n{layer.batch_size}",))
-        if counts[layer.names] > 1 and layer.name == _geometry(layer.problem)
-        else layer
-        for layer in layers
-    )
-
-
-def _problem(size: Mapping[str, int]) -> ConvProblem:
-    c, h, w, k, r, s = (size[name] for name in ("c", "h", "w", "k", "r", "s"))
-    return ConvProblem(
-        *(Operation.FORWARD, c, h, w, k, r, s),
-        (size["stride_h"], size["stride_w"]),
-        (size["pad_h"], size["pad_w"]),
-        (size["dilation"], size["dilation"]),
-        size["groups"],
-    )
-
-
-def _size(where: str, name: str, value: object) -> int:
-    try:
-        return int(str(value))
-    except ValueError:
-        raise InvalidInputError(f"{where}: {name} is {shown(value)}; write a whole number") from None
-
-
-def _merged(layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """Merge layers with the same geometry into one layer with all their names.
-
-    The first layer of a network is not merged with later layers, which also have the operation BACKWARD_DATA.
+    Raises ``InvalidInputError`` if no layer is left.
     """
-    merged: dict[tuple[ConvProblem, int, bool, bool], Layer] = {}
-    for layer in layers:
-        key = (layer.problem, layer.batch_size, layer.input_needs_gradient, layer.transposed)
-        same = merged.get(key)
-        merged[key] = layer if same is None else _together(same, layer)
-    return tuple(merged.values())
-
-
-def _together(first: Layer, second: Layer) -> Layer:
-    names, count = tuple(dict.fromkeys(first.names + second.names)), first.count + second.count
-    return replace(first, names=names, count=count, has_bias=first.has_bias or second.has_bias)
+    layers = tuple(layer for layer in table.layers if (layer.problem.r, layer.problem.s) in filters)
+    if not layers:
+        there_are = sorted({(layer.problem.r, layer.problem.s) for layer in table.layers})
+        asked, found = (", ".join(f"{r}x{s}" for r, s in sizes) for sizes in (filters, there_are))
+        raise InvalidInputError(f"{table.source} has no layer with a filter of {asked}; it has {found}")
+    return replace(table, layers=layers)

@@ -9,11 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
 
 from mucudnn.bench.sources.networks import NETWORKS, build, input_shape_of
 from mucudnn.core.errors import InvalidInputError, MucudnnError, first_line
@@ -104,20 +102,16 @@ def seeded_model(
     return model.to(device=device), x
 
 
-def settle_statistics(model: nn.Module, images: Tensor) -> None:
-    """Set the running statistics of batch norms from one batch of images.
-
-    With the initial statistics, mean 0 and variance 1, activations fade from layer to layer, and outputs hardly depend
-    on the convolutions, so that comparing outputs would be pointless.
-    """
-    update_bn([images], model)
-
-
 def _user_model(source: str) -> nn.Module:
+    """Return the model that a user's module or file gives under a name, itself or by a function without arguments."""
     with blamed_in_building(source):
         place, _, attribute = source.rpartition(":")
-        module = _module_of_file(Path(place)) if _is_file(place) else importlib.import_module(place)
-        made = _attribute_of(module, attribute)
+        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        if not hasattr(module, attribute):
+            own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+            have = f"it has {', '.join(own)}" if own else "it defines nothing"
+            raise InvalidInputError(f"there is no {attribute!r} in {module.__name__}; {have}")
+        made = getattr(module, attribute)
         model = made if isinstance(made, nn.Module) else made()
         if isinstance(model, nn.Module):
             modes = [(one, one.training) for one in model.modules()]
@@ -129,18 +123,6 @@ def _user_model(source: str) -> nn.Module:
     return model
 
 
-def _attribute_of(module: ModuleType, name: str) -> Any:
-    """Return the model or factory of this name in a module.
-
-    Raises ``InvalidInputError``, which lists the names that the module defines, if there is none.
-    """
-    if not hasattr(module, name):
-        own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        have = f"it has {', '.join(own)}" if own else "it defines nothing"
-        raise InvalidInputError(f"there is no {name!r} in {module.__name__}; {have}")
-    return getattr(module, name)
-
-
 @contextmanager
 def importable(source: str) -> Iterator[None]:
     """Add the folder of the model's file, or else the current folder, to the import path within this context.
@@ -149,7 +131,7 @@ def importable(source: str) -> Iterator[None]:
     processes inherit the path.
     """
     place, _, _ = source.rpartition(":")
-    folder = str(Path(place).resolve().parent if _is_file(place) else Path.cwd())
+    folder = str(Path(place).resolve().parent if place.endswith(".py") else Path.cwd())
     sys.path.insert(0, folder)
     try:
         yield
@@ -171,11 +153,6 @@ def _module_of_file(path: Path) -> ModuleType:
     return module
 
 
-def _is_file(place: str) -> bool:
-    """Return whether the part before the colon is a file, ``folder/file.py``, and not a module, ``package.module``."""
-    return place.endswith(".py")
-
-
 def blamed_in_building(source: str) -> AbstractContextManager[None]:
     """Return a context that converts errors from building a model to ``InvalidInputError`` with the model's name."""
     return _blamed(source, "cannot be built", "name a function that needs no arguments and returns a torch.nn.Module")
@@ -186,7 +163,7 @@ def blamed_in_computing(source: str, shape: Sequence[int]) -> AbstractContextMan
 
     shape: (N, C, H, W) of the input.
     """
-    return _blamed(source, f"cannot compute an input of {_product(shape)}", _SHAPE)
+    return _blamed(source, f"cannot compute an input of {'x'.join(map(str, shape))}", _SHAPE)
 
 
 def blamed_in_training(source: str, shape: Sequence[int]) -> AbstractContextManager[None]:
@@ -194,8 +171,8 @@ def blamed_in_training(source: str, shape: Sequence[int]) -> AbstractContextMana
 
     shape: (N, C, H, W) of the input. mucudnn's own errors are not changed.
     """
-    what, advice = f"cannot be trained on an input of {_product(shape)}", f"{_SHAPE}, and --batch the batch size"
-    return _blamed(source, what, advice, passing=MucudnnError)
+    what = f"cannot be trained on an input of {'x'.join(map(str, shape))}"
+    return _blamed(source, what, f"{_SHAPE}, and --batch the batch size", passing=MucudnnError)
 
 
 @contextmanager
@@ -211,31 +188,13 @@ def _blamed(source: str, what: str, advice: str, passing: type[Exception] | tupl
     except MucudnnError as error:
         raise InvalidInputError(f"{source} {what}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise InvalidInputError(f"{source} {what}: {_told(source, error)}; {advice}") from error
-
-
-def _told(source: str, error: BaseException) -> str:
-    """Describe an error, with the line of the model's own file that caused it."""
-    happened = f"it ended with exit status {error.code}" if isinstance(error, SystemExit) else first_line(error)
-    line = _line_of(source, error)
-    place = type(error).__name__ if line is None else f"{type(error).__name__} in {line}"
-    return f"{happened} ({place})"
-
-
-def _line_of(source: str, error: BaseException) -> str | None:
-    """Return the last file and line of an error's traceback that is in the model's own file; None if there is none."""
-    place = source.rpartition(":")[0]
-    module = sys.modules.get(place)
-    file = place if place.endswith(".py") else getattr(module, "__file__", None)
-    if file is None:
-        return None
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).resolve() == Path(file).resolve()
-    ]
-    return f"{Path(file).name}, line {lines[-1]}" if lines else None
-
-
-def _product(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
+        happened = f"it ended with exit status {error.code}" if isinstance(error, SystemExit) else first_line(error)
+        place = source.rpartition(":")[0]  # the last line of the model's own file that the error passed
+        file = place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None)
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if file is not None and Path(frame.filename).resolve() == Path(file).resolve()
+        ]
+        where = f" in {Path(file).name}, line {lines[-1]}" if file is not None and lines else ""
+        raise InvalidInputError(f"{source} {what}: {happened} ({type(error).__name__}{where}); {advice}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +12,7 @@ from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.sources.models import blamed_in_training, load_model
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.records import Task
 from mucudnn.core.terminal import Progress
 from mucudnn.distributed import team_of
@@ -111,18 +111,23 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
 
     Raises ``InvalidInputError`` if there is nothing to tune, or if the config asks for headroom and limits is None.
     """
-    return [
-        Task(
-            problem,
-            layer.batch_size,
-            config.workspace_limit_bytes if limits is None else _least(limits, layer, problem.operation),
-            count=layer.count,
-            name=f"{layer.name}, {problem}",
-            in_headroom=limits is not None,
-            baseline_exempt=config.baseline_exempt,
+    tasks = []
+    for layer, problem in problems_to_tune(table, config):
+        limit = config.workspace_limit_bytes
+        if limits is not None:  # 0 for operations that the training step does not run, such as dw of a frozen layer
+            limit = min(limits.get((name, problem.operation), 0) for name in layer.names)
+        tasks.append(
+            Task(
+                problem,
+                layer.batch_size,
+                limit,
+                count=layer.count,
+                name=f"{layer.name}, {problem}",
+                in_headroom=limits is not None,
+                baseline_exempt=config.baseline_exempt,
+            )
         )
-        for layer, problem in problems_to_tune(table, config)
-    ]
+    return tasks
 
 
 def problems_to_tune(table: LayerTable, config: Config) -> list[tuple[Layer, ConvProblem]]:
@@ -136,14 +141,6 @@ def problems_to_tune(table: LayerTable, config: Config) -> list[tuple[Layer, Con
             f"{table.source} has no {' or '.join(config.operations)} to tune; choose other operations or another source"
         )
     return wanted
-
-
-def _least(limits: Limits, layer: Layer, operation: Operation) -> int:
-    """Return the smallest limit of the layer's modules.
-
-    The limit is 0 for operations that the training step does not run, such as the gradient dw of a frozen layer.
-    """
-    return min(limits.get((name, operation), 0) for name in layer.names)
 
 
 def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:
@@ -182,15 +179,9 @@ def table_with_headroom(
         limits = find_headroom(model.to(device=device), sample)
     if not limits:
         raise InvalidInputError(f"{source} runs no convolution in a training step: there is no headroom to use")
-    return module_by_module(table), limits
-
-
-def module_by_module(table: LayerTable) -> LayerTable:
-    """Return a layer table with a separate layer for each module, counted as often as the module is called."""
-    return LayerTable(table.source, tuple(apart for layer in table.layers for apart in _apart(layer)))
-
-
-def _apart(layer: Layer) -> Iterator[Layer]:
-    calls = Counter(layer.names)
-    for name, count in calls.items():
-        yield replace(layer, names=(name,), count=count)
+    apart = (
+        replace(layer, names=(name,), count=count)
+        for layer in table.layers
+        for name, count in Counter(layer.names).items()  # a module may be called several times
+    )
+    return LayerTable(table.source, tuple(apart)), limits
