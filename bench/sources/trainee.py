@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,14 +17,6 @@ from mucudnn.measuring.operands import input_shape
 Batch = tuple[Tensor, Tensor]  # images (N, C, H, W), labels (N,)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedStep:
-    """The seconds and the loss of one training step."""
-
-    time_s: float
-    loss: float
-
-
 class Trainee:
     """A model in training, with its optimizer (stochastic gradient descent with momentum) and the loss."""
 
@@ -35,16 +25,6 @@ class Trainee:
         self.loss = loss
         self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
         self._scaler: torch.amp.GradScaler | None = None
-
-    def step(self, images: Tensor, labels: Tensor, seed: int) -> TrainedStep:
-        """Run one training step, wait for the device, and return the seconds and the loss.
-
-        images: (N, C, H, W). labels: (N,). seed: for dropout.
-        """
-        torch.manual_seed(seed)
-        start = time.perf_counter()
-        loss = self.learn(images, labels).item()  # This waits for the GPU.
-        return TrainedStep(time.perf_counter() - start, loss)
 
     def learn(self, images: Tensor, labels: Tensor, autocast: torch.dtype | None = None) -> Tensor:
         """Run one training step without waiting for the device, and return the loss.

@@ -8,8 +8,9 @@ between torch and torch in the other memory format.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 import torch
@@ -20,7 +21,7 @@ from mucudnn.bench.results.tuning_report import tuning_table
 from mucudnn.bench.sources.layers import load_source
 from mucudnn.bench.sources.networks import build, input_shape_of
 from mucudnn.bench.sources.table_tuning import tune_table
-from mucudnn.bench.sources.trainee import Batch, TrainedStep, Trainee, labelled_batches
+from mucudnn.bench.sources.trainee import Batch, Trainee, labelled_batches
 from mucudnn.core.config import Config
 from mucudnn.core.tables import Table, milliseconds, new_table, ratio
 from mucudnn.core.terminal import output, progress_bar
@@ -35,10 +36,11 @@ CONFIG = Config(workspace_limit="64MiB")
 
 @dataclass(frozen=True)
 class Training:
-    """The steps of a training, the first of which is a warm-up, and the gradients of the first step."""
+    """The seconds and losses of the steps of a training, the first of which is a warm-up, and its gradients."""
 
-    steps: Sequence[TrainedStep]
-    gradients: Sequence[Tensor]
+    times_s: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
 
     def gradient_difference(self, reference: Training) -> float:
         """Return the largest relative difference ‖a - b‖ / ‖b‖ of a parameter's gradient in the first step."""
@@ -46,30 +48,33 @@ class Training:
 
     def loss_difference(self, reference: Training) -> float:
         """Return the largest relative difference of the loss of a step."""
-        return max(abs(a.loss / b.loss - 1) for a, b in zip(self.steps, reference.steps, strict=True))
+        return max(abs(a / b - 1) for a, b in zip(self.losses, reference.losses, strict=True))
 
 
 def train_in_turns(models: Sequence[nn.Module], batches: Sequence[Batch]) -> list[Training]:
-    """Train the models, interleaved, for one step per batch."""
-    trainees, steps, gradients = [Trainee(model) for model in models], [[] for _ in models], []  # type: ignore[var-annotated]
+    """Train the models, interleaved, for one step per batch, with the same random numbers for dropout."""
+    trainees, found = [Trainee(model) for model in models], [Training() for _ in models]
     for seed, (images, labels) in enumerate(batches):
-        for trainee, own in zip(trainees, steps, strict=True):
-            own.append(trainee.step(images.to(next(trainee.model.parameters()).dtype), labels, seed))
-        gradients = gradients or [
-            [p.grad.clone() for p in model.parameters() if p.grad is not None] for model in models
-        ]
-    return [Training(*one) for one in zip(steps, gradients, strict=True)]
+        for trainee, training in zip(trainees, found, strict=True):
+            x = images.to(next(trainee.model.parameters()).dtype)
+            torch.manual_seed(seed)
+            begun_s = time.perf_counter()
+            training.losses.append(trainee.learn(x, labels).item())  # This waits for the GPU.
+            training.times_s.append(time.perf_counter() - begun_s)
+            if seed == 0:
+                training.gradients.extend(p.grad.clone() for p in trainee.model.parameters() if p.grad is not None)
+    return found
 
 
 def training_table(torchs: Training, ours: Training, other: Training, exact: Training) -> Table:
     """Return a table of step times, and of differences from torch and from float64. other: torch in channels_last."""
-    torch_s, our_s = (median(step.time_s for step in one.steps[1:]) for one in (torchs, ours))
-    printed = new_table(f"training, {len(ours.steps)} steps in turns from the same seed", ("",), ("",))
+    torch_s, our_s = (median(one.times_s[1:]) for one in (torchs, ours))
+    printed = new_table(f"training, {len(ours.losses)} steps in turns from the same seed", ("",), ("",))
     printed.show_header = False
     printed.add_row("torch.nn.Conv2d, ms per step", milliseconds(torch_s))
     printed.add_row("mucudnn, ms per step", milliseconds(our_s))
     printed.add_row("speedup of the whole step", ratio(torch_s / our_s))
-    printed.add_row("loss, first and last step", f"{ours.steps[0].loss:.3f} → {ours.steps[-1].loss:.3f}")
+    printed.add_row("loss, first and last step", f"{ours.losses[0]:.3f} → {ours.losses[-1]:.3f}")
     for name, one in (("mucudnn", ours), ("PyTorch in channels_last", other)):
         loss, gradient = one.loss_difference(torchs), one.gradient_difference(torchs)
         printed.add_row(f"{name} against PyTorch: largest relative difference of the losses", f"{loss:.1e}")

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import mucudnn
+from mucudnn.bench.results.bounds import kinds_table
 from mucudnn.bench.results.reading import Header, ResultFolder
-from mucudnn.bench.results.text_tables import images_per_s, kinds_table, milliseconds, new_table, ratio, spread
+from mucudnn.bench.results.speedups import spread
 from mucudnn.bench.results.variants import TORCH, Runtime
 from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.suites.shared.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled

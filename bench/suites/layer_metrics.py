@@ -276,7 +276,7 @@ def layer_tables(folder: ResultFolder) -> Iterator[Table | str]:
     for row in folder.lines:
         operation = row["operation"]
         if operation != before:
-            printed.add_section()
+            printed.add_row()
         cells = [row["failure"]] if row["failure"] else _cells(row)
         printed.add_row("" if operation == before else operation, row["contestant"], *cells)
         before = operation

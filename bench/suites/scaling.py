@@ -27,7 +27,6 @@ from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.values import format_bytes
 from mucudnn.measuring.clocks import Clock
 from mucudnn.solver.all_reduce import AllReduce, Gradient, Link, all_reduce_s, best_cap, ddp_default, rounds_and_volume
-from mucudnn.solver.front import FloatArray
 from mucudnn.tuning.own_step import OwnStep
 
 ENOUGH = 0.8  # The device starves below this share of its best throughput.
@@ -52,13 +51,42 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """Measured training steps by ascending local batch, and the bytes of each gradient.
+    """Measured training steps on one device by ascending local batch, and the bytes of each gradient.
 
+    Times are interpolated between the measured local batches. Beyond them they grow as from the least to the largest.
     gradients: in the order in which they become ready.
     """
 
     gradients: tuple[int, ...]
     steps: Mapping[Variant, tuple[MeasuredStep, ...]]
+
+    def step_s(self, which: Variant, n: int) -> float:
+        """Return the predicted seconds of a step of one rank alone at a local batch; measured steps are reproduced."""
+        sizes = [step.local_batch for step in self.steps[which]]
+        times = [step.step_s for step in self.steps[which]]
+        growth = max((times[-1] - times[0]) / (sizes[-1] - sizes[0]), 0.0)
+        return float(np.interp(n, sizes, times)) + growth * max(n - sizes[-1], 0)
+
+    def largest(self) -> int:
+        """Return the largest measured local batch."""
+        return max(steps[-1].local_batch for steps in self.steps.values())
+
+    def starving_below(self, which: Variant) -> int:
+        """Return the least local batch from which on the device reaches ``ENOUGH`` of its best measured throughput."""
+        throughput = [n / self.step_s(which, n) for n in range(1, self.largest() + 1)]
+        starved = [n for n, reached in enumerate(throughput, 1) if reached < ENOUGH * max(throughput)]
+        return max(starved, default=0) + 1
+
+    def moments(self, which: Variant, n: int) -> tuple[list[Gradient], float]:
+        """Return a step's gradients in the order they become ready, and the seconds until the backward pass ends.
+
+        The optimizer's update follows.
+        """
+        sizes = [step.local_batch for step in self.steps[which]]
+        columns = zip(*((*step.ready, step.backward_end) for step in self.steps[which]), strict=True)
+        step_s = self.step_s(which, n)
+        *ready, end = (float(np.interp(n, sizes, column)) * step_s for column in columns)
+        return [Gradient(*pair) for pair in zip(self.gradients, ready, strict=True)], end
 
 
 def measure_steps(
@@ -152,51 +180,6 @@ class Scaling(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """Times of training steps on one device, up to the local batch ``largest`` (samples on that device).
-
-    Times are interpolated between the measured local batches. Beyond them they grow as from the least to the largest.
-    """
-
-    steps: MeasuredSteps
-    largest: int
-
-    def measured(self, which: Variant) -> dict[int, float]:
-        """Return the seconds of the measured steps by local batch."""
-        return {step.local_batch: step.step_s for step in self.steps.steps[which]}
-
-    def step_s(self, which: Variant) -> FloatArray:
-        """Return the predicted seconds of a step of one rank alone, by local batch; measured steps are reproduced."""
-        sizes, times = (list(values) for values in zip(*self.measured(which).items(), strict=True))
-        n = np.arange(self.largest + 1)
-        growth = max((times[-1] - times[0]) / (sizes[-1] - sizes[0]), 0.0)
-        result: FloatArray = np.interp(n, sizes, times) + growth * np.maximum(n - sizes[-1], 0)
-        return result
-
-    def is_extrapolated(self, n: int) -> bool:
-        """Whether a local batch of ``n`` samples is larger than all measured ones."""
-        return n > max(self.measured(Variant.TORCH))
-
-    def starving_below(self, which: Variant) -> int:
-        """Return the least local batch from which on the device reaches ``ENOUGH`` of its best measured throughput."""
-        times, last = self.step_s(which), max(self.measured(which))
-        throughput = [n / times[n] for n in range(1, last + 1)]
-        starved = [n for n, reached in enumerate(throughput, 1) if reached < ENOUGH * max(throughput)]
-        return max(starved, default=0) + 1
-
-    def gradients(self, which: Variant, n: int) -> tuple[list[Gradient], float]:
-        """Return a step's gradients in the order they become ready, and the seconds until the backward pass ends.
-
-        The optimizer's update follows.
-        """
-        steps = self.steps.steps[which]
-        sizes = [step.local_batch for step in steps]
-        columns = zip(*((*step.ready, step.backward_end) for step in steps), strict=True)
-        *ready, end = (float(np.interp(n, sizes, column) * self.step_s(which)[n]) for column in columns)
-        return [Gradient(*pair) for pair in zip(self.steps.gradients, ready, strict=True)], end
-
-
-@dataclass(frozen=True, slots=True)
 class Point:
     """A predicted training step on a number of ranks, which is a row of the CSV file. Times are in seconds.
 
@@ -223,7 +206,7 @@ class Point:
 
 
 def predict(
-    device: Device, link: Link, all_reduce: AllReduce, ranks: Sequence[int], *, batch: int, local_batch: int
+    measured: MeasuredSteps, link: Link, all_reduce: AllReduce, ranks: Sequence[int], *, batch: int, local_batch: int
 ) -> Iterator[Point]:
     """Predict strong scaling of ``batch`` samples, then weak scaling of ``local_batch`` samples per rank.
 
@@ -236,10 +219,10 @@ def predict(
         for which in BOTH:
             first_throughput = None
             for count, local, samples in sizes:
-                gradients, backward_end_s = device.gradients(which, local)
+                gradients, backward_end_s = measured.moments(which, local)
                 cost = partial(all_reduce_s, all_reduce, count, link=link)
                 default, best = ddp_default(gradients, cost), best_cap(gradients, cost)
-                compute_s = float(device.step_s(which)[local])
+                compute_s = measured.step_s(which, local)
                 exposed_s = max(default.end_s - backward_end_s, 0.0)
                 throughput = samples / (compute_s + exposed_s)
                 first_throughput = first_throughput or throughput / count
@@ -249,13 +232,13 @@ def predict(
                     ranks=count,
                     local_batch=local,
                     global_batch=samples,
-                    is_extrapolated=device.is_extrapolated(local),
+                    is_extrapolated=local > measured.largest(),
                     step_s=compute_s + exposed_s,
                     compute_s=compute_s,
                     exposed_s=exposed_s,
                     throughput=throughput,
                     efficiency=throughput / count / first_throughput,
-                    sent_bytes=rounds_and_volume(all_reduce, count)[1] * sum(device.steps.gradients),
+                    sent_bytes=rounds_and_volume(all_reduce, count)[1] * sum(measured.gradients),
                     best_bucket_cap_mb=(best.cap_bytes or 0) / 2**20,
                     best_cap_exposed_s=max(best.end_s - backward_end_s, 0.0),
                 )
@@ -296,16 +279,16 @@ def scale_table(title: str, points: Sequence[Point]) -> Table:
     return printed
 
 
-def in_words(device: Device) -> str:
+def in_words(measured: MeasuredSteps) -> str:
     """Describe the steps that were measured, and the local batches that are too small for the device."""
-    measured = {which: device.measured(which) for which in BOTH}
     steps = "; ".join(
-        f"{n} samples {milliseconds(torch_s)} and {milliseconds(measured[Variant.MUCUDNN][n])} ms"
-        for n, torch_s in measured[Variant.TORCH].items()
+        f"{torchs.local_batch} samples {milliseconds(torchs.step_s)} and {milliseconds(ours.step_s)} ms"
+        for torchs, ours in zip(*(measured.steps[which] for which in BOTH), strict=True)
     )
-    starving = "; ".join(f"{shown_name(which)} {device.starving_below(which)}" for which in BOTH)
+    starving = "; ".join(f"{shown_name(which)} {measured.starving_below(which)}" for which in BOTH)
+    gradients = measured.gradients
     return (
         f"measured in turns, PyTorch's step and mucudnn's: {steps}\n"
         f"the device starves, under {ENOUGH:.0%} of its best throughput, below a local batch of: {starving}\n"
-        f"all-reduced in a step: {format_bytes(sum(device.steps.gradients))} in {len(device.steps.gradients)} gradients"
+        f"all-reduced in a step: {format_bytes(sum(gradients))} in {len(gradients)} gradients"
     )

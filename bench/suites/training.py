@@ -52,6 +52,8 @@ SPLIT_ON = ("cpu",)  # Splitting a step on a GPU would need CUDA events, which i
 COLUMNS = ("network", "batch_size", "precision", "memory_format", "how")
 
 _Shape = tuple[int, int, int]
+Subject = tuple[nn.Module, Batch, Loss]  # a model on the CPU, which each variant copies, with a batch to train it on
+_Parts = tuple[StepSplit, Mapping[str, float]] | str  # of steps, and seconds by kind of layer; or why there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,32 +76,11 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A model on the CPU, which each variant copies before training, with the images and labels of a batch."""
-
-    model: nn.Module
-    batch: Batch
-    loss: Loss
-
-
-@dataclass(frozen=True, slots=True)
-class StepParts:
-    """The times of a few training steps, split into convolutions and the rest, and by kind of layer.
-
-    failure: why the steps could not be split; empty if they were split.
-    """
-
-    split: StepSplit | None = None
-    kinds_s: Mapping[str, float] = field(default_factory=dict)
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class StepJob:
     """A picklable job for another process: builds, tunes or compiles a variant's model and prepares its step.
 
     subject: returns the model to train. threads: number of torch's threads. clock: times the steps. A call of the job
-    warms up, and returns the step to time and its peak bytes; the job can also measure ``StepParts``. Raises any error
+    warms up, and returns the step to time and its peak bytes; the job can also split steps into parts. Raises any error
     of building, tuning, compiling and of a step.
     """
 
@@ -112,19 +93,20 @@ class StepJob:
 
     def __call__(self) -> Ready[int]:
         torch.set_num_threads(self.threads)
-        setting, variant, subject = self.setting, self.variant, self.subject()
+        setting, variant = self.setting, self.variant
+        original, batch, loss = self.subject()
         is_enabled = variant.is_ours and setting.how is How.ENABLE
         autocast: torch.dtype | None = getattr(torch, setting.precision) if setting.precision.is_half else None
         torch_format = TORCH_FORMATS[setting.memory_format]
-        model = copy.deepcopy(subject.model).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
-        images, labels = (tensor.to(setting.device) for tensor in subject.batch)
+        model = copy.deepcopy(original).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
+        images, labels = (tensor.to(setting.device) for tensor in batch)
         images = images.contiguous(memory_format=torch_format)
         if variant.is_ours and not is_enabled:
             # Rounding affects which algorithms may run.
             with _rounding(setting), torch.autocast(setting.device, autocast, enabled=autocast is not None):
                 model = mucudnn.optimize(model, images, self.config, progress=False)
         called: Any = torch.compile(model) if variant.is_compiled else model
-        trainee = Trainee(called, loss=subject.loss)
+        trainee = Trainee(called, loss=loss)
 
         def step() -> None:
             """Train for one step. Gradients are None before and after it."""
@@ -142,13 +124,13 @@ class StepJob:
             kinds = KindTimes(step, self.clock, run, is_compiled=variant.is_compiled)
             return StepSplitter(step, self.clock, run), kinds
 
-        def parts(steps: int) -> StepParts:
+        def parts(steps: int) -> _Parts:
             try:
                 splitter, kinds = recorders()
                 splitter.sample(steps)
-                return StepParts(splitter.samples[-1], kinds.sample())
+                return splitter.samples[-1], kinds.sample()
             except (MucudnnError, RuntimeError, MemoryError) as error:
-                return StepParts(failure=f"not split: {first_line(error)}")
+                return f"not split: {first_line(error)}"
 
         if is_enabled:
             run(step)  # The first step tunes all convolutions.
@@ -230,7 +212,7 @@ def benchmark_training(
                 torch.manual_seed(0)  # parameters do not depend on earlier models
                 model, _ = load_model(source, input_shape=shape)
                 (batch,) = labelled_batches(1, batch_size, shape)
-                subject = Subject(model.train(), batch, loss_for(source))
+                subject = (model.train(), batch, loss_for(source))
                 with importable(source):  # The processes inherit the import path.
                     for number, setting in enumerate(mine):
                         if time.monotonic() > end_s:
@@ -281,7 +263,7 @@ def measured_rows(
     threads, clock = torch.get_num_threads(), options.clock or wall_clock(setting.device)
     variants = chosen_variants(options.variants, setting.device)
     entrants: dict[Variant, Entrant[int]] = {}
-    parts: dict[Variant, list[StepParts]] = {variant: [] for variant in variants}
+    parts: dict[Variant, list[_Parts]] = {variant: [] for variant in variants}
     with options.apart() as apart:
         handed = apart.handed(subject)
         for index, variant in enumerate(variants):
@@ -291,7 +273,7 @@ def measured_rows(
         for _ in sampled(entrants.values(), options.rounds):
             for variant, one in entrants.items():
                 timer, process, own = one.timer, one.process, parts[variant]
-                if timer is None or process is None or timer.error is not None or (own and own[-1].failure):
+                if timer is None or process is None or timer.error is not None or (own and isinstance(own[-1], str)):
                     continue
                 if setting.device in SPLIT_ON:
                     try:
@@ -310,18 +292,18 @@ def measured_rows(
         ]
 
 
-def _median_parts(parts: Sequence[StepParts]) -> dict[str, Any]:
+def _median_parts(parts: Sequence[_Parts]) -> dict[str, Any]:
     """Return columns with the median seconds of a step's parts, or the reason why steps cannot be split."""
-    splits = [part.split for part in parts if part.split is not None]
-    failure = next((part.failure for part in parts if part.failure), None)
-    if failure or not splits:
+    failure = next((part for part in parts if isinstance(part, str)), None)
+    known = [part for part in parts if not isinstance(part, str)]
+    if failure or not known:
         return {"not_split": failure}
-    split = StepSplit.median(splits)
+    split = StepSplit.median([one for one, _ in known])
     return {
         "forward_convolutions_s": split.forward_s,
         "backward_convolutions_s": split.backward_s,
         "rest_s": split.rest_s,
-        "kinds_s": median_by_kind([part.kinds_s for part in parts if part.kinds_s]),
+        "kinds_s": median_by_kind([kinds_s for _, kinds_s in known]),
     }
 
 

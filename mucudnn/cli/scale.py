@@ -75,7 +75,7 @@ def scale(
     throughput and efficiency, the best bucket sizes, and the local batch below which a device is underused.
     """
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
-    from mucudnn.bench.suites.scaling import Device, in_words, measure_steps, predict, scale_table
+    from mucudnn.bench.suites.scaling import in_words, measure_steps, predict, scale_table
     from mucudnn.core.tables import memory_bound
     from mucudnn.core.terminal import progress_bar
     from mucudnn.measuring.clocks import wall_clock
@@ -86,7 +86,7 @@ def scale(
     model, x = seeded_model(source, up_to, device, **sizes)
     model.train()
     with progress_bar() as progress, importable(source), blamed_in_training(source, x.shape):
-        steps = measure_steps(
+        measured = measure_steps(
             model,
             lambda n: (x[:n],),
             sorted({round(up_to ** (i / (_SIZES - 1))) for i in range(_SIZES)}),
@@ -97,7 +97,6 @@ def scale(
             rounds=rounds,
             progress=progress,
         )
-    measured = Device(steps, max(up_to, -(-batch // ranks[0])))
     points = [*predict(measured, Link(latency, bandwidth), all_reduce, ranks, batch=batch, local_batch=up_to)]
     title = f"{source}, {batch} samples in all or {up_to} a rank, {memory_bound(config)}"
     outputs.tell(

@@ -16,7 +16,7 @@ from mucudnn.cli.main import main
 PYTHON = """#!/bin/sh
 [ "$1" = -c ] && exit $NO_GPU
 echo "$@" >> calls
-echo "$MUCUDNN_DATABASE"
+echo "$MUCUDNN_DATABASE${MUCUDNN_THOROUGH:+ thorough}"
 case "$*" in *resnet18*) exit 3 ;; esac
 """
 
@@ -45,7 +45,8 @@ def test_a_part_that_fails_does_not_stop_the_others(out: Path) -> None:
     assert [name for name, outcome in outcomes.items() if outcome != "passed"] == ["network-resnet18"]
     assert outcomes["network-resnet18"] == "failed with exit status 3"
     assert len(called) == len(outcomes)
-    assert (out / "training-vgg16.log").read_text() == f"{out / 'measurements.sqlite'}\n"
+    for name, more in (("limits", " thorough"), ("training-vgg16", "")):
+        assert (out / f"{name}.log").read_text() == f"{out / 'measurements.sqlite'}{more}\n"
 
 
 def test_the_commands_are_ones_that_there_are(out: Path) -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from mucudnn.bench.results.variants import Precision, Variant
 from mucudnn.bench.results.writing import Row
 from mucudnn.bench.sources.trainee import labelled_batches
-from mucudnn.bench.suites.training import Setting, Subject, TrainingOptions, measured_rows
+from mucudnn.bench.suites.training import Setting, TrainingOptions, measured_rows
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 
@@ -37,6 +37,6 @@ def measured_variants(
     options = options or TrainingOptions(CONFIG, rounds=2, clock=TickingClock())
     options = replace(options, apart=InThreads, variants=options.variants or (Variant.TORCH, Variant.MUCUDNN))
     (batch,) = labelled_batches(1, 2, (3, 6, 6))
-    subject = Subject(model or tiny(), batch, F.cross_entropy)
+    subject = (model or tiny(), batch, F.cross_entropy)
     settings = [Setting("tiny", 2, "cpu", *each, options.how) for each in product(precisions, memory_formats)]
     return [row for setting in settings for row in measured_rows(setting, subject, options)]

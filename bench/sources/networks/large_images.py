@@ -107,7 +107,8 @@ class VAEDecoder(nn.Module):
                 self.decoder.append(_Level(channels, width))
                 channels = width
             if level > 0:
-                self.decoder.append(_Double(channels))
+                doubled = nn.Upsample(scale_factor=2.0, mode="nearest")
+                self.decoder.append(nn.Sequential(doubled, nn.Conv2d(channels, channels, 3, padding=1)))
         self.decoder.append(named(norm=_norm(channels), act=nn.SiLU(), conv=nn.Conv2d(channels, 3, 3, padding=1)))
 
     def forward(self, latent: Tensor) -> Tensor:
@@ -145,18 +146,6 @@ class _Attention(nn.Module):
         )
         mixed = F.scaled_dot_product_attention(query, key, value)[:, 0]
         y: Tensor = x + self.project(mixed.transpose(1, 2).reshape(x.shape))
-        return y
-
-
-class _Double(nn.Module):
-    """Doubles height and width by repeating pixels, then applies a convolution."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor, time: Tensor | None = None) -> Tensor:
-        y: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
         return y
 
 

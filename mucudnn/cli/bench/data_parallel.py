@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -47,35 +48,28 @@ def parse_caps(text: str) -> tuple[float | None, ...]:
     return tuple(dict.fromkeys(caps))
 
 
-@dataclass(frozen=True, slots=True)
-class _Measuring:
-    """The function that each rank (process) runs to measure training steps; its fields are options of the command."""
+def _measured(
+    setting: Setting, input_shape: tuple[int, int, int] | None, rounds: int, threads: int, config: Config
+) -> list[Row]:
+    """Measure training steps on this rank (process). The arguments are options of the command."""
+    import torch
+    import torch.distributed as dist
 
-    setting: Setting
-    input_shape: tuple[int, int, int] | None
-    rounds: int
-    threads: int
-    config: Config
+    from mucudnn.bench.sources.models import importable, load_model
+    from mucudnn.bench.sources.trainee import loss_for
+    from mucudnn.bench.suites.data_parallel import measure_data_parallel
+    from mucudnn.core.terminal import progress_bar, silent
 
-    def __call__(self) -> list[Row]:
-        import torch
-        import torch.distributed as dist
-
-        from mucudnn.bench.sources.models import importable, load_model
-        from mucudnn.bench.sources.trainee import loss_for
-        from mucudnn.bench.suites.data_parallel import measure_data_parallel
-        from mucudnn.core.terminal import progress_bar, silent
-
-        options.use_threads(self.threads)
-        torch.manual_seed(0)
-        source, format_ = self.setting.source, self.setting.memory_format
-        model, shape = load_model(source, input_shape=self.input_shape, dtype=self.setting.dtype, memory_format=format_)
-        with progress_bar() as progress, importable(source):
-            return measure_data_parallel(
-                *(self.setting, model, shape, loss_for(source), self.config),
-                rounds=self.rounds,
-                progress=silent if dist.get_rank() else progress,
-            )
+    options.use_threads(threads)
+    torch.manual_seed(0)
+    source, format_ = setting.source, setting.memory_format
+    model, shape = load_model(source, input_shape=input_shape, dtype=setting.dtype, memory_format=format_)
+    with progress_bar() as progress, importable(source):
+        return measure_data_parallel(
+            *(setting, model, shape, loss_for(source), config),
+            rounds=rounds,
+            progress=silent if dist.get_rank() else progress,
+        )
 
 
 @click.command(cls=FileCommand)
@@ -169,7 +163,7 @@ def data_parallel(
     setting = Setting(
         *(source, ranks, batch or _BATCH[device], device, dtype, memory_format, communication, period, bucket_caps)
     )
-    measuring = _Measuring(setting, input_shape, rounds, threads, config)
+    measuring = partial(_measured, setting, input_shape, rounds, threads, config)
     if rank_of_torchrun() not in (None, 0):
         on_every_rank(measuring, ranks, device)
         return

@@ -29,8 +29,8 @@ def recipe(context: click.Context, /, name: str | None, outputs: Outputs, **give
     options, once for each combination of the others (docs/benchmarks.md). Exit status 1 if a criterion is not met.
     """
     from mucudnn.bench.results.reading import read_folder
-    from mucudnn.bench.results.text_tables import new_table
     from mucudnn.bench.suites.recipe import SHIPPED, judge, read_recipe
+    from mucudnn.core.tables import new_table
 
     if name is None:
         printed = new_table("", ("recipe", "what it shows"), ("about",))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.snapshots import assert_as_stored
 
-from mucudnn.bench.sources.trainee import TrainedStep, labelled_batches
+from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.demo import Training, train_in_turns, training_table
 
 
@@ -34,8 +34,7 @@ def test_gradients_are_compared_in_the_first_step_where_weights_are_the_same() -
 
 def test_training_table_prints_times_differences_and_errors() -> None:
     def training(time_s: float, last: float, *gradient: float) -> Training:
-        steps = TrainedStep(9.0, 2.3), TrainedStep(time_s, last)
-        return Training(steps, [torch.tensor(gradient, dtype=torch.float64)])
+        return Training([9.0, time_s], [2.3, last], [torch.tensor(gradient, dtype=torch.float64)])
 
     torchs, ours = training(0.5, 1.1, 1 + 5e-7), training(0.25, 1.1 * (1 + 1e-6), 1 + 3.05e-5)
     other, exact = training(0.5, 1.1 * (1 + 2e-6), 1 + 4.05e-5), training(0.0, 1.1, 1.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.clock.machine import FakeClock
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from mucudnn.bench.results.variants import Variant
 from mucudnn.bench.suites.scaling import (
     BOTH,
-    Device,
     MeasuredStep,
     Point,
     Scaling,
@@ -117,18 +115,19 @@ def points(scaling: Scaling, which: Variant) -> list[Point]:
 
 
 def test_steps_are_met_where_they_were_measured_and_between_and_beyond() -> None:
-    device, n = made_up_device(), np.arange(1, 33)
-    assert device.step_s(TORCH)[1:] == pytest.approx((20 + 4 * n) / 1e3)
-    assert device.step_s(OURS)[1:] == pytest.approx((10 + 4 * n) / 1e3)
-    assert [device.is_extrapolated(n) for n in (8, 9)] == [False, True]
+    device = made_up_device()
+    for n in range(1, 33):
+        assert device.step_s(TORCH, n) == pytest.approx((20 + 4 * n) / 1e3)
+        assert device.step_s(OURS, n) == pytest.approx((10 + 4 * n) / 1e3)
+    assert {(point.local_batch, point.is_extrapolated) for point in made_up_points()} >= {(8, False), (16, True)}
 
 
 def test_a_batch_beyond_all_that_were_measured_takes_no_less_time() -> None:
     """As where the step of the smallest batch was disturbed."""
-    steps = made_up_device().steps
+    steps = made_up_device()
     slow = replace(steps.steps[TORCH][0], step_s=1.0)
-    device = Device(replace(steps, steps={TORCH: (slow, *steps.steps[TORCH][1:])}), 32)
-    assert (np.diff(device.step_s(TORCH)[8:]) >= 0).all()
+    device = replace(steps, steps={TORCH: (slow, *steps.steps[TORCH][1:])})
+    assert all(device.step_s(TORCH, n) <= device.step_s(TORCH, n + 1) for n in range(8, 32))
 
 
 def test_a_device_starves_below_the_batch_from_which_on_it_reaches_most_of_its_throughput() -> None:
@@ -136,16 +135,16 @@ def test_a_device_starves_below_the_batch_from_which_on_it_reaches_most_of_its_t
         return MeasuredStep(n, step_s, (0.9,) * 3, 0.9)
 
     steps = (step(1, 4.0), step(2, 4.0), step(4, 4.0), step(8, 8.0))  # 0.25, 0.5, 1 and 1 samples a second
-    device = Device(replace(made_up_device().steps, steps={OURS: steps}), 100)
+    device = replace(made_up_device(), steps={OURS: steps})
     assert device.starving_below(OURS) == 4
-    assert Device(replace(device.steps, steps={OURS: steps[2:]}), 100).starving_below(OURS) == 4
+    assert replace(device, steps={OURS: steps[2:]}).starving_below(OURS) == 4
 
 
 def test_gradients_and_the_end_of_the_backward_pass_are_fractions_of_the_step() -> None:
     device = made_up_device()
     for which in BOTH:
-        gradients, backward_end_s = device.gradients(which, 6)
-        step_s = device.step_s(which)[6]
+        gradients, backward_end_s = device.moments(which, 6)
+        step_s = device.step_s(which, 6)
         assert backward_end_s == pytest.approx(0.9 * step_s)
         assert [gradient.ready_s for gradient in gradients] == pytest.approx([0.5 * step_s, 0.6 * step_s, 0.9 * step_s])
         assert tuple(gradient.size_bytes for gradient in gradients) == GRADIENTS
@@ -166,7 +165,7 @@ def test_strong_scaling_shares_one_batch_and_weak_scaling_keeps_the_local_one() 
 def test_buckets_are_sent_one_after_the_other_and_what_ends_after_the_backward_pass_is_waited_for() -> None:
     found = points(Scaling.STRONG, OURS)[2]
     each_s = [all_reduce_s(AllReduce.RING, 4, size, LINK) for size in GRADIENTS]  # a bucket of 1 MiB, 40, and the rest
-    (first, second, third), backward_end_s = made_up_device().gradients(OURS, 8)
+    (first, second, third), backward_end_s = made_up_device().moments(OURS, 8)
     end_s = max(first.ready_s + each_s[0], second.ready_s) + each_s[1]
     end_s = max(end_s, third.ready_s) + each_s[2]
     assert found.exposed_s == pytest.approx(end_s - backward_end_s)
