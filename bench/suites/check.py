@@ -48,13 +48,12 @@ class Finding:
             index = (Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER).index(problem.operation)
             given = f"dy, x, w, None, {geometry}, False, [0, 0], {problem.groups}, {[index == 0, index == 1, False]}"
             call = f"torch.ops.aten.convolution_backward({given})[{index}]"
-        names = ", ".join(shapes)
         stored = f"torch.{problem.dtype}, memory_format={TORCH_FORMATS[problem.memory_format]}"
         operands = (f"{name} = torch.randn({[*shape]}).to({stored})\n" for name, shape in shapes.items())
         exact = ", ".join(f"{name}.double().contiguous()" for name in shapes)
         return (
-            f"import torch\ndef compute({names}): return {call}\n{''.join(operands)}"
-            f"result = compute({names})\nexact = compute({exact})\n"
+            f"import torch\ndef compute({', '.join(shapes)}): return {call}\n{''.join(operands)}"
+            f"result = compute({', '.join(shapes)})\nexact = compute({exact})\n"
             "print((result.double() - exact).norm() / exact.norm().clamp(min=1e-30))"
         )
 

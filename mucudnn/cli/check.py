@@ -26,25 +26,25 @@ def check(context: click.Context, /, source: str, **sizes: Any) -> None:
     Exit status: 1 if something is wrong in the memory format that the model itself uses (--memory-format), else 0.
     """
     from mucudnn.bench.sources.layers import load_source
-    from mucudnn.bench.suites import check as analysis
+    from mucudnn.bench.suites.check import check as checked
     from mucudnn.core.tables import new_table
     from mucudnn.core.terminal import output, progress_bar
     from mucudnn.measuring.proving.prover import prover
 
-    table = load_source(source, **sizes)
     with progress_bar() as progress:
-        found = list(analysis.check(table, prover(), progress))
+        found = list(checked(load_source(source, **sizes), prover(), progress))
     console, faults = output(), [finding for finding in found if finding.verdict != "right"]
+    printed = new_table(source, ("layer", "convolution"), ("batch", "verdict", "what was seen"))
+    for one in faults:
+        name = one.layer.name + ("" if one.is_users else " (other memory format)")
+        printed.add_row(name, str(one.problem), str(one.layer.batch_size), one.verdict, one.details)
     if faults:
-        printed = new_table(table.source, ("layer", "convolution"), ("batch", "verdict", "what was seen"))
-        for one in faults:
-            name = one.layer.name + ("" if one.is_users else " (other memory format)")
-            printed.add_row(name, str(one.problem), str(one.layer.batch_size), one.verdict, one.details)
         console.print(printed)
-    for finding in faults:
-        title = f"\n{finding.problem}, batch {finding.layer.batch_size}: {finding.verdict}\n"
-        console.print(title + finding.reproducer(), soft_wrap=True)
-    right = f"{len(found) - len(faults)} of {len(found)} right"
-    console.print(f"PyTorch's own convolutions, in both memory formats: {right}")
+    for one in faults:
+        title = f"\n{one.problem}, batch {one.layer.batch_size}: {one.verdict}\n"
+        console.print(title + one.reproducer(), soft_wrap=True)
+    console.print(
+        f"PyTorch's own convolutions, in both memory formats: {len(found) - len(faults)} of {len(found)} right"
+    )
     if any(one.is_users and one.verdict not in ("right", "slow", "not proven") for one in found):
         context.exit(1)

@@ -22,7 +22,6 @@ PUBLISHED = {
 # Networks that torchvision does not have, by what papers say: millions of parameters, to the digits that they give
 IN_PAPERS = {"densenet40": (1.0, 1)}
 OF_ITS_TABLE = "googlenet"  # torchvision's has other filters
-# 10^6 multiply-adds of its modules, column "ops" of table 1. That of 5a, 54, does not follow from the other columns.
 SMALL = {  # images on which all parts of a network still have something to do
     "alexnet": 63,
     "densenet40": 8,
