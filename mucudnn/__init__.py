@@ -103,7 +103,7 @@ def __dir__() -> list[str]:
 if os.environ.get("MUCUDNN_ENABLE", "0") != "0":
     from mucudnn.core.config import config_from_environment, unknown_variables
     from mucudnn.core.errors import warn
-    from mucudnn.enabling.on_import import enable_with_torch
+    from mucudnn.enabling.switch import enable_with_torch
 
     for _sentence in unknown_variables(os.environ):
         warn(_sentence)

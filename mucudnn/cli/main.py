@@ -17,7 +17,7 @@ from mucudnn.cli.shared.commands import CommandError, guarded_streams, show_warn
 from mucudnn.cli.shared.ranks import ranks_of_torchrun
 from mucudnn.core.config import unknown_variables
 from mucudnn.core.errors import first_line
-from mucudnn.enabling.on_import import not_with_torch
+from mucudnn.enabling.switch import not_with_torch
 
 COMMANDS = ("bench", "check", "database", "doctor", "layers", "report", "run", "scale", "tune")
 INTERRUPTED = 130  # 128 + SIGINT, as in shells

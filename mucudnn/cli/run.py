@@ -29,7 +29,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, OutputError
 from mucudnn.core.files import whole_text
 from mucudnn.core.tables import Column, Table
-from mucudnn.enabling.on_import import enable_with_torch
+from mucudnn.enabling.switch import enable_with_torch
 
 _SIGNAL = "SIGUSR2"
 

@@ -1,57 +1,67 @@
-"""Sessions, which choose for each problem: its tuned configuration, the nearest tuned size's, or torch's convolution.
+"""Sessions, which compute torch's convolutions and choose for each problem what runs.
 
-The first size of a layer (its problem without batch size, height and width) is measured at the first call. Usually all
-calls have that size, so training is tuned in its first step. Once k sizes of the layer are known, another size is
-measured only after 2**k calls, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image
-sizes cost little. Until a size is measured, the choice of the nearest size runs. Stored results are used immediately.
+That is its tuned configuration, the nearest tuned size's, or torch's convolution. The first size of a layer (its
+problem without batch size, height and width) is measured at the first call. Usually all calls have that size, so
+training is tuned in its first step. Once k sizes of the layer are known, another size is measured only after 2**k
+calls, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image sizes cost little. Until
+a size is measured, the choice of the nearest size runs. Stored results are used immediately.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, first_line, say_once, warnings_deferred
-from mucudnn.core.problem import Operation
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Task
-from mucudnn.enabling.calls import DispatchedCall, call_of
 from mucudnn.enabling.status import Origin, ShapeStats, Status
 from mucudnn.enabling.workshop import Workshop, nearest
-from mucudnn.running.dispatcher import untouched
+from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.running import operators
+from mucudnn.running.dispatcher import Kernel, untouched
+from mucudnn.running.problems import problem_of_call
 from mucudnn.running.workspace import make_room
-
-
-@contextmanager
-def aside(device_type: str) -> Iterator[None]:
-    """Disable autocast, inference mode, function modes and hooks of saved tensors inside the block.
-
-    Convolutions in the block are torch's, without any wrappers. The previous state is restored at the end.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(untouched)
-        stack.enter_context(torch._C.DisableTorchFunction())
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.autocast(device_type, enabled=False))
-        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:  # torch calls only the last hooks
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_itself, _itself))
-        yield
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
-
 
 _MOST_KEPT = 4096  # shapes, so that memory stays bounded
 _MOST_FAILURES = 3  # consecutive ones, so that a permanent fault, such as a locked file, does not delay every layer
+
+# Operations of a transposed call -> operations of its problem. A transposed convolution is the backward data of another
+# convolution: its x is that convolution's dy, and its result the dx.
+_TRANSPOSED = {
+    Operation.FORWARD: Operation.BACKWARD_DATA,
+    Operation.BACKWARD_DATA: Operation.FORWARD,
+    Operation.BACKWARD_FILTER: Operation.BACKWARD_FILTER,
+}
+
+
+@dataclass(slots=True, eq=False)
+class DispatchedCall:
+    """Shapes of a call of torch's convolution, and statistics of its problems: the result and both gradients.
+
+    problem: the FORWARD problem of the convolution; a transposed call runs its backward data. is_1d: whether the
+    tensors have no height; then they are images of height 1. y, dx, dw: statistics of the result and both gradients;
+    None until first needed, and for operations that the config excludes.
+    """
+
+    problem: ConvProblem
+    batch_size: int
+    device: torch.device
+    is_1d: bool
+    is_transposed: bool
+    y: ShapeStats | None = None
+    dx: ShapeStats | None = None
+    dw: ShapeStats | None = None
 
 
 class Session:
@@ -77,26 +87,131 @@ class Session:
         self._layers: dict[tuple[object, ...], list[ShapeStats]] = {}
         self._lock = threading.RLock()
 
-    def meet(self, key: tuple[object, ...], x: Tensor, w: Tensor, *geometry: object) -> DispatchedCall | None:
-        """Store a description of a call with a new shape under ``key``; return it, or None for calls never tuned.
+    def forward(self, following: Kernel, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
+        """Return the result of ``aten::convolution`` by the choice, or by torch's kernel ``following`` without one.
 
-        geometry: see ``call_of``.
+        x: (N, C, H, W) or (N, C, W), w: (K, C // groups, R, S) or (K, C // groups, S), if transposed (C, K // groups,
+        R, S). geometry: the arguments from stride to groups.
         """
-        call = call_of(x, w, *geometry)  # type: ignore[arg-type]
+        call = self._call(x, w, *geometry)
+        if call is not None:
+            met = call.y = call.y or self._met(call, Operation.FORWARD)
+            y = self._computed(met, call, x, w, None, None if call.is_transposed else bias)
+            if y is not None:
+                return y.add_(bias.view(-1, *[1] * (y.dim() - 2))) if call.is_transposed and bias is not None else y
+            self._make_room(met)
+        return following(x, w, bias, *geometry)
+
+    def backward(
+        self,
+        following: Kernel,
+        dy: Tensor,
+        x: Tensor,
+        w: Tensor,
+        bias_sizes: Sequence[int] | None,
+        *geometry_and_mask: Any,
+    ) -> Any:
+        """Return the result of ``aten::convolution_backward``, by torch's kernel for gradients that are not tuned.
+
+        geometry_and_mask: the arguments from stride to groups, then the output mask.
+        """
+        *geometry, (of_x, of_w, of_bias) = geometry_and_mask
+        call = self._call(x, w, *geometry)
         if call is None:
-            self.passed_by[_why_never(x)] += 1
+            return following(dy, x, w, bias_sizes, *geometry_and_mask)
+        dx = dw = None
+        if of_x:
+            call.dx = call.dx or self._met(call, Operation.BACKWARD_DATA)
+            dx = self._computed(call.dx, call, x, w, dy)
+        if of_w:
+            call.dw = call.dw or self._met(call, Operation.BACKWARD_FILTER)
+            dw = self._computed(call.dw, call, x, w, dy)
+        missing = [of_x and dx is None, of_w and dw is None, of_bias]
+        if not (missing[0] or missing[1]):
+            return dx, dw, dy.sum((0, *range(2, dy.dim()))) if of_bias else None
+        for met in (call.dx if missing[0] else None, call.dw if missing[1] else None):
+            self._make_room(met)
+        torchs = following(dy, x, w, bias_sizes, *geometry, missing)
+        return torchs[0] if missing[0] else dx, torchs[1] if missing[1] else dw, torchs[2]
+
+    def _call(
+        self,
+        x: Tensor,
+        w: Tensor,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        is_transposed: bool,
+        output_padding: Sequence[int],
+        groups: int,
+    ) -> DispatchedCall | None:
+        """Look up or describe a call by its shapes, strides and geometry; return None for calls that are never tuned.
+
+        Never tuned are 3-D calls, calls with unsupported dtypes or no samples, and invalid calls, which torch rejects.
+        """
+        if self.is_deciding:
+            with self._lock:
+                pass  # wait until no other thread tunes a problem or makes a choice
+        layout = (x.shape, x.stride(), w.shape, w.stride(), x.dtype, x.device, torch.get_num_threads())
+        key = (layout, *stride, *padding, *dilation, is_transposed, *output_padding, groups)
+        try:
+            return self.calls[key]
+        except KeyError:
+            call = None
+        problem = problem_of_call(
+            *(x, w, stride, padding, dilation, groups), is_transposed=is_transposed, output_padding=output_padding
+        )
+        if problem is not None:
+            forward = problem.with_operation(Operation.FORWARD)
+            call = DispatchedCall(forward, len(x), x.device, x.dim() == 3, is_transposed)
+        else:
+            kind = f"{x.dtype} on {x.device.type}, or not a convolution of images"
+            self.passed_by["three dimensions" if x.dim() == 5 else kind] += 1
         if len(self.calls) >= _MOST_KEPT:
             self.calls.clear()
         self.calls[key] = call
         return call
 
-    def met_as(self, operation: Operation, call: DispatchedCall, of_call: Operation | None = None) -> ShapeStats | None:
-        """Return the statistics of an operation of a call; None if the config excludes the operation.
-
-        of_call: the caller's operation, to which the config refers, if it differs, as in transposed calls.
-        """
-        if (of_call or operation) not in self.config.operations:
+    def _computed(
+        self,
+        met: ShapeStats | None,
+        call: DispatchedCall,
+        x: Tensor,
+        w: Tensor,
+        dy: Tensor | None,
+        bias: Tensor | None = None,
+    ) -> Tensor | None:
+        """Count a call for a problem, and return its result by the choice; None if torch's convolution is to run."""
+        if met is None:
             return None
+        met.calls += 1
+        if met.calls >= met.ask_at:
+            self.decide(met)
+        if met.choices is None:
+            return None
+        p, operation = call.problem, met.problem.operation
+        third = bias if operation is Operation.FORWARD else dy
+        with untouched:
+            if call.is_transposed:
+                third = None if operation is Operation.FORWARD else x
+                torch_format = TORCH_FORMATS[p.memory_format]
+                if dy is None:  # only the shape is read of the operand in the result's place
+                    shape = p.x_shape(call.batch_size)
+                    x = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch_format)
+                else:
+                    x = _as_images(dy, call.is_1d).contiguous(memory_format=torch_format)
+            x, w = _as_images(x, call.is_1d), _as_images(w, call.is_1d)
+            third = None if third is None else _as_images(third, call.is_1d)
+            geometry = p.stride, p.padding, p.dilation, p.groups
+            result = operators.computed(operation, x, w, third, geometry, met.choices)
+        met.ours += result is not None
+        return result.squeeze(2) if result is not None and call.is_1d else result
+
+    def _met(self, call: DispatchedCall, of_call: Operation) -> ShapeStats | None:
+        """Return the statistics of an operation of a call; None if the config excludes the operation."""
+        if of_call not in self.config.operations:
+            return None
+        operation = _TRANSPOSED[of_call] if call.is_transposed else of_call
         key = (operation, call.problem, call.batch_size, call.device, threads := torch.get_num_threads())
         if key not in self.met:
             if len(self.met) >= _MOST_KEPT:
@@ -110,48 +225,41 @@ class Session:
     def decide(self, met: ShapeStats) -> None:
         """Choose the configuration to run for a problem from now on, without side effects on the user's call.
 
-        Raises only Ctrl-C.
+        If that fails, torch's convolution runs. Raises only Ctrl-C.
         """
         if met.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return  # nothing can be measured during capture; the next call tries again
         with self._lock:
-            if met.calls >= met.ask_at:  # another thread may have decided in the meantime
-                self._timed(met)
+            if met.calls < met.ask_at:
+                return  # another thread has decided in the meantime
+            began, self.is_deciding = self.clock(), True
+            with warnings_deferred():  # as errors, they would end the tuning
+                try:
+                    with _aside(met.device.type):
+                        self._decide(met)
+                except Exception as error:
+                    self.failures += 1
+                    met.has_failed, met.ask_at = True, inf
+                    met.use_torchs_own(f"its tuning failed: {first_line(error)}")
+                    say_once(f"{met.problem}, batch {met.batch_size}: PyTorch's own convolution runs, {met.why}")
+                finally:
+                    self.is_deciding = False
+                    self.spent_s += self.clock() - began
 
-    def make_room(self, met: ShapeStats | None) -> None:
+    def _make_room(self, met: ShapeStats | None) -> None:
         """Free the workspace kept for our algorithms if it and that of torch's next convolution exceed the limit."""
         if self.torchs_limit_bytes is not None and met is not None and met.configuration is not None:
             make_room(self.torchs_limit_bytes - met.configuration.workspace_bytes)
-
-    def wait(self) -> None:
-        """Wait until no other thread tunes a problem or makes a choice."""
-        with self._lock:
-            pass
-
-    def _timed(self, met: ShapeStats) -> None:
-        """Decide for a problem; if that fails, torch's convolution runs."""
-        began, self.is_deciding = self.clock(), True
-        with warnings_deferred():  # as errors, they would end the tuning
-            try:
-                with aside(met.device.type):
-                    self._decide(met)
-            except Exception as error:
-                self.failures += 1
-                met.has_failed, met.ask_at = True, inf
-                met.use_torchs_own(f"its tuning failed: {first_line(error)}")
-                say_once(f"{met.problem}, batch {met.batch_size}: PyTorch's own convolution runs, {met.why}")
-            finally:
-                self.is_deciding = False
-                self.spent_s += self.clock() - began
 
     def _decide(self, met: ShapeStats) -> None:
         if self.failures >= _MOST_FAILURES:
             met.ask_at = inf
             met.use_torchs_own(f"tuning of other problems failed {_MOST_FAILURES} times in a row")
             return
+        task = Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
         if not met.was_looked_up:
             met.was_looked_up = True
-            stored = self.workshop.look_up(self._task(met), met.device)
+            stored = self.workshop.look_up(task, met.device)
             if stored is not None:
                 met.use(stored, Origin.DATABASE)
                 self._spread(met)
@@ -162,7 +270,7 @@ class Session:
             self._use_nearest(met)
             return
         try:
-            tuned = self.workshop.tune(self._task(met), met.device)
+            tuned = self.workshop.tune(task, met.device)
         except InfeasibleError as error:  # the user's call must still return a result
             met.ask_at = inf
             met.use_torchs_own(first_line(error))
@@ -185,9 +293,6 @@ class Session:
         else:
             met.use_torchs_own(f"to be measured at call {met.ask_at}")
 
-    def _task(self, met: ShapeStats) -> Task:
-        return Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
-
     def status(self) -> Status:
         """Return the status of all problems seen so far, in the order of their first calls."""
         with self._lock:
@@ -195,7 +300,26 @@ class Session:
         return Status(problems, self.spent_s, tuple(self.passed_by.items()))
 
 
-def _why_never(x: Tensor) -> str:
-    if x.dim() == 5:
-        return "three dimensions"
-    return f"{x.dtype} on {x.device.type}, or not a convolution of images"
+def _as_images(tensor: Tensor, is_1d: bool) -> Tensor:
+    """Return a 1-D tensor as images of height 1 if ``is_1d``, made contiguous as torch does, else the tensor itself."""
+    return tensor.contiguous().unsqueeze(2) if is_1d and tensor.dim() == 3 else tensor
+
+
+@contextmanager
+def _aside(device_type: str) -> Iterator[None]:
+    """Disable autocast, inference mode, function modes and hooks of saved tensors inside the block.
+
+    Convolutions in the block are torch's, without any wrappers. The previous state is restored at the end.
+    """
+
+    def itself(tensor: Tensor) -> Tensor:
+        return tensor
+
+    with ExitStack() as stack:
+        stack.enter_context(untouched)
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.autocast(device_type, enabled=False))
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:  # torch calls only the last hooks
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(itself, itself))
+        yield

@@ -1,18 +1,29 @@
-"""``enable``, ``disable``, ``tuned`` and ``status``, which switch the tuning of all convolutions on and off."""
+"""``enable``, ``disable``, ``tuned`` and ``status``, which switch the tuning of all convolutions on and off.
+
+For unchanged programs ``enable`` is called when the program imports torch, so this module does not load torch itself.
+"""
 
 from __future__ import annotations
 
+import gc
+import importlib.util
+import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from mucudnn.core.config import Config, config_or_default
-from mucudnn.core.errors import InvalidInputError
-from mucudnn.enabling import calls
-from mucudnn.enabling.session import Session
-from mucudnn.enabling.status import Status
-from mucudnn.running.dispatcher import Wrapper, pop, push
+from mucudnn.core.errors import InvalidInputError, MucudnnError, warn
+
+if TYPE_CHECKING:
+    from mucudnn.enabling.session import Session
+    from mucudnn.enabling.status import Status
+    from mucudnn.running.dispatcher import Wrapper
 
 
 def enable(config: Config | None = None) -> None:
@@ -64,6 +75,8 @@ def tuned(config: Config | None = None) -> Iterator[None]:
 
 def status() -> Status:
     """Return the choices under the active (or else the last active) config, with reasons and the time saved."""
+    from mucudnn.enabling.status import Status
+
     return Status() if _state.last is None else _state.last.status()
 
 
@@ -91,11 +104,13 @@ class _State:
 
     def switch(self, enabled: Session | None, nested: tuple[Session, ...]) -> None:
         """Wrap torch's kernels for the new active session, and unwrap the previous one; on failure change nothing."""
+        from mucudnn.running.dispatcher import Wrapper, pop, push
+
         with _switching:
             current = nested[-1] if nested else enabled
             wrapper = None
             if current is not None:
-                wrapper = Wrapper(partial(calls.forward, current), partial(calls.backward, current))
+                wrapper = Wrapper(current.forward, current.backward)
                 push(wrapper)
                 self.last = current
             if self.wrapper is not None:
@@ -109,6 +124,8 @@ _sessions: dict[Config, Session] = {}  # kept, so that a config that is used aga
 
 
 def _session(config: Config | None) -> Session:
+    from mucudnn.enabling.session import Session
+
     config = config_or_default(config)
     if config.workspace_budget_bytes is not None:
         raise InvalidInputError(
@@ -121,3 +138,60 @@ def _session(config: Config | None) -> Session:
             session.workshop.check()
             _sessions[config] = session
         return _sessions[config]
+
+
+def enable_with_torch(make_config: Callable[[], Config]) -> None:
+    """Call ``enable`` as soon as torch is imported: now, or when the program imports it.
+
+    Until then torch is not loaded, so the program may still set the environment that torch reads. If ``enable`` raises
+    an error of mucudnn, the program runs with torch's convolutions, with a warning.
+    """
+    if "torch" in sys.modules:
+        _enable(make_config)
+    else:
+        sys.meta_path.insert(0, _OnImport(lambda: _enable(make_config)))
+
+
+def not_with_torch() -> None:
+    """Undo ``enable_with_torch`` before torch is imported, in this process and the processes that it starts."""
+    os.environ["MUCUDNN_ENABLE"] = "0"
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _OnImport)]
+
+
+def _enable(make_config: Callable[[], Config]) -> None:
+    collects = gc.isenabled()
+    gc.disable()  # an import makes no garbage, and torch has a million objects to search
+    try:
+        import mucudnn.enabling.session  # noqa: F401
+    finally:
+        if collects:
+            gc.enable()
+    try:
+        enable(make_config())
+    except MucudnnError as error:
+        warn(f"mucudnn is not enabled: {error}", RuntimeWarning)
+
+
+class _OnImport(MetaPathFinder):
+    """Import finder for torch that calls a function once torch is loaded, and removes itself."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self.then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def execute_then(module: ModuleType) -> None:
+                execute(module)
+                self.then()
+
+            loader.exec_module = execute_then
+        return spec

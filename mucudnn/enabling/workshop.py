@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf, log
@@ -64,7 +64,10 @@ class Workshop:
         Returns None if nothing is stored, or if the choice was never measured as a whole at this batch size.
         """
         with self._ready(device) as (machine, database):
-            if task.problem not in self._known(machine.environment, database):
+            known = self._problems.get(machine.environment)
+            if known is None:  # only what is stored now needs to be looked up later
+                known = self._problems[machine.environment] = database.problems(machine.environment)
+            if task.problem not in known:
                 return None
             sizes = micro_batch_sizes(BatchSizePolicy(self._config.policy), task.batch_size)
             algorithms = permitted_algorithms(machine, self._config, task.problem, sizes)
@@ -78,7 +81,8 @@ class Workshop:
                 return None
             runs = database.whole_runs(*key)
             chosen = tuned.configuration
-            has_run = chosen.micro_configs in runs or (chosen.is_baseline and _any_of_size(task.batch_size, runs))
+            sizes_run = {sum(part.micro_batch_size for part in parts) for parts in runs}
+            has_run = chosen.micro_configs in runs or (chosen.is_baseline and task.batch_size in sizes_run)
             return replace(tuned, refuted=refuted(task, tuned.allowed_measurements, runs)) if has_run else None
 
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
@@ -99,39 +103,19 @@ class Workshop:
 
     @contextmanager
     def _ready(self, device: torch.device) -> Iterator[tuple[Machine, Database]]:
+        """Yield the machine (for torch's current number of threads and settings) and this thread's database."""
         with made_current(device), deterministic_torch(self._config.deterministic):
-            yield self._machine(device), self._database()
-
-    def _known(self, environment: Environment, database: Database) -> frozenset[ConvProblem]:
-        """Return the problems in the database at the first look-up, since only these need to be looked up later."""
-        if environment not in self._problems:
-            self._problems[environment] = database.problems(environment)
-        return self._problems[environment]
-
-    def _machine(self, device: torch.device) -> Machine:
-        """Return the machine (device under measurement) for the current number of threads and settings of torch."""
-        state = (device, TorchSettings.current()) if device.type == "cuda" else (device, torch.get_num_threads())
-        if state not in self._machines:
-            self._machines[state] = self._machine_of(device.type)
-        return self._machines[state]
-
-    def _database(self) -> Database:
-        """Return this thread's database connection, opened again after a fork."""
-        opened: tuple[int, Database] | None = getattr(self._of_thread, "opened", None)
-        if opened is None or opened[0] != os.getpid():
-            opened = self._of_thread.opened = os.getpid(), _writable(Database(self._config.database))
-        return opened[1]
-
-
-def _writable(database: Database) -> Database:
-    if not database.read_only:
-        return database
-    say_once(f"database {database.path} cannot be written: tuned results are kept in this process only")
-    return database.copy_in_memory()
-
-
-def _any_of_size(batch_size: int, runs: Iterable[tuple[MicroConfig, ...]]) -> bool:
-    return any(sum(part.micro_batch_size for part in parts) == batch_size for parts in runs)
+            state = (device, TorchSettings.current()) if device.type == "cuda" else (device, torch.get_num_threads())
+            if state not in self._machines:
+                self._machines[state] = self._machine_of(device.type)
+            opened: tuple[int, Database] | None = getattr(self._of_thread, "opened", None)
+            if opened is None or opened[0] != os.getpid():  # a fork needs a connection of its own
+                database = Database(self._config.database)
+                if database.read_only:
+                    say_once(f"database {database.path} cannot be written: tuned results are kept in this process only")
+                    database = database.copy_in_memory()
+                opened = self._of_thread.opened = os.getpid(), database
+            yield self._machines[state], opened[1]
 
 
 # Configurations for sizes that were not tuned
@@ -151,31 +135,24 @@ def nearest(
     problem, and is within the limit.
     """
     same = [one for one in tuned if one.problem == problem]
-    if same:
-        of = min(same, key=lambda one: _distance(batch_size, one.batch_size))
-        configuration = _at_batch_size(of, batch_size)
-    else:
+    if not same:
         near = [one for one in tuned if _pixels_apart(problem, one.problem) <= log(_MOST_TIMES_PIXELS)]
         if not near:
             return None
         of = min(near, key=lambda one: (_pixels_apart(problem, one.problem), _distance(batch_size, one.batch_size)))
         configuration = _at_other_images(problem, batch_size, of, device_type)
-    return None if configuration is None else (configuration, of)
-
-
-def _at_batch_size(of: TunedProblem, n: int) -> Configuration | None:
-    """Return the choice for another batch size from the stored measurements.
-
-    Returns None if ``of`` runs torch's undivided convolution, or if the choice for ``n`` would be torch's convolution
-    in micro-batches, since that was not compared with the undivided convolution for ``n``.
-    """
+        return None if configuration is None else (configuration, of)
+    of = min(same, key=lambda one: _distance(batch_size, one.batch_size))
     if of.configuration.is_baseline:
         return None
-    if n <= of.batch_size:
-        found = configurations_of(of).get(n)
+    if batch_size <= of.batch_size:
+        found = configurations_of(of).get(batch_size)
     else:
-        found = desirable_sets(of.allowed_measurements, n).fastest(n, of.limit_bytes)
-    return None if found is None or (n != of.batch_size and found.algorithms == (TORCHS_OWN,)) else found
+        found = desirable_sets(of.allowed_measurements, batch_size).fastest(batch_size, of.limit_bytes)
+    # Torch's convolution in micro-batches was not compared with the undivided one for this batch size.
+    if found is None or (batch_size != of.batch_size and found.algorithms == (TORCHS_OWN,)):
+        return None
+    return found, of
 
 
 def _at_other_images(problem: ConvProblem, n: int, of: TunedProblem, device_type: str) -> Configuration | None:
@@ -185,21 +162,15 @@ def _at_other_images(problem: ConvProblem, n: int, of: TunedProblem, device_type
     (name,) = won.algorithms
     time_s = of.time_s * problem.flops(n) / of.problem.flops(of.batch_size)
     limit = inf if of.limit_bytes is None else of.limit_bytes
-    largest = max(part.micro_batch_size for part in won.micro_configs)
-    for micro_configs in _cuts(name, n, min(largest, n)):
-        configuration = Configuration(micro_configs, time_s, 0)
-        workspace_bytes = _workspace_bytes(problem, configuration, device_type)
+    size = min(n, max(part.micro_batch_size for part in won.micro_configs))
+    while size:  # micro-batches of one size and a remainder, of half the size each time
+        rest = (MicroConfig(name, n % size),) if n % size else ()
+        micro_configs = (MicroConfig(name, size),) * (n // size) + rest
+        workspace_bytes = _workspace_bytes(problem, Configuration(micro_configs, time_s, 0), device_type)
         if workspace_bytes is not None and workspace_bytes <= limit:
             return Configuration(micro_configs, time_s, workspace_bytes)
+        size //= 2
     return None
-
-
-def _cuts(name: str, n: int, largest: int) -> Iterator[tuple[MicroConfig, ...]]:
-    """Yield divisions of the batch into micro-batches of one size and a remainder, halving the size each time."""
-    while largest:
-        rest = (MicroConfig(name, n % largest),) if n % largest else ()
-        yield (MicroConfig(name, largest),) * (n // largest) + rest
-        largest //= 2
 
 
 def _workspace_bytes(problem: ConvProblem, configuration: Configuration, device_type: str) -> int | None:
