@@ -40,7 +40,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.tables import Table, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
-from mucudnn.distributed.link import gathered
+from mucudnn.distributed import gathered
 from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.running.environment import Environment

@@ -23,7 +23,7 @@ from mucudnn.core.records import Comparison, Configuration, MicroConfig, is_busy
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_seconds
-from mucudnn.distributed.team import Team
+from mucudnn.distributed import Team
 from mucudnn.kernels.memory import give_back_cache
 from mucudnn.measuring.clocks import wall_clock
 from mucudnn.measuring.load import watch_of

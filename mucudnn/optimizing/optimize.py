@@ -27,15 +27,14 @@ from mucudnn.optimizing.steps import Step
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
-from mucudnn.running.modules import TunedModule
-from mucudnn.running.tuned_classes import make_tunable, why_left_alone
+from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
 from mucudnn.tuning.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.trace import Call, trace
 from mucudnn.tuning.tuner import machine_and_database, tune_tasks
 
 if TYPE_CHECKING:
-    from mucudnn.distributed.team import Team
+    from mucudnn.distributed import Team
     from mucudnn.tuning.headroom import Limits
 
 _Wanted = dict[str, list[Task]]  # module name -> its tasks, largest batch first

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison, is_busy
-from mucudnn.distributed.team import Team
+from mucudnn.distributed import Team
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.running import operators

@@ -13,8 +13,7 @@ from mucudnn.core import VERSION
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Task
-from mucudnn.distributed.fingerprint import Fingerprint
-from mucudnn.distributed.team import Team
+from mucudnn.distributed import Fingerprint, Team
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database
 from mucudnn.store.schema import Row

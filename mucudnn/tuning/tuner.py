@@ -43,7 +43,7 @@ from mucudnn.tuning.race import Race
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
 
 if TYPE_CHECKING:
-    from mucudnn.distributed.team import Team
+    from mucudnn.distributed import Team
 
 __all__ = ["Priors", "Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
 

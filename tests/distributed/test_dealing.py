@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy
 
-from mucudnn.distributed.team import deal
+from mucudnn.distributed import deal
 
 
 def longest(costs: list[float], ranks_of: list[int], ranks: int) -> float:

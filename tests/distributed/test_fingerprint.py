@@ -7,10 +7,18 @@ from dataclasses import replace
 import pytest
 
 from mucudnn.core.errors import SharingError
-from mucudnn.distributed.fingerprint import Fingerprint, differences, kinds, require_alike
+from mucudnn.distributed import Fingerprint, kinds, require_alike
 
 ONE = Fingerprint("cpu, a device", "host:file", {"torch": "2.13"}, {"threads": "2"}, ("conv1", "conv2"))
 OTHER_KIND = replace(ONE, kind="cuda, another", in_kind={"threads": "1", "library": "cuDNN"}, convolutions=("conv1",))
+
+
+def differences(fingerprints: list[Fingerprint]) -> list[str]:
+    try:
+        require_alike(fingerprints, "do this")
+    except SharingError as error:
+        return str(error).removeprefix("ranks that tune together must be alike: ").partition(". Start")[0].split("; ")
+    return []
 
 
 def test_kinds_need_the_same_in_themselves_and_settings_everywhere() -> None:

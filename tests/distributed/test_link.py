@@ -12,7 +12,7 @@ from support.ranks.alone import group_of_one
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mucudnn.distributed.link import joined
+from mucudnn.distributed import joined
 from mucudnn.solver.all_reduce import DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES, ddp_ends
 
 

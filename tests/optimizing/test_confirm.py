@@ -12,7 +12,7 @@ import pytest
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.distributed.team import Team
+from mucudnn.distributed import Team
 from mucudnn.optimizing import steps as steps_module
 from mucudnn.optimizing.confirm import Confirmation, confirm
 from mucudnn.optimizing.steps import LEAST_CHANGE, ROUNDS, ModelSteps, Spent, StepCall, StepTimes, TunedModules

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations, parametrize
 import mucudnn
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import Operation
-from mucudnn.running.tuned_classes import make_tunable, why_left_alone
+from mucudnn.running.modules import make_tunable, why_left_alone
 
 
 class Named(nn.Conv2d):

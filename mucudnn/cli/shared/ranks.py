@@ -67,7 +67,7 @@ def on_every_rank(job: Callable[[], T], ranks: int, device: str, *, timeout_s: f
     """
     if ranks_of_torchrun() is None:
         return _in_workers(job, ranks, device, timeout_s)
-    from mucudnn.distributed.link import joined
+    from mucudnn.distributed import joined
 
     is_first = os.environ["RANK"] == "0"
     with joined(device, timeout_s=timeout_s):
@@ -114,7 +114,7 @@ def _work(
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     here["TORCH_DIST_INIT_BARRIER"] = 1  # no rank may finish and leave before all have joined
     os.environ.update({name: str(value) for name, value in here.items()})
-    from mucudnn.distributed.link import joined
+    from mucudnn.distributed import joined
 
     with joined(device, meeting, timeout_s):
         outcome = attempt(job)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.running.choices import Choices
-from mucudnn.running.modules import TunedModule
-from mucudnn.running.tuned_classes import make_tunable, why_left_alone
+from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
 from mucudnn.tuning.trace import trace
 
 Model = TypeVar("Model", bound=nn.Module)

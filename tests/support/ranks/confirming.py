@@ -24,8 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
 from mucudnn.core.config import Config
-from mucudnn.distributed import team_of
-from mucudnn.distributed.team import Team
+from mucudnn.distributed import Team, team_of
 
 RANKS = 2
 SLOW_S = 0.009  # of a call of ours, that takes torch's own 2 ms and ours elsewhere 1

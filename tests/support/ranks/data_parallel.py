@@ -19,7 +19,7 @@ from mucudnn.bench.suites import data_parallel
 from mucudnn.bench.suites.data_parallel import Setting, Wire, are_equal, digest
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
-from mucudnn.distributed.link import gathered
+from mucudnn.distributed import gathered
 
 SETTING = Setting("tiny", 2, 2, "cpu", "float32", MemoryFormat.CONTIGUOUS, Communication.ALLREDUCE, 2)
 SMALL_CAP = 1e-6  # a byte

@@ -1,27 +1,55 @@
-"""The ranks that tune together: exchange of messages, division of the work, and detection of lost ranks."""
+"""Cooperation of the ranks of a torch.distributed process group: exchange messages, divide work, check agreement.
+
+The folder ``tuning`` decides what is measured and chosen; torch.distributed sends the messages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
+from traceback import clear_frames
 from typing import Any, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, SharingError, first_line
 from mucudnn.core.values import shown
-from mucudnn.distributed.fingerprint import Fingerprint, by_rank, kinds, require_alike
 
 T = TypeVar("T")
 
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # by type of device
+_TIMEOUT_S = 86400.0  # the other ranks wait while the first one tunes
 _TAG = 20181001  # tag of our messages, unlikely to be used by others
 _HERE, _ENDED, _LATE = range(3)  # state of a rank
 _IN_WORDS = {_ENDED: "ended", _LATE: "did not come within the timeout of the process group"}
+_MOST_SHOWN = 3  # different values of one setting, or convolutions
+_LONGEST = 120  # characters of a value in an error
 ALONE = "Config(share_tuning=False) lets each rank tune for itself"
+
+
+def team_of(config: Config, group: dist.ProcessGroup | None = None) -> Team | None:
+    """Return the team of ranks that tune together, or None if this process tunes for itself.
+
+    group: None for the default group, if initialized. Raises ``InvalidInputError`` if this process is not in the group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        if group is not None:
+            raise InvalidInputError(f"process_group is {shown(group)}; call torch.distributed.init_process_group first")
+        return None
+    if not config.share_tuning:
+        return None
+    return Team.of(group)
+
+
+def propagate_errors(team: Team | None) -> AbstractContextManager[None]:
+    """Return a context that sends an error raised in its block to the other ranks of the team, if there is a team."""
+    return nullcontext() if team is None else team.propagate_errors()
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[int]:
@@ -212,7 +240,14 @@ class Team:
             except RuntimeError as error:
                 fate = _fate_by(error)
             verdict[0] = fate
-        _require_all(verdict.tolist())
+        missing = [(rank, _IN_WORDS[fate]) for rank, fate in enumerate(verdict.tolist()) if fate != _HERE]
+        if missing:
+            each = "; ".join(f"rank {rank} {why}" for rank, why in missing)
+            hint = " (if it was waiting for another rank, its own message names that one)" if missing[0][0] == 0 else ""
+            raise SharingError(
+                f"{each}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: start "
+                f"again to continue. All ranks must tune the same model; {ALONE}"
+            )
 
     def _receive(self, rank: int, into: torch.Tensor) -> dist.Work | RuntimeError:
         try:
@@ -239,17 +274,6 @@ def _fate_by(error: RuntimeError) -> int:
 def _timeout(group: dist.ProcessGroup | None) -> timedelta:
     assert group is not None
     return group._get_backend(torch.device("cpu")).options._timeout
-
-
-def _require_all(fates: Sequence[int]) -> None:
-    missing = [(rank, _IN_WORDS[fate]) for rank, fate in enumerate(fates) if fate != _HERE]
-    if missing:
-        each = "; ".join(f"rank {rank} {why}" for rank, why in missing)
-        hint = " (if it was waiting for another rank, its own message names that one)" if missing[0][0] == 0 else ""
-        raise SharingError(
-            f"{each}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: start "
-            f"again to continue. All ranks must tune the same model; {ALONE}"
-        )
 
 
 def _group_of_this_process(group: object) -> dist.ProcessGroup:
@@ -281,3 +305,151 @@ def _with_gloo(group: dist.ProcessGroup, ranks: Sequence[int]) -> dist.ProcessGr
 
 
 _gloo_groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
+
+
+# Agreement of the settings
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Description of a rank, sent as plain text so that other versions of mucudnn can read it.
+
+    kind: kind of the rank's device; ranks of one kind share measurements. place: the rank's host and database file.
+    everywhere: settings that must be equal on all ranks, by name. in_kind: settings that must be equal on ranks of one
+    kind. convolutions: the convolutions to tune, also equal on ranks of one kind.
+    """
+
+    kind: str = ""
+    place: str = ""
+    everywhere: Mapping[str, str] = field(default_factory=dict)
+    in_kind: Mapping[str, str] = field(default_factory=dict)
+    convolutions: tuple[str, ...] = ()
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Make a fingerprint from the plain fields that a rank has sent: the inverse of ``asdict``.
+
+        Fields that another version of mucudnn does not send get defaults, and unknown fields are ignored.
+        """
+        return cls(**{one.name: plain[one.name] for one in fields(cls) if one.name in plain})
+
+
+def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
+    """Return the rank numbers by kind of device, ascending for each kind."""
+    found: dict[str, list[int]] = {}
+    for rank, fingerprint in enumerate(fingerprints):
+        found.setdefault(fingerprint.kind, []).append(rank)
+    return found
+
+
+def require_alike(fingerprints: Sequence[Fingerprint], remedy: str) -> None:
+    """Raise ``SharingError`` with the settings that wrongly differ, the ranks of each value, and a remedy."""
+    every = dict(enumerate(fingerprints))
+    found = _differing(every, lambda fingerprint: fingerprint.everywhere)
+    for ranks in kinds(fingerprints).values():
+        of_kind = {rank: fingerprints[rank] for rank in ranks}
+        different = _differing(of_kind, lambda fingerprint: fingerprint.in_kind)
+        found += different or _other_convolutions(of_kind)
+    if found:
+        raise SharingError(f"ranks that tune together must be alike: {'; '.join(found)}. Start them alike; {remedy}")
+
+
+def _differing(fingerprints: Mapping[int, Fingerprint], part: Callable[[Fingerprint], Mapping[str, str]]) -> list[str]:
+    names = dict.fromkeys(name for fingerprint in fingerprints.values() for name in part(fingerprint))
+    values = {name: {rank: part(one).get(name, "unknown") for rank, one in fingerprints.items()} for name in names}
+    return [f"{name} is {by_rank(of)}" for name, of in values.items() if len({*of.values()}) > 1]
+
+
+def _other_convolutions(fingerprints: Mapping[int, Fingerprint]) -> list[str]:
+    """Compare each rank's convolutions with the first rank's; list some that only one of the two tunes."""
+    (first, own), *others = fingerprints.items()
+    for rank, other in others:
+        here, there = (frozenset(one.convolutions) for one in (own, other))
+        if here != there:
+            only = {first: sorted(here - there), rank: sorted(there - here)}
+            each = []
+            for one, names in only.items():
+                more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+                each += [f"{', '.join(map(shown, names[:_MOST_SHOWN]))}{more} on rank {one} only"] if names else []
+            return [f"the convolutions differ: {', '.join(each)}"]
+        if own.convolutions != other.convolutions:
+            return [f"the convolutions come in another order on rank {rank} than on rank {first}"]
+    return []
+
+
+def by_rank(values: Mapping[int, str]) -> str:
+    """Return text that lists each value with its ranks, the most frequent value last.
+
+    >>> by_rank({0: "2", 1: "1", 2: "2"})
+    '1 on rank 1, 2 on ranks 0, 2'
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        ranks.setdefault(value, []).append(rank)
+    few_first = sorted(ranks.items(), key=lambda item: (len(item[1]), item[1]))
+    named = [f"{value[:_LONGEST]} on {ranks_in_words(of)}" for value, of in few_first]
+    return ", ".join([*named[:_MOST_SHOWN], *(["others elsewhere"] if len(named) > _MOST_SHOWN else [])])
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """Return the numbers of ranks as part of a sentence.
+
+    >>> ranks_in_words([2]), ranks_in_words([0, 1, 3])
+    ('rank 2', 'ranks 0, 1, 3')
+    """
+    each = sorted(ranks)
+    return f"rank{'s' * (len(each) != 1)} {', '.join(map(str, each))}"
+
+
+# The process group of the ranks that torchrun started
+
+
+@contextmanager
+def freeing_what_failed() -> Iterator[None]:
+    """Clear the frames of an error raised in the block, which would keep the model alive.
+
+    A model that outlives its process group may deadlock torch.
+    """
+    try:
+        yield
+    except BaseException as error:
+        clear_frames(error.__traceback__)
+        raise
+
+
+@contextmanager
+def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
+    """Join the process group of all ranks started by torchrun, and leave it at the end of the block.
+
+    An existing group is used as it is. A process that torchrun did not start joins a new group of one rank.
+
+    device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank. meeting: torch's
+    ``init_method``, the rendezvous of the ranks; ``RANK`` and ``WORLD_SIZE`` come from the environment. timeout_s:
+    longest wait for another rank, in seconds.
+
+    Raises the errors of ``torch.distributed.init_process_group``.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    kind = torch.device(device).type
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if "RANK" in os.environ:
+        rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group(_BACKENDS[kind], init_method=meeting, rank=rank, world_size=size, timeout=timeout)
+    else:
+        dist.init_process_group(_BACKENDS[kind], store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        with freeing_what_failed():
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def gathered(value: Any) -> list[Any]:
+    """Return the values of all ranks of the default process group, in rank order; all ranks must call this."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return every
