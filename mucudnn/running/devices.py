@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
 
@@ -74,18 +74,14 @@ def made_current(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _only_device(tensors: Iterable[tuple[str, Tensor]], what: str, remedy: str) -> torch.device:
+    """Return the only device of the tensors. The error names some tensors of each, such as ``cuda:1 (head)``."""
     named: dict[torch.device, list[str]] = {}
     for name, tensor in tensors:
         named.setdefault(tensor.device, []).append(name)
     if len(named) > 1:
-        raise InvalidInputError(f"the model {what}: {_in_words(named)}; {remedy}")
+        parts = []
+        for device, names in named.items():
+            more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+            parts.append(f"{device} ({', '.join(names[:_NAMES_SHOWN])}{more})")
+        raise InvalidInputError(f"the model {what}: {', '.join(parts)}; {remedy}")
     return next(iter(named), torch.device("cpu"))
-
-
-def _in_words(named: Mapping[torch.device, list[str]]) -> str:
-    """Return text such as ``cuda:0 (conv1, conv2, conv3 and 5 more), cuda:1 (head)``."""
-    parts = []
-    for device, names in named.items():
-        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        parts.append(f"{device} ({', '.join(names[:_NAMES_SHOWN])}{more})")
-    return ", ".join(parts)

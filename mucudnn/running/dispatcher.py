@@ -74,7 +74,7 @@ def pop(wrapper: Wrapper) -> None:
         if wrapper in _wrappers:
             _wrappers.remove(wrapper)
             _rebuild()
-            if not _wrappers and _is_only_thread():
+            if not _wrappers and len(sys._current_frames()) == 1:  # torch's internal threads do not count
                 _uninstall()
 
 
@@ -195,11 +195,6 @@ _changing = threading.RLock()
 _wrappers: list[Wrapper] = []  # the last one is called first
 _hooks: list[_Hook] = []
 _libraries: list[Any] = []  # at most one, with our kernels
-
-
-def _is_only_thread() -> bool:
-    """Return whether no other thread can be in a convolution; torch's internal threads do not count."""
-    return len(sys._current_frames()) == 1
 
 
 def _install() -> None:

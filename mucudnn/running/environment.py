@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,10 +50,34 @@ def current_environment(device: str = "cpu") -> Environment:
 
     On the CPU it includes torch's current thread count; for CUDA, the current GPU and torch's settings.
 
-    Raises ``UnavailableError`` for any other device, and if CUDA is not available.
+    Raises ``UnavailableError`` for any other device, if CUDA is not available, and for a GPU that is older than all for
+    which torch was compiled.
     """
     require_known(device)
-    return _on_cpu() if device == "cpu" else _on_cuda()
+    import torch  # lazy, since `import mucudnn` must not load torch
+
+    from mucudnn.core.torch_settings import TorchSettings
+    from mucudnn.kernels.registry import compiler_of, library_of
+
+    version = str(torch.__version__)  # torch's own compares as a version, and not as text
+    if device == "cpu":
+        instructions = torch.backends.cpu.get_cpu_capability()
+        threads, library, compiled = torch.get_num_threads(), library_of("cpu"), compiler_of("cpu")
+        return Environment(cpu_model(), instructions, threads, version, library, compiled)
+    require_cuda()
+    library, name = library_of("cuda"), torch.cuda.get_device_name()
+    capability = torch.cuda.get_device_capability()
+    # The architectures for which torch was compiled, such as sm_75, sm_90a, compute_120; none if unknown.
+    numbers = [int(re.sub(r"\D", "", architecture)) for architecture in torch.cuda.get_arch_list()]
+    oldest = divmod(min(numbers, default=0), 10)
+    if capability < oldest:
+        raise UnavailableError(
+            f"device is 'cuda', but {name} (compute capability {capability[0]}.{capability[1]}) is too old for torch "
+            f"{version}, which is built for {oldest[0]}.{oldest[1]} and later: install an older torch, or use device "
+            "'cpu'"
+        )
+    numerics = str(TorchSettings.current())
+    return Environment(name, f"sm{capability[0]}{capability[1]}", 1, version, library, compiler_of("cuda"), numerics)
 
 
 def require_known(device: str) -> None:
@@ -64,42 +87,6 @@ def require_known(device: str) -> None:
             f"device is {device!r}; mucudnn measures on 'cpu' and 'cuda': use device='cpu', or 'cuda' for the current "
             "GPU (CUDA_VISIBLE_DEVICES=1 picks another)"
         )
-
-
-def _on_cpu() -> Environment:
-    import torch  # lazy, since `import mucudnn` must not load torch
-
-    from mucudnn.kernels.registry import compiler_of, library_of
-
-    return Environment(
-        device=cpu_model(),
-        capability=torch.backends.cpu.get_cpu_capability(),
-        threads=torch.get_num_threads(),
-        torch=str(torch.__version__),  # which compares as a version, and not as text
-        library=library_of("cpu"),
-        compiled=compiler_of("cpu"),
-    )
-
-
-def _on_cuda() -> Environment:
-    import torch
-
-    from mucudnn.core.torch_settings import TorchSettings
-    from mucudnn.kernels.registry import compiler_of, library_of
-
-    require_cuda()
-    library = library_of("cuda")
-    major, minor = torch.cuda.get_device_capability()
-    _require_young_enough((major, minor), torch.cuda.get_arch_list())
-    return Environment(
-        device=torch.cuda.get_device_name(),
-        capability=f"sm{major}{minor}",
-        threads=1,
-        torch=str(torch.__version__),  # which compares as a version, and not as text
-        library=library,
-        compiled=compiler_of("cuda"),
-        numerics=str(TorchSettings.current()),
-    )
 
 
 def require_cuda() -> None:
@@ -121,23 +108,6 @@ def require_cuda() -> None:
     raise UnavailableError(
         f"device is 'cuda', but torch can use no GPU: {reason}; see nvidia-smi for the driver, or use device 'cpu'"
     )
-
-
-def _require_young_enough(capability: tuple[int, int], architectures: Sequence[str]) -> None:
-    """Raise ``UnavailableError`` for a GPU older than all GPUs that torch was compiled for.
-
-    architectures: torch's compiled architectures, such as ``sm_75``, ``sm_90a``, ``compute_120``; empty if unknown.
-    """
-    import torch
-
-    numbers = [int(re.sub(r"\D", "", name)) for name in architectures]
-    oldest = divmod(min(numbers, default=0), 10)
-    if capability < oldest:
-        raise UnavailableError(
-            f"device is 'cuda', but {torch.cuda.get_device_name()} (compute capability {capability[0]}."
-            f"{capability[1]}) is too old for torch {torch.__version__}, which is built for {oldest[0]}.{oldest[1]} "
-            "and later: install an older torch, or use device 'cpu'"
-        )
 
 
 def cpu_model() -> str:
