@@ -75,10 +75,6 @@ class ConvProblem:
             dtype=dtype_name(self.dtype),
             memory_format=member(MemoryFormat, self.memory_format, "memory_format"),
         )
-        self._require_convolution()
-        self._require_countable()
-
-    def _require_convolution(self) -> None:
         if self.c % self.groups or self.k % self.groups:
             raise _not_a_convolution(f"groups is {self.groups}; it must divide C={self.c} and K={self.k}")
         extent = (self.dilation[0] * (self.r - 1) + 1, self.dilation[1] * (self.s - 1) + 1)
@@ -88,10 +84,8 @@ class ConvProblem:
                 f"the filter covers {extent[0]}x{extent[1]} but the padded input is only {padded[0]}x{padded[1]}; "
                 "use a smaller filter or dilation, or more padding"
             )
-
-    def _require_countable(self) -> None:
-        """Raise ``InvalidInputError`` for sizes that do not fit 32 bits; padded rows and columns of x count too."""
-        sizes = prod(self.x_shape(1)), prod(self.w_shape()), prod(self.y_shape(1)), *self._padded()
+        # Sizes must fit 32 bits; padded rows and columns of x count too.
+        sizes = prod(self.x_shape(1)), prod(self.w_shape()), prod(self.y_shape(1)), *padded
         if max(sizes) > MOST_ELEMENTS:
             names = "one sample of x", "w", "one sample of y", "a padded column of x", "a padded row of x"
             what, elements = max(zip(names, sizes, strict=True), key=lambda named: named[1])

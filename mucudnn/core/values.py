@@ -56,7 +56,11 @@ def plain(value: object) -> Any:
 
 def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
     """Return an integer from ``least`` to ``most`` as an ``int``; reject anything else, including bools and floats."""
-    number = value if type(value) is int else _python_int(value, name)
+    number = value if type(value) is int else plain(value)
+    if type(number) is not int:
+        if isinstance(number, bool) or not isinstance(number, Integral):
+            _refuse(value, name, "a whole number")
+        number = int(number)
     if number < least:
         _refuse(value, name, f"at least {least}")
     if number > most:
@@ -119,13 +123,6 @@ def member(kind: type[_Choice], value: object, name: str) -> _Choice:
 def instance(kind: type[_Kind], value: object, name: str) -> _Kind:
     """Return the value, unconverted, if it is an instance of the class ``kind``; reject any other value."""
     return value if isinstance(value, kind) else _refuse(value, name, f"a {kind.__name__}")
-
-
-def _python_int(value: object, name: str) -> int:
-    given = plain(value)
-    if isinstance(given, bool) or not isinstance(given, Integral):
-        _refuse(value, name, "a whole number")
-    return int(given)
 
 
 def _refuse(value: object, name: str, allowed: str) -> NoReturn:
@@ -243,7 +240,13 @@ def parse_seconds(text: str | float | None) -> float | None:
     """
     if text is None or _is_none(text):
         return None
-    seconds = _seconds(text) if isinstance(text, str) else real(text, "the time in seconds")
+    if isinstance(text, str):
+        match = re.fullmatch(rf"\s*({_NUMBER}(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text)
+        if match is None or match.group(2) not in _SECONDS:
+            raise InvalidInputError(f"time {shown(text)} is not understood; {_TIME_HELP}")
+        seconds = float(match.group(1)) * _SECONDS[match.group(2)]
+    else:
+        seconds = real(text, "the time in seconds")
     if not 0 <= seconds < inf:
         raise InvalidInputError(f"time {shown(text)} is negative or too long; {_TIME_HELP}")
     return seconds
@@ -259,13 +262,6 @@ def parse_time_limit(text: str | float | None) -> float | None:
     if seconds == 0:
         raise InvalidInputError(f"time {shown(text)} is 0; it must be above 0: {_TIME_HELP}")
     return seconds
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(rf"\s*({_NUMBER}(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text)
-    if match is None or match.group(2) not in _SECONDS:
-        raise InvalidInputError(f"time {shown(text)} is not understood; {_TIME_HELP}")
-    return float(match.group(1)) * _SECONDS[match.group(2)]
 
 
 def format_seconds(value: float) -> str:
