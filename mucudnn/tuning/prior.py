@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Failure, Measurement
-from mucudnn.tuning.thresholds import HOPELESS_ELSEWHERE, HOPELESS_IN_LIKE, NEIGHBOURS, REACH
+
+_NEIGHBOURS = 3
+_REACH = 4.0  # limit on the distance: sum of the log2 ratios of channels and pixels
+# Number of neighbours -> multiple of the fastest in each of them above which an algorithm is hopeless. One neighbour
+# is not enough: a single disturbed measurement must not rule out an algorithm for all similar problems.
+_HOPELESS_IN_LIKE = {2: 1.6, 3: 1.35}
+_HOPELESS_ELSEWHERE = 4.0  # the same for neighbours with another operation
 
 _Class = tuple[Any, ...]
 _Place = tuple[float, float, float]
@@ -62,8 +68,8 @@ class Prior:
             return own
         others = (problem.with_operation(op) for op in Operation if op is not problem.operation)
         said = [expectation.ratio for other in others if (expectation := self._near(other, algorithm))]
-        is_bad = bool(said) and min(said) > HOPELESS_ELSEWHERE
-        return Expectation(min(said), HOPELESS_ELSEWHERE) if is_bad else None
+        is_bad = bool(said) and min(said) > _HOPELESS_ELSEWHERE
+        return Expectation(min(said), _HOPELESS_ELSEWHERE) if is_bad else None
 
     def _near(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
         here = _place(problem)
@@ -71,8 +77,8 @@ class Prior:
         known = sorted(
             (_distance(here, place), ratios[algorithm]) for place, ratios in alike.items() if algorithm in ratios
         )
-        near = [ratio for distance, ratio in known[:NEIGHBOURS] if distance <= REACH]
-        return Expectation(min(near), HOPELESS_IN_LIKE[len(near)]) if len(near) in HOPELESS_IN_LIKE else None
+        near = [ratio for distance, ratio in known[:_NEIGHBOURS] if distance <= _REACH]
+        return Expectation(min(near), _HOPELESS_IN_LIKE[len(near)]) if len(near) in _HOPELESS_IN_LIKE else None
 
 
 def _class(problem: ConvProblem) -> _Class:

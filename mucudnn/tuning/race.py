@@ -1,6 +1,6 @@
 """The race of one problem's candidates, in which each is checked and timed on a ``Workbench``, or recorded as failed.
 
-``QuickPlan`` determines the order in which the candidates that can win are measured; the others are probed once or not
+``Standings`` say which candidates can win, and in which order they are measured; the others are probed once or not
 at all, and the reason for skipping one is stored. Close candidates are decided later by whole runs. A thorough race
 passes over nothing that may win, and takes many samples of it.
 """
@@ -26,16 +26,15 @@ from mucudnn.measuring.turns import Stop, Timer, in_turns
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.measuring.workbench import Workbench
 from mucudnn.tuning.prior import Prior
-from mucudnn.tuning.quick_plan import QuickPlan
-from mucudnn.tuning.thresholds import (
-    CLOSE,
-    HOPELESS,
-    HOPELESS_PART,
-    HOPELESS_PROOF,
-    LEAST_SLOW_PROOF_S,
-    SECOND,
-)
+from mucudnn.tuning.standings import HOPELESS, Standings
 
+# Multiples of the fastest candidate's time, as in ``standings``, above which a candidate gets no more samples
+HOPELESS_PART = 2.5  # on a small part of the mini-batch, where fixed costs weigh more: probed on the whole, `direct`
+# once took 1.2 s against 16 ms
+HOPELESS_PROOF = 4.0  # in the proving process, where counting and guarding memory takes time too
+LEAST_SLOW_PROOF_S = 0.02  # seconds; in shorter proofs that time may exceed the algorithm's own
+CLOSE = 1.15  # after a sample with a cold cache: below it a second sample decides
+SECOND = 1.1  # an algorithm this close to the best is measured at half the size too
 _LONG_PROBE_S = 0.05  # a library may compile for 1 to 20 ms
 _SHORT_S = 0.0005  # loading code takes up to 0.1 ms
 
@@ -115,45 +114,25 @@ class Race:
             if any(c.smaller is not None for c in self.candidates):  # counting their workspace may take a run
                 self.candidates = [replace(c, smaller=None) for c in self.candidates]
         of_candidates = {candidate.micro_config for candidate in self.candidates}
-        self.known = {m.micro_config: m for m in self.stored if m.micro_config in of_candidates}
+        limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
         # A candidate too large under another limit may fit.
-        kept = (f for f in self.stored_failures if f.needed_bytes is None or f.needed_bytes > self.limit)
-        self.failed = {failure.micro_config: failure for failure in kept}
+        kept = (f for f in self.stored_failures if f.needed_bytes is None or f.needed_bytes > limit)
+        self.standings = Standings(
+            *(self.task, self.candidates, self.max_relative_error, self.may_keep),
+            *(self.prior, self.every_size, self.flops_per_s, self.thorough),
+            known={m.micro_config: m for m in self.stored if m.micro_config in of_candidates},
+            failed={failure.micro_config: failure for failure in kept},
+        )
         self.entries: dict[MicroConfig, Entry] = {}
         self._setup_samples_s: dict[str, tuple[float, ...]] = {}  # by algorithm
         self._relative_errors: dict[str, float] = {}  # by algorithm, for algorithms that are checked only once
-        self._plan = QuickPlan(self, self.known, self.failed, self.prior, self.every_size, self.flops_per_s)
         self._has_run: set[str] = set()  # algorithms that have run at another size
         self._hopeless_parts: set[str] = set()  # algorithms that were hopeless on a small part
 
     @property
-    def limit(self) -> float:
-        """The workspace limit in bytes; inf without one."""
-        return inf if self.task.limit_bytes is None else self.task.limit_bytes
-
-    def can_win(self, candidate: Candidate, relative_error: float) -> bool:
-        """Whether the candidate's error and workspace are within their limits, so that it may be chosen."""
-        return relative_error <= self.max_relative_error and self.fits(candidate)
-
-    def fits(self, candidate: Candidate) -> bool:
-        """Whether the candidate's workspace is within the limit."""
-        if self.task.baseline_exempt and self.is_baseline(candidate):
-            return True
-        kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
-        return candidate.fits(None if self.task.limit_bytes is None else self.task.limit_bytes + kept_bytes)
-
-    def is_baseline(self, candidate: Candidate) -> bool:
-        """Whether the candidate is torch's own convolution, undivided, with which all others are compared."""
-        return candidate.micro_config == self.task.baseline
-
-    def missing(self) -> list[Candidate]:
-        """Return the candidates that may still need measuring, in order; empty if all results are known."""
-        return self._plan.promising() if self.thorough else self._plan.unseen() or self._plan.sizes()
-
-    @property
     def is_done(self) -> bool:
         """Whether every candidate has the results it needs. The baseline is checked first, which needs no run."""
-        return not (self._plan.baselines() or self.missing())
+        return not (self.standings.baselines() or self.standings.missing())
 
     def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
         """Return a new race that knows these results too, with a time limit reduced by ``spent_s``."""
@@ -180,31 +159,31 @@ class Race:
         if self.thorough:
             yield from self._run_thoroughly()
             return
-        plan = self._plan
-        yield from self._prove(plan.foreign())
-        for candidate in plan.baselines():
+        standings = self.standings
+        yield from self._prove(standings.foreign())
+        for candidate in standings.baselines():
             yield from self._look_at(candidate)
         yield from self._look_at_parts()
         while unseen := self._in_time(self._unseen()):
             for candidate in unseen:
                 yield from self._look_unless_hopeless(candidate)
-        yield from plan.too_large()
+        yield from standings.too_large()
         yield from self._compare_closely(HOPELESS, CLOSE)
-        while sizes := self._in_time(plan.sizes()):
+        while sizes := self._in_time(standings.sizes()):
             yield from self._prove(sizes)
             for candidate in sizes:
-                if candidate.micro_config not in self.failed:
+                if candidate.micro_config not in self.standings.failed:
                     yield from self._look_at(candidate)
             yield from self._compare_closely(inf, SECOND)  # sizes are compared by full samples, not by probes
-        self.prior.learn(self.task.problem, [*self.known.values(), *self.failed.values()])
+        self.prior.learn(self.task.problem, [*self.standings.known.values(), *self.standings.failed.values()])
 
     def _run_thoroughly(self) -> Iterator[Measurement | Failure]:
         """Take a first sample of all that may win, then more in turns, until the noise is small or one is hopeless."""
-        missing = self.missing()
-        ahead = [c for c in missing if c.algorithm.is_torchs_own or c.handed_bytes <= self.limit]
-        yield from self._prove(c for c in ahead if self.time_limit_s is None or self.is_baseline(c))
+        missing = self.standings.missing()
+        ahead = [c for c in missing if c.algorithm.is_torchs_own or c.handed_bytes <= self.standings.limit]
+        yield from self._prove(c for c in ahead if self.time_limit_s is None or self.standings.is_baseline(c))
         for candidate in missing:
-            if candidate.micro_config not in self.failed and self._plan.may_win(candidate):
+            if candidate.micro_config not in self.standings.failed and self.standings.may_win(candidate):
                 yield from self._look_at(candidate)
         racing = list(self.entries.values())
         rounds = in_turns([entry.timer.sample for entry in racing])
@@ -228,26 +207,28 @@ class Race:
         """Return all candidates; after the time limit, only the baseline or the first one if there is no answer yet."""
         if not self._is_late():
             return candidates
-        return [c for c in candidates if self.is_baseline(c)] or ([] if self._has_answer() else candidates[:1])
+        return [c for c in candidates if self.standings.is_baseline(c)] or (
+            [] if self.standings.has_answer() else candidates[:1]
+        )
 
     def _unseen(self) -> list[Candidate]:
-        return [c for c in self._plan.unseen() if c.algorithm.name not in self._hopeless_parts]
+        return [c for c in self.standings.unseen() if c.algorithm.name not in self._hopeless_parts]
 
     def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
-        if self._plan.is_spared(candidate):
+        if self.standings.is_spared(candidate):
             return
-        if (failure := self._plan.hopeless(candidate)) is not None:
-            self.failed[candidate.micro_config] = failure
+        if (failure := self.standings.hopeless(candidate)) is not None:
+            self.standings.failed[candidate.micro_config] = failure
             yield failure
         else:
             yield from self._look_at(candidate)
 
     def _look_at_parts(self) -> Iterator[Measurement | Failure]:
         """Probe algorithms on small parts of the mini-batch; drop hopeless ones and unneeded last resorts."""
-        looks = [self._try_first_sample(part) for part in self._plan.parts() if not self._is_late()]
+        looks = [self._try_first_sample(part) for part in self.standings.parts() if not self._is_late()]
         entries = [entry for entry in looks if isinstance(entry, Entry)]  # failures on a part are retried on the whole
         self._has_run |= {entry.candidate.algorithm.name for entry in entries}
-        beside = self._plan.beside({entry.candidate.micro_config: entry.measurement() for entry in entries})
+        beside = self.standings.beside({entry.candidate.micro_config: entry.measurement() for entry in entries})
         for entry in entries:
             margin = beside.margin(entry.candidate, entry.measurement())
             if margin > HOPELESS_PART or beside.is_spared(entry.candidate):
@@ -257,10 +238,10 @@ class Race:
 
     def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
         """Probe a candidate. If it is hopeless, yield its result; otherwise keep it in the race."""
-        if self._is_late() and self._has_answer() and not self.is_baseline(candidate):
+        if self._is_late() and self.standings.has_answer() and not self.standings.is_baseline(candidate):
             return
         if (proven := self._slow_in_proof(candidate)) is not None:
-            self.known[candidate.micro_config] = proven
+            self.standings.known[candidate.micro_config] = proven
             yield proven
             return
         entry = self._try_first_sample(candidate)
@@ -276,12 +257,12 @@ class Race:
     def _slow_in_proof(self, candidate: Candidate) -> Measurement | None:
         """Return the times of the candidate's run in the proving process, if they show that it is hopeless."""
         proof = None if candidate.proofs is None else candidate.proofs.known(candidate)
-        is_whole = candidate.micro_batch_size == self.task.batch_size and not self.is_baseline(candidate)
+        is_whole = candidate.micro_batch_size == self.task.batch_size and not self.standings.is_baseline(candidate)
         if proof is None or not is_whole or proof.time_s < LEAST_SLOW_PROOF_S:
             return None
         measured = candidate.at_any_time()
         measured = replace(measured, setup_s=0.0, step_s=proof.time_s, relative_error=proof.relative_error)
-        return measured if self._plan.margin(candidate, measured) > HOPELESS_PROOF else None
+        return measured if self.standings.margin(candidate, measured) > HOPELESS_PROOF else None
 
     def _compare_closely(self, first: float, second: float) -> Iterator[Measurement | Failure]:
         """Replace probes by interleaved samples with cold caches, then take another sample of each candidate.
@@ -312,7 +293,7 @@ class Race:
     def _can_win(self, entry: Entry, margin: float) -> bool:
         """Whether the candidate's fastest sample is within ``margin`` times the fastest candidate's time."""
         own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
-        return self._plan.margin(entry.candidate, own) <= margin
+        return self.standings.margin(entry.candidate, own) <= margin
 
     def _prove(self, candidates: Iterable[Candidate]) -> Iterator[Failure]:
         """Prove foreign candidates (run them in a separate process); yield failures of barred ones.
@@ -324,7 +305,7 @@ class Race:
         if not wanted or (proofs := wanted[0].proofs) is None:
             return
         for batch in [wanted] if self.time_limit_s is None else [[candidate] for candidate in wanted]:
-            if self._is_late() and not any(map(self.is_baseline, batch)):
+            if self._is_late() and not any(map(self.standings.is_baseline, batch)):
                 continue
             proofs.ask(batch)
             for candidate in batch:
@@ -333,12 +314,6 @@ class Race:
 
     def _is_late(self) -> bool:
         return self.machine.clock.now() > self.deadline
-
-    def _has_answer(self) -> bool:
-        """Return whether a candidate within the workspace limit was measured; the time limit applies from then on."""
-        known = (c for c in self.candidates if c.micro_config in self.known)
-        fitting = (c for c in known if c.fits(self.task.limit_bytes))
-        return any(self.task.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def _try_first_sample(self, candidate: Candidate) -> Entry | Exception:
         try:
@@ -367,7 +342,7 @@ class Race:
     def _repeated_below_s(self, candidate: Candidate, is_look: bool) -> float:
         """Return the seconds below which a candidate's first sample is taken twice, since a first call loads code."""
         if is_look:
-            return _LONG_PROBE_S if self.is_baseline(candidate) else 0.0
+            return _LONG_PROBE_S if self.standings.is_baseline(candidate) else 0.0
         return _SHORT_S
 
     def _is_look(self, candidate: Candidate) -> bool:
@@ -389,7 +364,7 @@ class Race:
         name = candidate.algorithm.name
         own = [c for c in self.candidates if c.algorithm.name == name and not (c.is_foreign or self.thorough)]
         smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
-        for part in [c for c in smaller if self._plan.is_large_enough(c)][:1]:
+        for part in [c for c in smaller if self.standings.is_large_enough(c)][:1]:
             with suppress(*candidate.errors):
                 return self._checked(part)
         return self._checked(candidate)
@@ -426,7 +401,7 @@ class Race:
 
     def _add(self, entry: Entry) -> None:
         """Add this entry's samples to the known results, with which other candidates are compared."""
-        self.known[entry.candidate.micro_config] = entry.measurement()
+        self.standings.known[entry.candidate.micro_config] = entry.measurement()
 
     def _end(self, entry: Entry) -> Iterator[Measurement | Failure]:
         del self.entries[entry.candidate.micro_config]
@@ -440,7 +415,9 @@ class Race:
         if broken := self._why_unusable():
             reason = f"{_who(candidate)} left the device unusable: {broken}"
             yield Failure(candidate.micro_config, reason)
-            passed_over = "" if self.is_baseline(candidate) else ". That is stored, and the next run passes over it"
+            passed_over = (
+                "" if self.standings.is_baseline(candidate) else ". That is stored, and the next run passes over it"
+            )
             raise BrokenDeviceError(
                 f"{self.task.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
                 "the process anew, and tune again"
@@ -453,7 +430,7 @@ class Race:
             give_back_cache()
         least_s = error.least_s if isinstance(error, BarredError) else None
         failure = Failure(candidate.micro_config, reason, is_lasting, is_unproven=is_unproven, least_s=least_s)
-        self.failed[candidate.micro_config] = failure
+        self.standings.failed[candidate.micro_config] = failure
         yield failure
 
     def _why_unusable(self) -> str | None:

@@ -258,7 +258,7 @@ def _own(context: Context, jobs: Sequence[Job]) -> Sequence[Job]:
             costs[number] = expected_s(job.task.problem, job.task.batch_size)
             if job.measurements():
                 limit = job.task.limit_bytes if budget is None else budget
-                missing = _race_of(context, job, limit, thorough=context.config.thorough).missing()
+                missing = _race_of(context, job, limit, thorough=context.config.thorough).standings.missing()
                 costs[number] *= (1 + len(missing)) / (1 + len(job.candidates))
     return context.ranks.own(jobs, costs)
 
@@ -317,7 +317,7 @@ def _measure(
         if baseline.is_countable:  # counted again, since an earlier run may have lacked memory
             job.declared_bytes = baseline.workspace_bytes
     if config.time_limit_s is not None:
-        left_out = _race_of(context, job, limit_bytes, thorough=config.thorough).missing()
+        left_out = _race_of(context, job, limit_bytes, thorough=config.thorough).standings.missing()
         job.left_out = tuple(candidate.micro_config for candidate in left_out)
 
 

@@ -311,7 +311,7 @@ def test_when_time_is_up_only_torchs_own_is_measured_and_the_rest_is_missing() -
     results = search(job)
     assert set(results) == {("native", LARGEST)}
     known = tuple(results.values())
-    left = Race(**given_of(fake("native"), fake("best"), stored=known)).missing()
+    left = Race(**given_of(fake("native"), fake("best"), stored=known)).standings.missing()
     assert [c.micro_config for c in left] == [MicroConfig("best", LARGEST)]
 
 

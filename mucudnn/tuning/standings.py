@@ -1,70 +1,105 @@
-"""The order of the quick race: the candidates of a problem to probe (run once) next, given the results so far.
+"""The standings of a race: what is known of each candidate, what may still win, and what to measure next.
 
-Each algorithm is probed with the largest micro-batch that fits the workspace limit, unless a small part of the
-mini-batch shows that the algorithm is hopeless. Only the best algorithms are then measured at other sizes too.
-Algorithms that were hopeless in similar problems are skipped.
+In a quick race, each algorithm is probed with the largest micro-batch that fits the workspace limit, unless a small
+part of the mini-batch shows that the algorithm is hopeless. Only the best algorithms are then measured at other sizes
+too. Algorithms that were hopeless in similar problems are skipped. docs/decisions.md has more on the quick race.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING
 
-from mucudnn.core.records import Failure, Measurement, MicroConfig, passed_over, too_large
+from mucudnn.core.records import Failure, Measurement, MicroConfig, Task, passed_over, too_large
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.tuning.prior import Expectation, Prior
-from mucudnn.tuning.thresholds import (
-    CHECKED_PART,
-    HOPELESS,
-    HOPELESS_ARITHMETIC,
-    MAPPED_BYTES,
-    OPTIMISM,
-    SECOND,
-    SMALL_PART,
-)
 
-if TYPE_CHECKING:
-    from mucudnn.tuning.race import Race
+# Thresholds. Unless stated otherwise, they are multiples of the whole mini-batch's time with the fastest candidate
+# within the workspace limit. In a quick race an algorithm slower than these multiples gets no more samples.
+HOPELESS = 1.6  # after a probe at its largest size: neither noise nor another size makes up for this
+SECOND = 1.1  # an algorithm this close to the best is measured at half the size too
+_HOPELESS_ARITHMETIC = 1.25  # by its FLOPs at peak rate, which load can hide: a probe that saw 87 of 204 GFLOP/s once
+# ruled out `pointwise` for most 1x1 layers of ResNet-50
+_SMALL_PART = 4  # at most 1/4 of the mini-batch is a small part
+_CHECKED_PART = 8  # at least 1/8 of the mini-batch is compared with float64
+_MAPPED_BYTES = 32 * 2**20  # glibc's DEFAULT_MMAP_THRESHOLD_MAX: larger blocks are mapped and zeroed anew in each call,
+# so that two halves can be faster than the whole
+_OPTIMISM = 2.0  # in a thorough race, the assumed largest speedup, per sample, of a larger micro-batch over a smaller
 
 
 @dataclass
-class QuickPlan:
-    """The order in which a quick race tries its candidates.
+class Standings:
+    """What is known of a race's candidates, and what follows from it.
 
-    known, failed: the results so far, which the race updates. prior: expected times from similar problems. every_size:
-    whether all sizes of competitive algorithms are measured, since each is an option when a workspace budget is
-    divided. flops_per_s: the device's peak rate; inf if unknown.
+    max_relative_error: an algorithm above it gets one sample at most. may_keep: whether prepared filters may be cached
+    between calls; then neither their bytes nor the setup time count. prior: expected times from similar problems.
+    every_size: whether all sizes of competitive algorithms are measured, since each is an option when a workspace
+    budget is divided. flops_per_s: the device's peak rate; inf if unknown. thorough: whether all that may win is
+    measured. known, failed: the results so far, which the race updates.
     """
 
-    race: Race
-    known: dict[MicroConfig, Measurement]
-    failed: dict[MicroConfig, Failure]
+    task: Task
+    candidates: Sequence[Candidate]
+    max_relative_error: float
+    may_keep: bool
     prior: Prior
-    every_size: bool = False
-    flops_per_s: float = inf
+    every_size: bool
+    flops_per_s: float
+    thorough: bool
+    known: dict[MicroConfig, Measurement] = field(default_factory=dict)
+    failed: dict[MicroConfig, Failure] = field(default_factory=dict)
+
+    @property
+    def limit(self) -> float:
+        """The workspace limit in bytes; inf without one."""
+        return inf if self.task.limit_bytes is None else self.task.limit_bytes
+
+    def can_win(self, candidate: Candidate, relative_error: float) -> bool:
+        """Whether the candidate's error and workspace are within their limits, so that it may be chosen."""
+        return relative_error <= self.max_relative_error and self.fits(candidate)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether the candidate's workspace is within the limit."""
+        if self.task.baseline_exempt and self.is_baseline(candidate):
+            return True
+        kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
+        return candidate.fits(None if self.task.limit_bytes is None else self.task.limit_bytes + kept_bytes)
+
+    def is_baseline(self, candidate: Candidate) -> bool:
+        """Whether the candidate is torch's own convolution, undivided, with which all others are compared."""
+        return candidate.micro_config == self.task.baseline
+
+    def missing(self) -> list[Candidate]:
+        """Return the candidates that may still need measuring, in order; empty if all results are known."""
+        return self.promising() if self.thorough else self.unseen() or self.sizes()
+
+    def has_answer(self) -> bool:
+        """Return whether a candidate within the workspace limit was measured; the time limit applies from then on."""
+        known = (c for c in self.candidates if c.micro_config in self.known)
+        fitting = (c for c in known if c.fits(self.task.limit_bytes))
+        return any(self.task.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def _is_new(self, candidate: Candidate) -> bool:
         return candidate.micro_config not in self.known and candidate.micro_config not in self.failed
 
     def _measured(self) -> list[tuple[Candidate, Measurement]]:
-        return [(c, self.known[c.micro_config]) for c in self.race.candidates if c.micro_config in self.known]
+        return [(c, self.known[c.micro_config]) for c in self.candidates if c.micro_config in self.known]
 
-    def beside(self, others: Mapping[MicroConfig, Measurement]) -> QuickPlan:
-        """Return a copy of the plan that also knows these further measurements."""
+    def beside(self, others: Mapping[MicroConfig, Measurement]) -> Standings:
+        """Return a copy that also knows these further measurements."""
         return replace(self, known={**self.known, **others})
 
     def too_large(self) -> list[Failure]:
         """Return failures for candidates whose run showed that they exceed the workspace limit, to prevent reruns."""
-        asked = [c for c in self.race.candidates if c.is_counted and self._is_new(c)]
-        return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.race.fits(c)]
+        asked = [c for c in self.candidates if c.is_counted and self._is_new(c)]
+        return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.fits(c)]
 
     def baselines(self) -> list[Candidate]:
         """Return the baseline (torch's own, undivided) if it has no result yet, even if it exceeds the limit."""
-        own = [c for c in self.race.candidates if self.race.is_baseline(c)]
+        own = [c for c in self.candidates if self.is_baseline(c)]
         return [c for c in own if self._is_new(c)]
 
     def foreign(self) -> list[Candidate]:
@@ -72,9 +107,9 @@ class QuickPlan:
 
         Algorithms that were hopeless in similar problems are left out.
         """
-        fitting = [c for c in self.race.candidates if c.is_foreign and c.handed_bytes <= self.race.limit]
+        fitting = [c for c in self.candidates if c.is_foreign and c.handed_bytes <= self.limit]
         largest = {c.algorithm.name: c for c in sorted(fitting, key=_by_size)}
-        return [c for c in largest.values() if self._is_new(c) and (self.race.is_baseline(c) or not self.hopeless(c))]
+        return [c for c in largest.values() if self._is_new(c) and (self.is_baseline(c) or not self.hopeless(c))]
 
     def parts(self) -> list[Candidate]:
         """Return, for each algorithm without results, a candidate with a small part of the mini-batch as micro-batch.
@@ -83,18 +118,18 @@ class QuickPlan:
         limits) are left out unless a workspace budget is divided, since then they may be part of the division.
         """
         seen = {TORCHS_OWN} | {micro_config.algorithm for micro_config in (*self.known, *self.failed)}
-        small = [c for c in self.race.candidates if SMALL_PART * c.micro_batch_size <= self.race.task.batch_size]
+        small = [c for c in self.candidates if _SMALL_PART * c.micro_batch_size <= self.task.batch_size]
         parts: dict[str, Candidate] = {}
         for candidate in sorted(small, key=_by_size):
             if candidate.algorithm.name not in seen and not candidate.is_foreign and self.is_large_enough(candidate):
                 parts.setdefault(candidate.algorithm.name, candidate)
         resorts = [c for c in parts.values() if c.algorithm.is_last_resort and self.every_size]
         others = [c for c in parts.values() if not (c.algorithm.is_last_resort or self.hopeless(c))]
-        return [c for c in (*others, *resorts) if self.race.fits(c)]
+        return [c for c in (*others, *resorts) if self.fits(c)]
 
     def is_large_enough(self, candidate: Candidate) -> bool:
         """Whether the candidate's micro-batch is a large enough part of the mini-batch to be representative."""
-        return CHECKED_PART * candidate.micro_batch_size >= self.race.task.batch_size
+        return _CHECKED_PART * candidate.micro_batch_size >= self.task.batch_size
 
     def leads(self) -> list[Candidate]:
         """Return the candidate to probe first of each algorithm: the largest one that fits and has not failed.
@@ -106,16 +141,16 @@ class QuickPlan:
         hopeless in similar problems are included without checking whether they fit, which would take a run.
         """
         leads: dict[str, Candidate] = {}
-        baselines = [c for c in self.race.candidates if self.race.is_baseline(c)]
-        undivided = {c.algorithm.name for c in baselines if self.race.fits(c) and not _takes_fresh_pages(c)}
+        baselines = [c for c in self.candidates if self.is_baseline(c)]
+        undivided = {c.algorithm.name for c in baselines if self.fits(c) and not _takes_fresh_pages(c)}
         without = undivided | self._hopeless_algorithms()
-        divided = [c for c in self.race.candidates if c not in baselines and c.algorithm.name not in without]
+        divided = [c for c in self.candidates if c not in baselines and c.algorithm.name not in without]
         for candidate in sorted(divided, key=_by_size, reverse=True):
             name, failure = candidate.algorithm.name, self.failed.get(candidate.micro_config)
             is_barred = failure is not None and candidate.is_foreign and failure.is_lasting
             stays = failure is None or is_barred or (failure.is_passed_over and not failure.needed_bytes)
             needs_no_run = is_barred or self._is_expected_hopeless(candidate)
-            if name not in leads and stays and (needs_no_run or self.race.fits(candidate)):
+            if name not in leads and stays and (needs_no_run or self.fits(candidate)):
                 leads[name] = candidate
         return [*baselines, *sorted(leads.values(), key=self._promise)]
 
@@ -134,7 +169,7 @@ class QuickPlan:
         failure = self.failed.get(candidate.micro_config)
         if failure is None:
             return False
-        may_win = self.race.task.limit_bytes is not None or failure.by_arithmetic
+        may_win = self.task.limit_bytes is not None or failure.by_arithmetic
         is_asked_again = failure.is_passed_over and not failure.needed_bytes and may_win
         return not (is_asked_again and self.hopeless(candidate) is None)
 
@@ -149,9 +184,9 @@ class QuickPlan:
         for rank, (lead, total_s) in enumerate(ranked if self.every_size else ranked[:2]):
             if rank and total_s > SECOND * self.fastest_s(self._bytes_of(self.known[lead.micro_config])):
                 continue
-            if self.race.is_baseline(lead) and not self.every_size:
+            if self.is_baseline(lead) and not self.every_size:
                 continue
-            own = [c for c in self.race.candidates if c.algorithm.name == lead.algorithm.name]
+            own = [c for c in self.candidates if c.algorithm.name == lead.algorithm.name]
             smaller = sorted((c for c in own if c.micro_batch_size < lead.micro_batch_size), key=_by_size, reverse=True)
             wanted += smaller if self.every_size or not rank else smaller[:1]
         return [c for c in wanted if self._is_new(c)]
@@ -159,7 +194,7 @@ class QuickPlan:
     def promising(self) -> list[Candidate]:
         """Return the candidates without a result that may win, at every size: those that a thorough race measures."""
         failed = {of for of, failure in self.failed.items() if not failure.is_passed_over}
-        return [c for c in self.race.candidates if c.micro_config not in {*self.known, *failed} and self.may_win(c)]
+        return [c for c in self.candidates if c.micro_config not in {*self.known, *failed} and self.may_win(c)]
 
     def may_win(self, candidate: Candidate) -> bool:
         """Whether a candidate that has not run may win, judged by smaller sizes of its algorithm.
@@ -169,34 +204,34 @@ class QuickPlan:
         if candidate.algorithm.is_torchs_own:
             return True
         own = [(c, m) for c, m in self._measured() if c.algorithm.name == candidate.algorithm.name]
-        if any(m.relative_error > self.race.max_relative_error for _, m in own) or not self.race.fits(candidate):
+        if any(m.relative_error > self.max_relative_error for _, m in own) or not self.fits(candidate):
             return False
         smaller = [self.margin(c, m) for c, m in own if c.micro_batch_size < candidate.micro_batch_size]
-        return min(smaller, default=0.0) <= OPTIMISM
+        return min(smaller, default=0.0) <= _OPTIMISM
 
     def hopeless(self, candidate: Candidate) -> Failure | None:
         """Return a failure with the reason why a candidate that has not run cannot win; None if it is worth a probe."""
-        if self.race.is_baseline(candidate):
+        if self.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
         if expected is not None and self._is_expected_hopeless(candidate):
             return passed_over(candidate.micro_config, f"{expected.ratio:.1f} times the fastest in like problems")
         times = self._least_s(candidate) / self.fastest_s(self._least_bytes(candidate))
-        if times <= HOPELESS_ARITHMETIC:
+        if times <= _HOPELESS_ARITHMETIC:
             return None
         reason = f"{times:.1f} times the fastest by its arithmetic alone"
         return passed_over(candidate.micro_config, reason, by_arithmetic=True)
 
     def is_spared(self, candidate: Candidate) -> bool:
         """Whether a candidate's algorithm is a last resort and not needed, since another one is within all limits."""
-        resorts = {c.algorithm.name for c in self.race.candidates if c.algorithm.is_last_resort}
+        resorts = {c.algorithm.name for c in self.candidates if c.algorithm.is_last_resort}
         others = {micro_config: m for micro_config, m in self.known.items() if micro_config.algorithm not in resorts}
         return candidate.algorithm.is_last_resort and replace(self, known=others).fastest_s() < inf
 
     def total_s(self, measurement: Measurement) -> float:
         """Return the seconds of the whole mini-batch with this micro-config only; a remainder counts in proportion."""
-        setup_s = 0.0 if self.race.may_keep else measurement.setup_s
-        return setup_s + self.race.task.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
+        setup_s = 0.0 if self.may_keep else measurement.setup_s
+        return setup_s + self.task.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
     def fastest_s(self, within_bytes: float = inf, size: int = 0) -> float:
         """Return the seconds of the fastest candidate within the workspace limit and error bound; inf if there is none.
@@ -205,27 +240,27 @@ class QuickPlan:
         size: consider only micro-batch sizes that divide it, in a thorough race, since remainders and small limits need
         the smallest sizes.
         """
-        winning = [m for c, m in self._measured() if self.race.can_win(c, m.relative_error)]
-        if self.every_size or self.race.thorough:
+        winning = [m for c, m in self._measured() if self.can_win(c, m.relative_error)]
+        if self.every_size or self.thorough:
             winning = [m for m in winning if self._bytes_of(m) <= within_bytes]
-        if self.race.thorough:
+        if self.thorough:
             winning = [m for m in winning if size % m.micro_config.micro_batch_size == 0]
         return min(map(self.total_s, winning), default=inf)
 
     def margin(self, candidate: Candidate, measurement: Measurement) -> float:
         """Return a candidate's time as a multiple of the fastest one's; inf if its error or workspace is too large."""
-        if not self.race.can_win(candidate, measurement.relative_error):
+        if not self.can_win(candidate, measurement.relative_error):
             return inf
         return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement), candidate.micro_batch_size)
 
     def _bytes_of(self, measurement: Measurement) -> int:
         """Return the workspace bytes that count in comparisons, without prepared bytes if these may be cached."""
-        return measurement.scratch_bytes + (0 if self.race.may_keep else measurement.prepared_bytes)
+        return measurement.scratch_bytes + (0 if self.may_keep else measurement.prepared_bytes)
 
     def _least_bytes(self, candidate: Candidate) -> int:
         """Return a lower bound of the workspace bytes that count in comparisons, without running the candidate."""
         scratch = candidate.scratch_bytes if candidate.is_counted else candidate.workspace.scratch_bytes
-        return scratch + (0 if self.race.may_keep else candidate.workspace.prepared_bytes)
+        return scratch + (0 if self.may_keep else candidate.workspace.prepared_bytes)
 
     def _is_expected_hopeless(self, candidate: Candidate) -> bool:
         expected = self._expected(candidate)
@@ -238,21 +273,21 @@ class QuickPlan:
         """
         if self.every_size:
             own_bytes = self._least_bytes(candidate)
-            alike = [c for c in self.race.candidates if c.micro_batch_size == candidate.micro_batch_size]
+            alike = [c for c in self.candidates if c.micro_batch_size == candidate.micro_batch_size]
             beside = [c for c in alike if (c.is_counted or not c.counts_any_run) and self._least_bytes(c) <= own_bytes]
             return max(1.0, min((one.ratio for c in beside if (one := self._expected(c))), default=1.0))
         return self._least_expected_within_limit
 
     @cached_property
     def _least_expected_within_limit(self) -> float:
-        if self.race.task.limit_bytes is None:
+        if self.task.limit_bytes is None:
             return 1.0
         smallest: dict[str, Candidate] = {}
-        for candidate in sorted(self.race.candidates, key=_by_size):
+        for candidate in sorted(self.candidates, key=_by_size):
             smallest.setdefault(candidate.algorithm.name, candidate)
         expected = ((c, self._expected(c)) for c in smallest.values())
         by_ratio = sorted(((one.ratio, c) for c, one in expected if one), key=lambda pair: pair[0])
-        return max(1.0, next((ratio for ratio, c in by_ratio if self.race.fits(c)), 1.0))  # checking may take a run
+        return max(1.0, next((ratio for ratio, c in by_ratio if self.fits(c)), 1.0))  # checking may take a run
 
     def _expected(self, candidate: Candidate) -> Expectation | None:
         return self._expectations[candidate.algorithm.name]
@@ -260,8 +295,8 @@ class QuickPlan:
     @cached_property
     def _expectations(self) -> Mapping[str, Expectation | None]:
         """Expected times by algorithm name, fixed when the race begins; None for an unknown one."""
-        names = {candidate.algorithm.name for candidate in self.race.candidates}
-        return {name: self.prior.expected(self.race.task.problem, name) for name in names}
+        names = {candidate.algorithm.name for candidate in self.candidates}
+        return {name: self.prior.expected(self.task.problem, name) for name in names}
 
     def _least_s(self, candidate: Candidate) -> float:
         """Return the seconds that the candidate's FLOPs for the mini-batch take at the device's peak rate."""
@@ -275,8 +310,8 @@ class QuickPlan:
 
     def _least_flops(self, candidate: Candidate) -> float:
         """Return the fewest FLOPs of the candidate for the mini-batch; the baseline counts as direct convolution."""
-        problem, n = self.race.task.problem, self.race.task.batch_size
-        return problem.flops(n) if self.race.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
+        problem, n = self.task.problem, self.task.batch_size
+        return problem.flops(n) if self.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
 
     def _promise(self, candidate: Candidate) -> tuple[bool, bool, float]:
         """Return a sort key for candidates: by expected time, then by FLOPs, with last resorts at the end."""
@@ -287,7 +322,7 @@ class QuickPlan:
     def _ranked(self) -> list[tuple[Candidate, float]]:
         """Return the best measured candidate of each algorithm that may win, with its seconds, fastest first."""
         measured = [(c, self.known[c.micro_config]) for c in self.leads() if c.micro_config in self.known]
-        winning = [(c, self.total_s(m)) for c, m in measured if self.race.can_win(c, m.relative_error)]
+        winning = [(c, self.total_s(m)) for c, m in measured if self.can_win(c, m.relative_error)]
         best: dict[str, tuple[Candidate, float]] = {}
         for pair in sorted(winning, key=lambda pair: pair[1]):
             best.setdefault(pair[0].algorithm.name, pair)
@@ -305,7 +340,7 @@ class QuickPlan:
 
 def _takes_fresh_pages(candidate: Candidate) -> bool:
     """Whether the candidate allocates so much that each call gets new, zeroed pages from the system."""
-    return candidate.is_countable and candidate.scratch_bytes >= MAPPED_BYTES
+    return candidate.is_countable and candidate.scratch_bytes >= _MAPPED_BYTES
 
 
 def _by_size(candidate: Candidate) -> int:
