@@ -26,7 +26,7 @@ from mucudnn.measuring.turns import Stop, Timer, in_turns
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.measuring.workbench import Workbench
 from mucudnn.tuning.prior import Prior
-from mucudnn.tuning.standings import HOPELESS, Standings
+from mucudnn.tuning.standings import HOPELESS, SECOND, Standings
 
 # Multiples of the fastest candidate's time, as in ``standings``, above which a candidate gets no more samples
 HOPELESS_PART = 2.5  # on a small part of the mini-batch, where fixed costs weigh more: probed on the whole, `direct`
@@ -34,7 +34,6 @@ HOPELESS_PART = 2.5  # on a small part of the mini-batch, where fixed costs weig
 HOPELESS_PROOF = 4.0  # in the proving process, where counting and guarding memory takes time too
 LEAST_SLOW_PROOF_S = 0.02  # seconds; in shorter proofs that time may exceed the algorithm's own
 CLOSE = 1.15  # after a sample with a cold cache: below it a second sample decides
-SECOND = 1.1  # an algorithm this close to the best is measured at half the size too
 _LONG_PROBE_S = 0.05  # a library may compile for 1 to 20 ms
 _SHORT_S = 0.0005  # loading code takes up to 0.1 ms
 
@@ -152,10 +151,6 @@ class Race:
         problem, n, device = self.task.problem, self.task.batch_size, self.machine.device
         self.workbench = Workbench(problem, n, device, checks_samples=not self.thorough)
         self.deadline = self.machine.clock.now() + (inf if self.time_limit_s is None else self.time_limit_s)
-        yield from self._run()
-
-    def _run(self) -> Iterator[Measurement | Failure]:
-        """Measure the missing candidates on the workbench until the deadline, and yield their results."""
         if self.thorough:
             yield from self._run_thoroughly()
             return
@@ -164,18 +159,24 @@ class Race:
         for candidate in standings.baselines():
             yield from self._look_at(candidate)
         yield from self._look_at_parts()
-        while unseen := self._in_time(self._unseen()):
+        while unseen := self._in_time([c for c in standings.unseen() if c.algorithm.name not in self._hopeless_parts]):
             for candidate in unseen:
-                yield from self._look_unless_hopeless(candidate)
+                if standings.is_spared(candidate):
+                    continue
+                if (failure := standings.hopeless(candidate)) is not None:
+                    standings.failed[candidate.micro_config] = failure
+                    yield failure
+                else:
+                    yield from self._look_at(candidate)
         yield from standings.too_large()
         yield from self._compare_closely(HOPELESS, CLOSE)
         while sizes := self._in_time(standings.sizes()):
             yield from self._prove(sizes)
             for candidate in sizes:
-                if candidate.micro_config not in self.standings.failed:
+                if candidate.micro_config not in standings.failed:
                     yield from self._look_at(candidate)
             yield from self._compare_closely(inf, SECOND)  # sizes are compared by full samples, not by probes
-        self.prior.learn(self.task.problem, [*self.standings.known.values(), *self.standings.failed.values()])
+        self.prior.learn(self.task.problem, [*standings.known.values(), *standings.failed.values()])
 
     def _run_thoroughly(self) -> Iterator[Measurement | Failure]:
         """Take a first sample of all that may win, then more in turns, until the noise is small or one is hopeless."""
@@ -207,21 +208,8 @@ class Race:
         """Return all candidates; after the time limit, only the baseline or the first one if there is no answer yet."""
         if not self._is_late():
             return candidates
-        return [c for c in candidates if self.standings.is_baseline(c)] or (
-            [] if self.standings.has_answer() else candidates[:1]
-        )
-
-    def _unseen(self) -> list[Candidate]:
-        return [c for c in self.standings.unseen() if c.algorithm.name not in self._hopeless_parts]
-
-    def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
-        if self.standings.is_spared(candidate):
-            return
-        if (failure := self.standings.hopeless(candidate)) is not None:
-            self.standings.failed[candidate.micro_config] = failure
-            yield failure
-        else:
-            yield from self._look_at(candidate)
+        first = [] if self.standings.has_answer() else candidates[:1]
+        return [c for c in candidates if self.standings.is_baseline(c)] or first
 
     def _look_at_parts(self) -> Iterator[Measurement | Failure]:
         """Probe algorithms on small parts of the mini-batch; drop hopeless ones and unneeded last resorts."""
@@ -335,15 +323,12 @@ class Race:
             timer.sample()
         if timer.error is not None:
             raise timer.error
-        if not self.thorough and timer.samples_s[0] < self._repeated_below_s(candidate, is_look):
+        short_s = _SHORT_S  # a first call loads code, so a short one is taken twice
+        if is_look:
+            short_s = _LONG_PROBE_S if self.standings.is_baseline(candidate) else 0.0
+        if not self.thorough and timer.samples_s[0] < short_s:
             timer.samples_s[0] = min(timer.samples_s[0], clock.time(timer.function, 1, slices))
         return Entry(candidate, timer, setup_samples_s, relative_error, began, self.machine.watch, is_look)
-
-    def _repeated_below_s(self, candidate: Candidate, is_look: bool) -> float:
-        """Return the seconds below which a candidate's first sample is taken twice, since a first call loads code."""
-        if is_look:
-            return _LONG_PROBE_S if self.standings.is_baseline(candidate) else 0.0
-        return _SHORT_S
 
     def _is_look(self, candidate: Candidate) -> bool:
         """Whether the first sample is only a probe with warm caches, since the first may load or build code."""
@@ -412,16 +397,18 @@ class Race:
 
     def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
         """Record the candidate's failure and yield it. Raise ``BrokenDeviceError`` if the device is unusable."""
-        if broken := self._why_unusable():
-            reason = f"{_who(candidate)} left the device unusable: {broken}"
+        try:
+            self.machine.clock.now()
+        except RuntimeError as broken:  # a sticky CUDA error, with which every call on the device fails
+            reason = f"{_who(candidate)} left the device unusable: {first_line(broken)}"
             yield Failure(candidate.micro_config, reason)
-            passed_over = (
+            stored = (
                 "" if self.standings.is_baseline(candidate) else ". That is stored, and the next run passes over it"
             )
             raise BrokenDeviceError(
-                f"{self.task.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{passed_over}: start "
+                f"{self.task.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{stored}: start "
                 "the process anew, and tune again"
-            )
+            ) from None
         is_unproven = isinstance(error, UnprovenError)
         is_lasting = not (is_unproven or is_out_of_memory(error))
         named = is_lasting and isinstance(error, UnsoundError) and candidate.is_foreign
@@ -432,14 +419,6 @@ class Race:
         failure = Failure(candidate.micro_config, reason, is_lasting, is_unproven=is_unproven, least_s=least_s)
         self.standings.failed[candidate.micro_config] = failure
         yield failure
-
-    def _why_unusable(self) -> str | None:
-        """Return the text of a sticky CUDA error, with which every call on the device fails; None if calls work."""
-        try:
-            self.machine.clock.now()
-        except RuntimeError as error:
-            return first_line(error)
-        return None
 
 
 def _seconds_of_probe(call: Callable[[], object], clock: Clock) -> float:

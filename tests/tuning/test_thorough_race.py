@@ -110,7 +110,7 @@ def test_nothing_is_measured_twice() -> None:
     known = tuple(r for r in first if isinstance(r, Measurement))
     failed = tuple(r for r in first if isinstance(r, Failure))
     again = race_of(*algorithms, stored=known, stored_failures=failed)
-    assert again.missing() == []
+    assert again.standings.missing() == []
     assert list(again.measure()) == []
 
 
