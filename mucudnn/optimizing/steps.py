@@ -1,8 +1,8 @@
 """Steps of a model, timed in turns with torch's convolutions and with ours, and each convolution in them, in place.
 
 In place means: with the step's own operands, caches and heap. Torch's own calls are recorded in torch's dispatcher
-(``dispatcher``), ours in the operators, whose functions are replaced during the recording. On a GPU, events of the
-current stream replace the clock. Not run on a GPU yet.
+(``dispatcher``), ours by the ``observer`` of the operators. On a GPU, events of the current stream replace the clock.
+Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # applies choices
 TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> its tuned problems
 
 _Result = TypeVar("_Result")
-_ALONE = {operation: (operation,) for operation in Operation}
-_FORWARD, _DATA, _FILTER = _ALONE.values()
+_FORWARD, _DATA, _FILTER = ((operation,) for operation in Operation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +189,12 @@ class InPlaceTimes:
         Convolutions that mucudnn does not compute run torch's own kernel, bypassing other wrappers in torch's
         dispatcher.
         """
-        with _one_at_a_time, wrapped(self._wrapper), _ours(self):
-            yield
+        with _one_at_a_time, wrapped(self._wrapper):
+            operators.observer = self
+            try:
+                yield
+            finally:
+                operators.observer = None
 
     @property
     def is_inside(self) -> bool:
@@ -307,27 +310,3 @@ def _torchs(times: InPlaceTimes) -> Wrapper:
         return times.record(own_backward, arguments, operations, x, w, stride, padding, dilation, groups)
 
     return Wrapper(forward, backward)
-
-
-@contextmanager
-def _ours(times: InPlaceTimes) -> Iterator[None]:
-    """Replace the functions that compute our convolutions by recording functions."""
-    computed, values = operators.computed, operators._values
-
-    def recorded_values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: Any) -> Tensor:
-        return times.record(values, (operation, x, w, third, rest), _ALONE[operation], x, w, *rest[:-1])
-
-    def recorded(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Any, *rest: Any) -> Any:
-        return times.record(computed, (operation, x, w, third, geometry, *rest), _ALONE[operation], x, w, *geometry)
-
-    places: tuple[tuple[Any, dict[str, Any]], ...] = (
-        (operators, {"computed": recorded}),
-        (operators, {"bias_gradient": partial(times.record_more, operators.bias_gradient)}),
-        (operators, {"_values": recorded_values, "_compiled": None}),  # None: each gradient is computed separately
-    )
-    with ExitStack() as stack:
-        for owner, functions in places:
-            for name, function in functions.items():
-                stack.callback(setattr, owner, name, getattr(owner, name))
-                setattr(owner, name, function)
-        yield

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,20 @@ from mucudnn.running.workspace import make_room, note_lack_of_memory
 
 _INSTEAD = "torch's own convolution runs instead"
 
+
+class Observer(Protocol):
+    """Observer of all convolutions and gradients of the bias that are computed here. is_inside: in an observed call."""
+
+    @property
+    def is_inside(self) -> bool: ...
+
+    def record(self, compute: Any, arguments: Any, operations: Any, x: Tensor, w: Tensor, *geometry: Any) -> Any: ...
+
+    def record_more(self, compute: Any, *arguments: Any) -> Any: ...
+
+
+observer: Observer | None = None  # set only while the convolutions in a model's steps are timed
+
 # Without autograd
 
 
@@ -51,6 +65,11 @@ def computed(
 
     If a step fails, torch's own convolution computes this and all further calls; failures are recorded.
     """
+    if observer is not None and not observer.is_inside:
+        found: Tensor | None = observer.record(
+            computed, (operation, x, w, third, geometry, choices), (operation,), x, w, *geometry
+        )
+        return found
     executable = None
     while True:
         try:
@@ -143,7 +162,7 @@ def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | N
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
         result: Tensor = _APPLY[operation](x, w, third, rest)
         return result
-    return _values(operation, x, w, third, rest)
+    return (_values if observer is None else values)(operation, x, w, third, rest)
 
 
 def _gradients(
@@ -172,10 +191,10 @@ def _gradients(
 
 
 def bias_gradient(dy: Tensor) -> Tensor:
-    """Return the gradient of the bias, (K,): the sum of dy, (N, K, ...).
-
-    Callers must look this function up by name, since ``in_place`` replaces it during a recording.
-    """
+    """Return the gradient of the bias, (K,): the sum of dy, (N, K, ...)."""
+    if observer is not None and not observer.is_inside:
+        observed: Tensor = observer.record_more(bias_gradient, dy)
+        return observed
     return dy.sum((0, *range(2, dy.dim())))
 
 
@@ -189,10 +208,10 @@ def _differentiable(name: str, operation: Operation) -> Callable[..., Any]:
         else:
             ctx.save_for_backward(x, w, third)
         ctx.rest = rest
-        return _values(operation, x, w, third, rest)
+        return (_values if observer is None else values)(operation, x, w, third, rest)
 
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        if is_forward and _compiled is not None and not torch.compiler.is_compiling():
+        if is_forward and observer is None and _compiled is not None and not torch.compiler.is_compiling():
             found: tuple[Tensor | None, ...] = _compiled.gradients(ctx, g)
             if found is not NotImplemented:
                 return found

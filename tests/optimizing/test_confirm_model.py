@@ -75,7 +75,6 @@ def test_nothing_is_left_behind(machine: Machine) -> None:
     gradients = [(p.grad, p.grad.clone()) for p in net.parameters() if p.grad is not None]
     versions = [p._version for p in net.parameters()]
     random_state = torch.get_rng_state()
-    computed = operators.computed
     confirmed(net)
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
     assert versions == [p._version for p in net.parameters()]
@@ -86,7 +85,7 @@ def test_nothing_is_left_behind(machine: Machine) -> None:
     assert net.training
     assert not net.drop.training
     assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in net.modules())
-    assert operators.computed is computed
+    assert operators.observer is None
 
 
 def test_the_users_step_is_run_and_parameters_are_restored(machine: Machine) -> None:

@@ -55,11 +55,11 @@ class Machine:
 def made_up_machine(monkeypatch: pytest.MonkeyPatch, clock: FakeClock | None = None) -> Machine:
     clock = clock or FakeClock()
     found = Machine(clock)
-    computed = operators.computed
+    run_known = operators.run_known
 
-    def slow(operation: Operation, x: Tensor, *rest: Any) -> Tensor | None:
+    def slow(executables: Any, operation: Operation, x: Tensor, *rest: Any) -> Any:
         clock.advance(found.ours_s[x.shape[1]])
-        return computed(operation, x, *rest)
+        return run_known(executables, operation, x, *rest)
 
     def slow_kernel(name: str, device_type: str) -> Callable[..., Any]:
         kernel = torchs_kernel(name, device_type)
@@ -70,7 +70,7 @@ def made_up_machine(monkeypatch: pytest.MonkeyPatch, clock: FakeClock | None = N
 
         return call
 
-    monkeypatch.setattr(operators, "computed", slow)
+    monkeypatch.setattr(operators, "run_known", slow)
     monkeypatch.setattr("mucudnn.optimizing.steps.torchs_kernel", slow_kernel)
     monkeypatch.setattr("mucudnn.optimizing.steps.time.perf_counter", clock.now)
     monkeypatch.setattr("mucudnn.optimizing.confirm.RECORD_S", 0.0)  # torch's take none where none is noted
