@@ -75,16 +75,19 @@ class Team:
     """The ranks of a process group, or this process alone. All ranks must call the same methods in the same order.
 
     Every method raises ``SharingError`` on all remaining ranks if a rank has failed, ended or timed out.
+
+    is_first: whether this rank is the first among the ranks on its kind of device. is_writer: whether it writes to the
+    database.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.are_several = rank, size, size > 1
         self._group: dist.ProcessGroup | None = None  # None for a single rank
         self._ranks: Sequence[int] = range(size)
         self._kinds: Sequence[Sequence[int]] = [range(size)]
         self._mates = self._kinds[0]
         self._is_over = False
-        self.is_writer = rank == 0
+        self.is_first = self.is_writer = rank == 0
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None = None) -> Self | None:
@@ -101,15 +104,6 @@ class Team:
         team._ranks, team._group = ranks, _with_gloo(given, ranks)
         return team
 
-    @property
-    def are_several(self) -> bool:
-        return self.size > 1
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank is the first among the ranks on its kind of device."""
-        return self._mates[0] == self.rank
-
     def meet(self, fingerprint: Fingerprint) -> None:
         """Exchange fingerprints to find the ranks on this kind of device, and the rank that writes to the database.
 
@@ -119,6 +113,7 @@ class Team:
         require_alike(every, ALONE)
         by_kind = kinds(every)
         self._kinds, self._mates = [*by_kind.values()], by_kind[fingerprint.kind]
+        self.is_first = self._mates[0] == self.rank
         places = [one.place for one in every]
         self.is_writer = places.index(fingerprint.place) == self.rank
 

@@ -18,7 +18,8 @@ from mucudnn.bench.sources.published import TABLES
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.core.values import did_you_mean, flag, instance, member, settle, several, shown, text, whole
-from mucudnn.tuning.trace import problem_operation, trace
+from mucudnn.running.problems import problem_operation
+from mucudnn.tuning.trace import trace
 
 _DATA = Path(__file__).parent / "data"
 _REQUIRED = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")

@@ -30,19 +30,11 @@ from mucudnn.enabling.workshop import Workshop, nearest
 from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, untouched
-from mucudnn.running.problems import problem_of_call
+from mucudnn.running.problems import problem_of_call, problem_operation
 from mucudnn.running.workspace import make_room
 
 _MOST_KEPT = 4096  # shapes, so that memory stays bounded
 _MOST_FAILURES = 3  # consecutive ones, so that a permanent fault, such as a locked file, does not delay every layer
-
-# Operations of a transposed call -> operations of its problem. A transposed convolution is the backward data of another
-# convolution: its x is that convolution's dy, and its result the dx.
-_TRANSPOSED = {
-    Operation.FORWARD: Operation.BACKWARD_DATA,
-    Operation.BACKWARD_DATA: Operation.FORWARD,
-    Operation.BACKWARD_FILTER: Operation.BACKWARD_FILTER,
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -211,7 +203,7 @@ class Session:
         """Return the statistics of an operation of a call; None if the config excludes the operation."""
         if of_call not in self.config.operations:
             return None
-        operation = _TRANSPOSED[of_call] if call.is_transposed else of_call
+        operation = problem_operation(of_call, transposed=call.is_transposed)
         key = (operation, call.problem, call.batch_size, call.device, threads := torch.get_num_threads())
         if key not in self.met:
             if len(self.met) >= _MOST_KEPT:

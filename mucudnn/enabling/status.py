@@ -129,11 +129,15 @@ class Status:
 
     def __str__(self) -> str:
         """Return a text table of 100 columns: a row for each shape, totals, and the reasons why calls are not tuned."""
+        never = [filled(f"never tuned, {n} shape{'s' * (n != 1)} of call: {why}") for why, n in self.passed_by]
         if not self.problems:
-            return "\n".join((_NOTHING, *self._passed_by_in_words()))
+            return "\n".join((_NOTHING, *never))
         operations = (str(operation).replace("_", " ") for operation in Operation)
         columns = [Column(title) for title in ("convolution", "calls", *operations)]
-        return Table("", columns, [*self._rows()], caption="\n".join(self._summary())).text()
+        reasons = Counter(one.why for one in self.problems if one.origin is Origin.NONE)
+        whys = [f"PyTorch's own in {n} of {len(self.problems)} problems: {why}" for why, n in reasons.items()]
+        caption = "\n".join([*map(filled, (*self._totals(), *whys)), *never])
+        return Table("", columns, [*self._rows()], caption=caption).text()
 
     def in_one_line(self) -> str:
         """Return the number of tuned problems and the time saved, in one line."""
@@ -162,7 +166,10 @@ class Status:
         for of_shape in shapes.values():
             first = next(iter(of_shape.values()))
             calls = max(one.calls for one in of_shape.values())
-            yield _named(first), str(calls), *(_cell(of_shape.get(operation)) for operation in Operation)
+            # such as ``64x56x56 -> 64, 3x3, padding 1x1, batch 8``; dtype and format if not the defaults
+            words = str(first.problem).removeprefix(f"{first.problem.operation} ").removesuffix(", float32 contiguous")
+            cells = (_cell(of_shape.get(operation)) for operation in Operation)
+            yield f"{words}, batch {first.batch_size}", str(calls), *cells
 
     def _totals(self) -> Iterator[str]:
         origins = Counter(one.origin for one in self.problems)
@@ -174,23 +181,6 @@ class Status:
                 f"gained {format_seconds(self.gained_s)} so far, {self.gained_share:.0%} of PyTorch's time for these "
                 "convolutions, by the times measured in tuning"
             )
-
-    def _summary(self) -> Iterator[str]:
-        yield from map(filled, self._totals())
-        reasons = Counter(one.why for one in self.problems if one.origin is Origin.NONE)
-        for why, count in reasons.items():
-            yield filled(f"PyTorch's own in {count} of {len(self.problems)} problems: {why}")
-        yield from self._passed_by_in_words()
-
-    def _passed_by_in_words(self) -> Iterator[str]:
-        for why, count in self.passed_by:
-            yield filled(f"never tuned, {count} shape{'s' * (count != 1)} of call: {why}")
-
-
-def _named(one: ShapeStats) -> str:
-    """Return a name such as ``64x56x56 -> 64, 3x3, padding 1x1, batch 8``; dtype and format if not the defaults."""
-    words = str(one.problem).removeprefix(f"{one.problem.operation} ").removesuffix(", float32 contiguous")
-    return f"{words}, batch {one.batch_size}"
 
 
 def _cell(one: ShapeStats | None) -> str:

@@ -20,8 +20,8 @@ from mucudnn.core.tables import Column, Table, filled, listed
 from mucudnn.core.values import format_bytes, format_seconds, instance
 from mucudnn.optimizing.confirm import Confirmation, PutBack
 from mucudnn.running.modules import OURS, ConvTranspose2d, TunedModule, torchs_class, why_left_alone
+from mucudnn.running.problems import problem_operation
 from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
-from mucudnn.tuning.trace import problem_operation
 
 if TYPE_CHECKING:
     import pandas

@@ -20,7 +20,6 @@ from mucudnn.running.eager.hot_path import known_key
 from mucudnn.running.executable import Executable, StepError
 from mucudnn.running.problems import problem_of_call, torchs_filter_strides
 
-UNTUNED = 0  # handle without choices
 ExecutableKey = bytes | tuple[Any, ...]
 _EXECUTABLES_CACHED = 4096  # limit per ``Choices``, in case shapes never repeat
 
@@ -68,7 +67,7 @@ class Choices:
         lines = sorted(f"{p!r} {n} {chosen.micro_configs!r}" for p, n, chosen in each)
         contents = "\n".join((f"{device_type}, {keeps_workspace}, {limit_bytes}", *lines))
         digest = hashlib.blake2b(contents.encode(), digest_size=8).digest()
-        self.handle = (int.from_bytes(digest, "big") >> 1) or 1  # 63 bits, and never UNTUNED
+        self.handle = (int.from_bytes(digest, "big") >> 1) or 1  # 63 bits, and never 0, the handle without choices
         self.beside_torchs: dict[Operation, int] = {}
         for p, by_size in self.configurations.items():
             needed = [chosen.workspace_bytes for chosen in by_size.values() if chosen.is_baseline]

@@ -15,6 +15,19 @@ from mucudnn.kernels.memory import TORCH_FORMATS
 _DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}  # dtypes that problems support
 _MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()}
 
+# Operations of a transposed convolution -> operations of its problem. It is the backward data of another convolution:
+# its x is that convolution's dy, and its result the dx.
+_TRANSPOSED = {
+    Operation.FORWARD: Operation.BACKWARD_DATA,
+    Operation.BACKWARD_DATA: Operation.FORWARD,
+    Operation.BACKWARD_FILTER: Operation.BACKWARD_FILTER,
+}
+
+
+def problem_operation(operation: Operation, *, transposed: bool) -> Operation:
+    """Return the operation of the problem that computes a module's operation; for a transposed module they differ."""
+    return _TRANSPOSED[operation] if transposed else operation
+
 
 def problem_of_call(
     x: Tensor,
@@ -58,7 +71,7 @@ def problem_of_call(
             images, filters = (x, w) if x.dim() == 4 else (x.contiguous().unsqueeze(2), w.contiguous().unsqueeze(2))
             memory_format = torchs_memory_format(images, filters, geometry, is_transposed, output_padding)
         result = transposed_shape(shape, w_shape, geometry, output_padding) if is_transposed else shape
-        operation = Operation.BACKWARD_DATA if is_transposed else Operation.FORWARD
+        operation = problem_operation(Operation.FORWARD, transposed=is_transposed)
         (n, c, h, width), (k, _, r, s) = result, w_shape
         problem = ConvProblem(operation, c, h, width, k, r, s, *geometry, _DTYPE_NAMES[computed], memory_format)
     except (InvalidInputError, RuntimeError, TypeError, ValueError):  # torch raises errors, and will raise them again

@@ -13,16 +13,9 @@ from torch import Tensor, nn
 from mucudnn.core.errors import no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.memory import suggests_channels_last
-from mucudnn.running.problems import problem_of_call
+from mucudnn.running.problems import problem_of_call, problem_operation
 
 TRACED = (nn.Conv2d, nn.Conv1d, nn.ConvTranspose2d)
-
-# Operations of a transposed module -> operations of its problem
-_TRANSPOSED = {
-    Operation.FORWARD: Operation.BACKWARD_DATA,
-    Operation.BACKWARD_DATA: Operation.FORWARD,
-    Operation.BACKWARD_FILTER: Operation.BACKWARD_FILTER,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +46,6 @@ class Call:
         backward_data 3x32x32 -> 8, 4x4, stride 2x2, padding 1x1, float32 contiguous
         """
         return self.problem.with_operation(problem_operation(operation, transposed=self.is_transposed))
-
-
-def problem_operation(operation: Operation, *, transposed: bool) -> Operation:
-    """Return the operation of the problem that computes a module's operation; for a transposed module they differ."""
-    return _TRANSPOSED[operation] if transposed else operation
 
 
 def trace(model: nn.Module, sample_input: Any) -> list[Call]:

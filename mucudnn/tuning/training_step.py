@@ -21,8 +21,9 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.memory import TORCH_FORMATS, block_bytes
 from mucudnn.running.modules import TunedModule, running_torchs_own
+from mucudnn.running.problems import problem_operation
 from mucudnn.tuning.own_step import leaf, undisturbed
-from mucudnn.tuning.trace import TRACED, Call, call_of, problem_operation
+from mucudnn.tuning.trace import TRACED, Call, call_of
 
 _FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.running import operators
-from mucudnn.running.choices import UNTUNED, Choices
+from mucudnn.running.choices import Choices
 
 STRIDE, PADDING, DILATION, GROUPS = (2, 1), (1, 0), (1, 2), 2
 
@@ -31,7 +31,7 @@ def choices_for(dtype: str, memory_format: MemoryFormat = MemoryFormat.CONTIGUOU
 
 
 def rest(choices: Choices | None) -> tuple[Any, ...]:
-    return STRIDE, PADDING, DILATION, GROUPS, UNTUNED if choices is None else choices.handle
+    return STRIDE, PADDING, DILATION, GROUPS, 0 if choices is None else choices.handle
 
 
 def operands(dtype: torch.dtype = torch.float64, n: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -134,7 +134,7 @@ def test_autocast_computes_in_bfloat16_and_leaves_float64_alone(choices: Choices
 def test_equal_choices_are_one_in_copies_and_have_their_handle_in_another_process() -> None:
     chosen = choices_for("float32")
     assert choices_for("float32") is copy.deepcopy(chosen) is pickle.loads(pickle.dumps(chosen)) is chosen
-    assert choices_for("float32", n=2).handle not in (chosen.handle, UNTUNED)
+    assert choices_for("float32", n=2).handle not in (chosen.handle, 0)
     load = (
         "import pickle, sys\n"
         "from mucudnn.running import choices\n"
