@@ -282,7 +282,7 @@ class AlgorithmSource(Protocol):
         """Return a context manager for measuring one problem's algorithms, which frees their builds on exit."""
 
 
-# Activations by name; each works in place.
+# Activations by name, in the order of their numbers in the C++ code; each works in place.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {"ReLU": torch.relu_, "ReLU6": partial(F.relu6, inplace=True), "SiLU": partial(F.silu, inplace=True)}
 )

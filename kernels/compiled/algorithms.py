@@ -26,8 +26,8 @@ from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.algorithm import BaseAlgorithm, Epilogue, Workspace
 from mucudnn.kernels.compiled.library import (
-    ACTIVATIONS,
     ELEMENTS,
+    FUNCTIONS,
     OPERATIONS,
     PHASES,
     EpilogueArgument,
@@ -218,7 +218,7 @@ def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> Epilog
     """
     if epilogue is None:
         return None
-    activation, added = ACTIVATIONS.index(epilogue.activation), epilogue.added
+    activation, added = FUNCTIONS.index(epilogue.activation), epilogue.added
     if added is None:
         return EpilogueArgument(None, 0, activation)
     _require_dense(problem, added)

@@ -23,6 +23,7 @@ import torch
 
 from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.kernels.algorithm import ACTIVATIONS
 
 BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # build by torch.backends.cpu.get_cpu_capability()
@@ -31,7 +32,6 @@ _LARGEST_SIZE = 2**30
 _NO_MEMORY = -5  # error code of the C++ functions when out of memory
 # Numbers of the dtypes in the C++ code.
 ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3}
-ACTIVATIONS = (None, "ReLU", "ReLU6", "SiLU")
 OPERATIONS = (Operation.FORWARD, Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER)
 PHASES = (1, 2, 4)  # numbers of open, step and close
 # Of programs: kinds of steps, what an elementwise step does with its second operand, and functions.
@@ -40,7 +40,7 @@ STEPS = (
     "scale",
 )
 COMBINATIONS = (None, "add", "multiply")
-FUNCTIONS = (*ACTIVATIONS, "sigmoid", "hardsigmoid", "hardswish", "leaky_relu")
+FUNCTIONS = (None, *ACTIVATIONS, "sigmoid", "hardsigmoid", "hardswish", "leaky_relu")
 
 _PRODUCTS = ("floats", "pairs", "tiles")  # in the order of enum Products (common/pairs.h)
 _DTYPES_OF_MOST = tuple(dtype for dtype in ELEMENTS if dtype != "float64")
@@ -70,7 +70,7 @@ class Geometry(ctypes.Structure):
 
 
 class EpilogueArgument(ctypes.Structure):
-    """An ``Epilogue`` as a C struct: the added tensor, its bytes, and the activation's number in ``ACTIVATIONS``."""
+    """An ``Epilogue`` as a C struct: the added tensor, its bytes, and the activation's number in ``FUNCTIONS``."""
 
     _fields_ = [("added", _pointer), ("bytes", _int64), ("activation", _int64)]
 

@@ -16,7 +16,7 @@ from mucudnn.graph.operators import Band, Operator
 from mucudnn.graph.steps import address_of, are_float, elementwise_step, step
 from mucudnn.graph.windows import windows
 from mucudnn.kernels.algorithm import Algorithm, BoundStage, Epilogue, Workspace, fuses
-from mucudnn.kernels.compiled.library import ACTIVATIONS, ProgramStep
+from mucudnn.kernels.compiled.library import FUNCTIONS, ProgramStep
 from mucudnn.running.workspace import lasting_buffer
 from mucudnn.solver.bands import Cut, Reach
 from mucudnn.solver.placement import aligned
@@ -162,7 +162,7 @@ class Convolution(Operator):
         made = [step("convolution", out, x, added if does_all else None, addresses=addresses)]
         made[0].entry, made[0].stage = stage.entry
         if does_all:
-            made[0].operation = ACTIVATIONS.index(self.activation)
+            made[0].operation = FUNCTIONS.index(self.activation)
             return made
         if bias is not None and self.is_transposed:
             made.append(elementwise_step(out, out, combination="add", other=bias.view(1, -1, 1, 1)))

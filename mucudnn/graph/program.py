@@ -16,6 +16,7 @@ from mucudnn.graph import steps
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.operators import Band, Barrier, Copy, Input, Moments, Operator
 from mucudnn.graph.sharing import extent
+from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.compiled.library import ProgramStep
 
 if TYPE_CHECKING:
@@ -84,19 +85,16 @@ def record(frame: Frame, *, joins: bool = True) -> Program:
     schedule, recorder = frame.schedule, _Recorder(frame, joins=joins)
     runs_cpp = schedule.captured.device.type == "cpu" and steps.is_available()
     for index in schedule.captured.direct_results:
-        recorder.do(index, partial(_make_result, index=index))
+        recorder.do(index, partial(_make, index=index))
     for number, segment in enumerate(schedule.plan.segments):
         cut, operators = segment.cut, range(segment.start, segment.stop)
         for index in operators:
             one = schedule.operators[index]
-            if isinstance(one, Input):
-                recorder.do(index, partial(_take_input, one=one, index=index))
-            elif isinstance(one, Barrier):
-                recorder.do(index, partial(_run_barrier, one=one, index=index))
-            elif isinstance(one, Moments):
-                recorder.do(index, partial(_make_sums, one=one, index=index))
-            elif isinstance(one, Convolution) and one.algorithm(cut) is not None and not one.keeps:
-                recorder.do(index, partial(_prepare_filter, one=one, number=number, index=index))
+            if isinstance(one, (Input, Barrier, Moments)):
+                recorder.do(index, partial(_make, index=index))
+            elif isinstance(one, Convolution) and not one.keeps and (algorithm := one.algorithm(cut)) is not None:
+                offset = schedule.starts[number] + schedule.buffers[number][index].prepared
+                recorder.do(index, partial(_prepare_filter, one=one, algorithm=algorithm, offset=offset))
         turns: list[tuple[int, int, int, slice]] = []
         if schedule.operators[segment.start].rows:
             for start in range(0, schedule.captured.samples, cut.samples):
@@ -169,27 +167,21 @@ def _run_array(frame: Frame, array: Any) -> None:
     steps.run_array(array, frame.bases)
 
 
-def _make_result(frame: Frame, index: int) -> None:
-    one, memory_format = frame.schedule.operators[index], frame.schedule.captured.direct_results[index]
-    frame[index] = torch.empty(one.shape, dtype=one.dtype, device=one.device, memory_format=memory_format)
+def _make(frame: Frame, index: int) -> None:
+    """Make a result that no band makes: an argument, a barrier's, zero sums, or what bands write for the caller."""
+    one = frame.schedule.operators[index]
+    if isinstance(one, Input):
+        frame[index] = frame.leaves[one.number]
+    elif isinstance(one, Barrier):
+        frame[index] = one.call(frame)
+    elif isinstance(one, Moments):
+        frame[index] = one.new_result()
+    else:
+        memory_format = frame.schedule.captured.direct_results[index]
+        frame[index] = torch.empty(one.shape, dtype=one.dtype, device=one.device, memory_format=memory_format)
 
 
-def _take_input(frame: Frame, one: Input, index: int) -> None:
-    frame[index] = frame.leaves[one.number]
-
-
-def _run_barrier(frame: Frame, one: Barrier, index: int) -> None:
-    frame[index] = one.call(frame)
-
-
-def _make_sums(frame: Frame, one: Moments, index: int) -> None:
-    frame[index] = one.new_result()
-
-
-def _prepare_filter(frame: Frame, one: Convolution, number: int, index: int) -> None:
-    algorithm = one.algorithm(frame.schedule.plan.segments[number].cut)
-    assert algorithm is not None
-    offset = frame.schedule.buffers[number][index].prepared
+def _prepare_filter(frame: Frame, one: Convolution, algorithm: Algorithm, offset: int) -> None:
     algorithm.open(one.problem, one.weight, frame.arena[offset : offset + one.prepared_bytes(algorithm)])
 
 
@@ -212,15 +204,18 @@ def _compute(
 
 def _held(frame: Frame, number: int, index: int) -> Tensor | None:
     """Return the rows of a result that a band holds; None for a result that is needed as a whole."""
-    of, cut = frame.schedule.buffers[number].get(index), frame.schedule.plan.segments[number].cut
+    schedule, of = frame.schedule, frame.schedule.buffers[number].get(index)
     if of is None or of.held_rows == 0:
         return None
-    return frame.rows(frame.schedule.operators[index], of.held, cut.samples, of.held_rows)
+    samples = schedule.plan.segments[number].cut.samples
+    return frame.rows(schedule.operators[index], schedule.starts[number] + of.held, samples, of.held_rows)
 
 
 def _kept(frame: Frame, number: int, index: int) -> Tensor:
-    of, cut = frame.schedule.buffers[number][index], frame.schedule.plan.segments[number].cut
-    return frame.rows(frame.schedule.operators[index], of.kept, cut.samples, of.kept_rows)
+    """Return the rows that the next band needs again."""
+    schedule, of = frame.schedule, frame.schedule.buffers[number][index]
+    samples = schedule.plan.segments[number].cut.samples
+    return frame.rows(schedule.operators[index], schedule.starts[number] + of.kept, samples, of.kept_rows)
 
 
 def _taken(frame: Frame, number: int, index: int, k: int, samples: slice) -> Band | None:
@@ -273,7 +268,7 @@ def _band(frame: Frame, number: int, index: int, k: int, samples: slice) -> Band
         out = frame[index][samples, :, new:high]
     band = Band(xs, starts, frame, out, new, high, samples)
     if isinstance(one, Convolution) and (algorithm := one.algorithm(cut)) is not None:
-        of, arena = schedule.buffers[number][index], frame.arena.data_ptr()
-        band.algorithm, band.scratch = algorithm, arena + of.scratch
-        band.prepared = one._kept[algorithm.name].data_ptr() if one.keeps else arena + of.prepared
+        of, start = schedule.buffers[number][index], frame.arena.data_ptr() + schedule.starts[number]
+        band.algorithm, band.scratch = algorithm, start + of.scratch
+        band.prepared = one._kept[algorithm.name].data_ptr() if one.keeps else start + of.prepared
     return band

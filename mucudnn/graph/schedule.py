@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -54,7 +54,7 @@ def solver_graph(
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """The buffers of an operator in a segment, by their offsets in the arena.
+    """The buffers of an operator in a segment, by their offsets in the segment's block of the arena.
 
     held: ``held_rows`` rows of a band, for all its samples; kept: those that the next band needs again. There are none
     of results that are needed as a whole. prepared, scratch: of a convolution by an algorithm of ours.
@@ -85,13 +85,9 @@ class Schedule:
         ]
         self.overlaps = [self._overlaps(*given) for given in zip(plan.segments, self.ranges, strict=True)]
         blocks = [self._block(*given) for given in zip(plan.segments, self.ranges, strict=True)]
-        self.block_bytes = [size for _, size in blocks]
+        self.buffers, self.block_bytes = [block for block, _ in blocks], [size for _, size in blocks]
         self.outside_bytes = self._predicted_outside_bytes()
-        starts = self._place(limit_bytes - self.outside_bytes)
-        self.buffers = [
-            {index: _moved(of, start) for index, of in block.items()}
-            for start, (block, _) in zip(starts, blocks, strict=True)
-        ]
+        self._place(limit_bytes - self.outside_bytes)
         self._programs: dict[Any, Program] = {}  # by number of threads, and strides of the arguments
         self._timed: Program | None = None
 
@@ -147,8 +143,8 @@ class Schedule:
             return 0, self.operators[reach.source].shape[2]
         return int(reach.first[new]), int(reach.last[high - 1])
 
-    def _place(self, limit_bytes: float) -> Sequence[int]:
-        """Place whole results and the segments' blocks in the arena, and return the offsets of the blocks."""
+    def _place(self, limit_bytes: float) -> None:
+        """Place whole results and the segments' blocks in the arena."""
         segment_of = {
             index: number for number, one in enumerate(self.plan.segments) for index in range(one.start, one.stop)
         }
@@ -170,7 +166,7 @@ class Schedule:
         }
         offsets, self.arena_bytes = place([*buffers, *blocks], overlaps, limit_bytes)
         self.whole = dict(zip(indices, offsets, strict=False))
-        return offsets[len(buffers) :]
+        self.starts = offsets[len(buffers) :]
 
     def count(self, arguments: tuple[Any, ...]) -> None:
         """Run once, and raise ``outside_bytes`` to what torch's allocator counts, if it counts more than predicted."""
@@ -289,9 +285,3 @@ class Schedule:
         state = self.__dict__ | {"_programs": {}, "_timed": None}
         state.pop("own_memory", None)
         return state
-
-
-def _moved(of: Buffers, start: int) -> Buffers:
-    return replace(
-        of, held=of.held + start, kept=of.kept + start, prepared=of.prepared + start, scratch=of.scratch + start
-    )
