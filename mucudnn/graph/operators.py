@@ -101,11 +101,11 @@ class Operator:
 
     def row_bytes(self) -> int:
         """Return the bytes of a row of one sample; 0 if there are no rows in memory."""
-        return self.shape[1] * self.shape[3] * self.dtype.itemsize
+        return self.shape[1] * self.shape[3] * self.dtype.itemsize if self.rows else 0
 
     def whole_bytes(self) -> int:
-        """Return the bytes of the result."""
-        return self.shape[0] * self.rows * self.row_bytes()
+        """Return the bytes of the result; 0 for an argument."""
+        return self.shape[0] * self.rows * self.row_bytes() if self.rows else 0
 
     def reaches(self) -> tuple[Reach, ...]:
         """Return the rows that are read of each source: by default the same rows."""
@@ -182,9 +182,6 @@ class Input(Operator):
     def rows(self) -> int:
         return 0
 
-    def row_bytes(self) -> int:
-        return 0
-
 
 @dataclass(kw_only=True)
 class Called(Operator):
@@ -216,9 +213,6 @@ class Barrier(Called):
 
     @property
     def rows(self) -> int:
-        return 0
-
-    def row_bytes(self) -> int:
         return 0
 
     def whole_bytes(self) -> int:

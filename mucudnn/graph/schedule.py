@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,9 +30,11 @@ from mucudnn.solver.plans import Overlap, Overlaps, Plan
 
 
 def solver_graph(
-    captured: Captured, costs: Mapping[int, tuple[Costs, ...]], whole_costs: Mapping[int, tuple[Costs, ...]]
+    captured: Captured,
+    costs: Mapping[int, tuple[Costs, ...]] = MappingProxyType({}),
+    whole_costs: Mapping[int, tuple[Costs, ...]] = MappingProxyType({}),
 ) -> bands.Graph:
-    """Return a captured graph as the solver sees it. costs, whole_costs: of operators, by index."""
+    """Return a captured graph as the solver sees it. costs, whole_costs: by index; operators without cost nothing."""
     direct, results = captured.direct_results, {one.index for one in captured.results if isinstance(one, Ref)}
     described = []
     for index, one in enumerate(captured.operators):
@@ -42,7 +45,7 @@ def solver_graph(
                 rows=one.rows,
                 row_bytes=one.row_bytes(),
                 whole_bytes=0 if index in direct else one.whole_bytes(),
-                costs=costs[index],
+                costs=costs.get(index, (Costs(),)),
                 whole_costs=whole_costs.get(index, ()),
                 align=one.align,
                 is_result=index in results,

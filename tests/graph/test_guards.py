@@ -30,7 +30,6 @@ from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, release_workspaces, workspace_of
-from mucudnn.solver.bands import Costs
 
 
 @pytest.fixture(params=["C++", "Python"])
@@ -59,7 +58,7 @@ def runs() -> Iterator[list[Schedule]]:
 def graph_of(model: nn.Module, *arguments: Any) -> BandedModel:
     """Return a model that runs as a graph, without being tuned."""
     captured = capture(model.eval(), arguments)
-    graph = solver_graph(captured, {index: (Costs(),) for index in range(len(captured.operators))}, {})
+    graph = solver_graph(captured)
     return BandedModel(model, {signature_of(arguments): Schedule(captured, graph, each_by_itself(graph))})
 
 
@@ -393,6 +392,10 @@ def test_what_a_graph_cannot_be() -> None:
     with pytest.raises(NotCapturedError, match="hooks for all modules"):
         capture(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), (x,))
     hook.remove()
+    model = nn.Sequential(nn.Conv2d(3, 8, 3)).eval()
+    model[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(NotCapturedError, match="0 has hooks"):
+        capture(model, (x,))
 
 
 @torch.no_grad()

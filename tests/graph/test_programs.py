@@ -19,14 +19,13 @@ import mucudnn
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import Operation
 from mucudnn.graph import steps
-from mucudnn.graph.capture import NotCapturedError, capture
+from mucudnn.graph.capture import capture
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.convolution_choices import each_by_itself
-from mucudnn.graph.model import BandedModel, signature_of
+from mucudnn.graph.model import BandedModel
 from mucudnn.graph.operators import Barrier
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.compiled.library import ProgramStep, loaded_build
-from mucudnn.solver.bands import Costs
 
 pytestmark = pytest.mark.skipif(bool(loaded_build().why_not_compiled), reason="there is no C++ build")
 
@@ -41,10 +40,10 @@ class Calls(nn.Module):
         return self.function(x)
 
 
-def schedule_of(model: nn.Module, x: Tensor) -> Schedule:
+def schedule_of(model: nn.Module, *arguments: Tensor) -> Schedule:
     """Return a schedule that computes each operator as a whole."""
-    captured = capture(model, (x,))
-    graph = solver_graph(captured, {index: (Costs(),) for index in range(len(captured.operators))}, {})
+    captured = capture(model, arguments)
+    graph = solver_graph(captured)
     return Schedule(captured, graph, each_by_itself(graph))
 
 
@@ -172,9 +171,7 @@ class Difference(nn.Module):
 
 def test_arguments_that_share_memory() -> None:
     model, x, y = Difference().eval(), torch.randn(1, 3, 8, 8), torch.randn(1, 3, 8, 8)
-    captured = capture(model, (x, y))
-    graph = solver_graph(captured, {index: (Costs(),) for index in range(len(captured.operators))}, {})
-    schedule = Schedule(captured, graph, each_by_itself(graph))
+    schedule = schedule_of(model, x, y)
     with torch.no_grad():
         for given in ((x, x), (x, y), (y, y), (y, x)):
             torch.testing.assert_close(schedule.run(given), model(*given))
@@ -212,14 +209,6 @@ def test_fuse_makes_a_graph(tmp_path: Path) -> None:
         with pytest.warns(RuntimeWarning, match="the values of 0.weight have changed"):
             assert torch.equal(fused(x), model(x))
         assert not torch.equal(fused(x), before)
-
-
-def test_a_model_with_hooks_is_not_captured() -> None:
-    model, x = nn.Sequential(nn.Conv2d(3, 8, 3)).eval(), torch.randn(1, 3, 8, 8)
-    model[0].register_forward_hook(lambda *_: None)
-    with pytest.raises(NotCapturedError, match="0 has hooks"):
-        capture(model, (x,))
-    assert signature_of((x,)) != signature_of((x[:, :2],))
 
 
 def test_what_cannot_run_as_a_graph_is_tuned_with_a_warning(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def _check(seed: int, *, ours: bool) -> None:
     random = Random(seed)
     captured = capture(model, (x,))
     known = choose_algorithms(captured, random, ours=ours)
-    graph = solver_graph(captured, every_cost(captured, None, known), {})
+    graph = solver_graph(captured, every_cost(captured, None, known))
     with torch.no_grad():
         expected, torchs = copy.deepcopy(model).double()(x.double()), model(x)
     schedules = [Schedule(captured, graph, plan) for plan in some_plans(plans(graph), random)]
@@ -128,7 +128,7 @@ def check_change(seed: int) -> None:
     random = Random(seed)
     captured = capture(model, (x,))
     known = choose_algorithms(captured, random, ours=random.random() < 0.5)
-    graph = solver_graph(captured, {i: known.get(i, (Costs(row_s=1e-6),)) for i in range(len(captured.operators))}, {})
+    graph = solver_graph(captured, {i: known.get(i, (Costs(row_s=1e-6),)) for i in range(len(captured.operators))})
     schedule = Schedule(captured, graph, random.choice(plans(graph)))
     fitted = BandedModel(model, {signature_of((x,)): schedule})
     name = random.choice([*MODEL_CHANGES, "result"]) if [*model.parameters()] else "number"
