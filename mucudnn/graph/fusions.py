@@ -28,8 +28,12 @@ _CONVOLUTIONS = {
     aten.conv_transpose2d.input,
     aten.convolution.default,
 }
-_OF_EACH = {  # of the operators between linear layers
-    *(aten.relu.default, aten.silu.default, aten.hardtanh.default, aten.dropout.default, aten.clone.default),
+_BETWEEN_LINEAR = {
+    aten.relu.default,
+    aten.silu.default,
+    aten.hardtanh.default,
+    aten.dropout.default,
+    aten.clone.default,
 }
 
 
@@ -190,7 +194,7 @@ def linear_as_convolutions(graph: fx.Graph, constants: dict[str, Tensor]) -> Non
         elif node.target is aten.mean.dim:
             if len(of_x) == 4 and {dim % 4 for dim in node.args[1] or ()} == {2, 3} and len(shape) == 2:
                 _replace(graph, node, (x, node.args[1], True), node.target, images)
-        elif node.target in _OF_EACH and x in images:
+        elif node.target in _BETWEEN_LINEAR and x in images:
             _replace(graph, node, (images[x], *node.args[1:]), node.target, images)
         elif node.target is aten.linear.default and len(of_x) == 2 and node.args[1].name in constants:
             weight = node.args[1]
