@@ -19,6 +19,7 @@ from mucudnn.bench.suites import convolutions
 from mucudnn.bench.suites.convolutions import Compared, convolutions_tables, least_met, left_out_in_words
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Failure, MicroConfig
+from mucudnn.core.tables import Table
 from mucudnn.store.database import Database
 from mucudnn.tuning import tuner
 from mucudnn.tuning.result import TunedProblem
@@ -171,8 +172,8 @@ def test_where_one_kind_of_layer_does_not_fit_its_operations_are_those_of_anothe
 
 def test_the_summary_has_means_of_speedups(made_up_machine: MadeUpMachine) -> None:
     summary, *_ = convolutions_tables(run(made_up_machine, 400, None))
-    titles = [column.header for column in summary.columns]
-    lines = [dict(zip(titles, cells, strict=True)) for cells in zip(*(c._cells for c in summary.columns), strict=True)]
+    assert isinstance(summary, Table)
+    lines = [dict(zip((column.title for column in summary.columns), row, strict=True)) for row in summary.rows]
     limit = "workspace limit, MiB"
     assert [(line["contestant"], line["policy"], bool(line[limit])) for line in lines] == [
         ("torch", "", False),
