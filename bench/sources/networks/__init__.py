@@ -5,7 +5,6 @@ Geometries and numbers of parameters are torchvision's, or the paper's if torchv
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
@@ -22,38 +21,28 @@ INPUT_SHAPE = (3, 224, 224)  # shape of most networks' images
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A built-in network. factory: takes the number of classes, of which ``num_classes`` is the published number.
+    """A built-in network: the file of its function, which has the network's name with ``_`` for ``-``.
 
-    input_shape: (C, H, W) of one image.
+    num_classes: the published number. input_shape: (C, H, W) of one image.
     """
 
-    factory: Callable[[int], nn.Module]
+    file: str
     num_classes: int = 1000
     input_shape: tuple[int, int, int] = INPUT_SHAPE
 
 
-def _loaded(module: str, name: str) -> Callable[[int], nn.Module]:
-    """Return a factory that imports its module when called, so that listing networks does not load torch."""
-
-    def factory(num_classes: int) -> nn.Module:
-        model: nn.Module = getattr(import_module(f"{__name__}.{module}"), name)(num_classes)
-        return model
-
-    return factory
-
-
 NETWORKS = MappingProxyType(
     {
-        "alexnet": Network(_loaded("plain", "alexnet")),
-        "vgg16": Network(_loaded("plain", "vgg16")),
-        "resnet18": Network(_loaded("residual", "resnet18")),
-        "resnet50": Network(_loaded("residual", "resnet50")),
-        "googlenet": Network(_loaded("plain", "googlenet")),
-        "squeezenet": Network(_loaded("plain", "squeezenet")),
-        "mobilenetv2": Network(_loaded("residual", "mobilenetv2")),
-        "efficientnet-b0": Network(_loaded("residual", "efficientnet_b0")),
-        "convnext-t": Network(_loaded("residual", "convnext_t")),
-        "densenet40": Network(_loaded("plain", "densenet40"), 10, (3, 32, 32)),
+        "alexnet": Network("plain"),
+        "vgg16": Network("plain"),
+        "resnet18": Network("residual"),
+        "resnet50": Network("residual"),
+        "googlenet": Network("plain"),
+        "squeezenet": Network("plain"),
+        "mobilenetv2": Network("residual"),
+        "efficientnet-b0": Network("residual"),
+        "convnext-t": Network("residual"),
+        "densenet40": Network("plain", 10, (3, 32, 32)),
     }
 )
 
@@ -68,7 +57,9 @@ def build(name: str, num_classes: int | None = None) -> nn.Module:
     torch.Size([2, 10])
     """
     network = _find(name)
-    return network.factory(network.num_classes if num_classes is None else num_classes)
+    file = import_module(f"{__name__}.{network.file}")  # when needed, so that listing networks does not load torch
+    model: nn.Module = getattr(file, name.replace("-", "_"))(num_classes or network.num_classes)
+    return model
 
 
 def input_shape_of(name: str) -> tuple[int, int, int]:
