@@ -45,6 +45,11 @@ class Trainee:
             self.optimizer.step()
         return loss
 
+    def step(self, images: Tensor, labels: Tensor, autocast: torch.dtype | None = None) -> None:
+        """Run one training step as ``learn`` does; gradients are None before and after it."""
+        self.learn(images, labels, autocast)
+        self.optimizer.zero_grad()
+
 
 def labelled_batches(
     steps: int, batch_size: int, shape: tuple[int, int, int], classes: int = 10, stream: int = 0

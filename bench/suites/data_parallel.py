@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from random import Random
 from statistics import median
@@ -138,21 +139,11 @@ def measure_data_parallel(
     return [one.row(setting, columns[one.which]) for one in together]
 
 
-def _step_of(trainee: Trainee, batch: Batch) -> Callable[[], None]:
-    """Return a function that trains with a batch for one step; gradients are None before and after the step."""
-
-    def step() -> None:
-        trainee.learn(*batch)
-        trainee.optimizer.zero_grad()
-
-    return step
-
-
 class _Alone:
     """Timed steps without communication, which all ranks run at the same time: whole steps, and their parts."""
 
     def __init__(self, trainee: Trainee, batch: Batch, clock: Clock) -> None:
-        self._step, self._clock = _step_of(trainee, batch), clock
+        self._step, self._clock = partial(trainee.step, *batch), clock
         self._splitter = StepSplitter(self._step, clock, device=batch[0].device.type)
         self._samples_s: list[float] = []
         self._step()
@@ -196,7 +187,7 @@ class _Together:
         self._model = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=bucket_cap_mb)
         trainee = Trainee(self._model, loss=loss)
         trainee.optimizer = wire.connect(self._model, trainee.optimizer)
-        self._step, self._steps = _step_of(trainee, batch), wire.steps_to_equality
+        self._step, self._steps = partial(trainee.step, *batch), wire.steps_to_equality
         self._bytes = wire.bytes_of_step(self._model)
         self._samples_s: list[float] = []
         for _ in range(wire.first_steps):

@@ -109,10 +109,8 @@ class StepJob:
         trainee = Trainee(called, loss=loss)
 
         def step() -> None:
-            """Train for one step. Gradients are None before and after it."""
             with searching(variant is Variant.TORCH_BENCHMARK):
-                trainee.learn(images, labels, autocast)
-            trainee.optimizer.zero_grad()
+                trainee.step(images, labels, autocast)
 
         def run(function: Callable[[], T], /) -> T:
             """Call a function that runs steps, under the settings of this variant, and return its result."""
