@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from statistics import median
 from typing import Self
 
@@ -123,43 +124,54 @@ class Measurement:
         return is_busy(self.load)
 
 
+class FailureKind(StrEnum):
+    """Why a micro-config was not measured.
+
+    FAILED: it raised an error, was wrong, died or hung, and would do so again. SLOW: it takes too long to be measured.
+    OUT_OF_MEMORY, UNPROVEN (foreign code that could not be tried in a separate process): transient, so that it is not
+    stored and is tried again. The others could run, but were passed over. TOO_LARGE: for another workspace limit.
+    HOPELESS: too slow in similar problems. TOO_MANY_FLOPS: too slow for its number of operations alone; it may win if
+    higher rates are measured.
+    """
+
+    UNSUPPORTED = "unsupported"
+    FAILED = "failed"
+    SLOW = "slow"
+    OUT_OF_MEMORY = "out of memory"
+    UNPROVEN = "unproven"
+    TOO_LARGE = "too large"
+    HOPELESS = "hopeless"
+    TOO_MANY_FLOPS = "too many FLOPs"
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A micro-config (algorithm and micro-batch size) that was not measured, and the reason.
 
-    is_lasting: the measurement would fail again. A lack of memory is not lasting: it is not stored, and the measurement
-    is tried again. is_passed_over: the micro-config did not fail but was skipped as hopeless or too large; a thorough
-    tuning measures it. by_arithmetic: the micro-config was skipped for its number of operations alone, and may win if
-    higher rates are measured. needed_bytes: the workspace for which it was skipped; None if there was another reason.
-    is_unproven: the algorithm is foreign code that could not be proven in a separate process, and was not run; this is
-    not lasting either. least_s: seconds of the whole mini-batch, extrapolated from a few samples, if it was too slow to
-    be measured; None if there was another reason.
+    needed_bytes: the workspace of one that was too large; None if there was another reason. least_s: seconds of the
+    whole mini-batch, extrapolated from a few samples, of one that was too slow to be measured; None otherwise.
     """
 
     micro_config: MicroConfig
     reason: str
-    is_lasting: bool = True
-    is_passed_over: bool = False
-    by_arithmetic: bool = False
+    kind: FailureKind = FailureKind.FAILED
     needed_bytes: int | None = None
-    is_unproven: bool = False
     least_s: float | None = None
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it would be the same again; other failures are not stored."""
+        return self.kind not in (FailureKind.OUT_OF_MEMORY, FailureKind.UNPROVEN)
+
+    @property
+    def is_passed_over(self) -> bool:
+        """Whether the micro-config did not fail but was skipped; a thorough tuning measures it."""
+        return self.kind in (FailureKind.TOO_LARGE, FailureKind.HOPELESS, FailureKind.TOO_MANY_FLOPS)
 
     @property
     def why(self) -> str:
         """The reason why the micro-config was not measured, marked if it was skipped."""
         return f"passed over: {self.reason}" if self.is_passed_over else self.reason
-
-
-def too_large(micro_config: MicroConfig, needed_bytes: int) -> Failure:
-    """Return the failure of a micro-config that was not measured because it needs more workspace than allowed."""
-    reason = f"needs {needed_bytes} bytes of workspace"
-    return Failure(micro_config, reason, is_passed_over=True, needed_bytes=needed_bytes)
-
-
-def passed_over(micro_config: MicroConfig, reason: str, *, by_arithmetic: bool = False) -> Failure:
-    """Return the failure of a micro-config that could run but was skipped, with the reason."""
-    return Failure(micro_config, reason, is_passed_over=True, by_arithmetic=by_arithmetic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Failure, Measurement, MicroConfig, package_of
+from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, package_of
 from mucudnn.kernels.algorithm import Algorithm, BaseAlgorithm, Workspace
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
 from mucudnn.kernels.registry import as_called
@@ -171,13 +171,13 @@ def find_candidates(
     failures: list[Failure] = []
     for algorithm in algorithms:
         if reason := _why_not_at_all(algorithm, problem):
-            failures.append(Failure(MicroConfig(algorithm.name, batch_size), reason))
+            failures.append(Failure(MicroConfig(algorithm.name, batch_size), reason, FailureKind.UNSUPPORTED))
             continue
         smaller = None
         for size in micro_batch_sizes:
             micro_config = MicroConfig(algorithm.name, size)
             if reason := _why_not(algorithm, problem, size, batch_size):
-                failures.append(Failure(micro_config, reason))
+                failures.append(Failure(micro_config, reason, FailureKind.UNSUPPORTED))
                 continue
             called = as_called(algorithm) if size == batch_size else algorithm
             smaller = Candidate(problem, called, size, smaller, stored.get(micro_config), proofs)

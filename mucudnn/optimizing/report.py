@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Configuration, MicroConfig, source_of
+from mucudnn.core.records import Configuration, FailureKind, MicroConfig, source_of
 from mucudnn.core.tables import Column, Table, filled, listed
 from mucudnn.core.values import format_bytes, format_seconds, instance
 from mucudnn.optimizing.confirm import Confirmation, PutBack
@@ -173,7 +173,7 @@ class Report:
         for reason, places in barred.items():
             yield filled(f"PyTorch's own is barred in {listed(places)}: {reason}")
         failures = (failure for _, tuned in self.layers for failure in tuned.failures)
-        if unproven := next((f.reason for f in failures if f.is_unproven), None):
+        if unproven := next((f.reason for f in failures if f.kind is FailureKind.UNPROVEN), None):
             yield filled(f"code of libraries was not tried: {unproven}")
 
     def _untuned_in_words(self) -> Iterator[str]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 
 from mucudnn.core.errors import DATABASE_OPTION, InvalidInputError, say_once
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig
+from mucudnn.core.records import Comparison, Failure, FailureKind, Measurement, MicroConfig
 from mucudnn.running.environment import Environment
 from mucudnn.store import schema
 from mucudnn.store.schema import Row
@@ -155,7 +155,7 @@ class Database:
             *("failure", environment, problem),
             **_key(failure.micro_config, algorithm_version),
             reason=failure.reason,
-            passed_over=(2 if failure.by_arithmetic else 1) if failure.is_passed_over else None,
+            passed_over=2 if failure.kind is FailureKind.TOO_MANY_FLOPS else 1 if failure.is_passed_over else None,
             needed_bytes=failure.needed_bytes,
             least_s=failure.least_s,
         )
@@ -258,14 +258,7 @@ class Database:
     ) -> tuple[Failure, ...]:
         """Return the failures of the algorithms in these versions, sorted."""
         return tuple(
-            Failure(
-                m,
-                reason,
-                is_passed_over=passed_over is not None,
-                by_arithmetic=passed_over == 2,
-                needed_bytes=needed,
-                least_s=least_s,
-            )
+            Failure(m, reason, _kind(passed_over, needed, least_s), needed, least_s)
             for m, (reason, passed_over, needed, least_s, *_) in self._results(environment, [problem], versions)[
                 problem
             ]
@@ -365,6 +358,15 @@ class Database:
 
     def _ids(self, keys: Iterable[Environment | ConvProblem]) -> list[int]:
         return [int(row[0]) for key in keys for row in self._file.read(*schema.find(key))]
+
+
+def _kind(passed_over: int | None, needed_bytes: int | None, least_s: float | None) -> FailureKind:
+    """Return the kind of a stored failure from its columns, of which only these depend on it."""
+    if passed_over is None:
+        return FailureKind.FAILED if least_s is None else FailureKind.SLOW
+    if passed_over == 2:
+        return FailureKind.TOO_MANY_FLOPS
+    return FailureKind.HOPELESS if needed_bytes is None else FailureKind.TOO_LARGE
 
 
 def _key(micro_config: MicroConfig, version: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Self
 
 from mucudnn.core.errors import BrokenDeviceError, UnsoundError, first_line, without_frames
-from mucudnn.core.records import Failure, Measurement, MicroConfig, Task
+from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, Task
 from mucudnn.core.statistics import spread
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
 from mucudnn.measuring.candidates import Candidate
@@ -409,14 +409,17 @@ class Race:
                 f"{self.task.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{stored}: start "
                 "the process anew, and tune again"
             ) from None
-        is_unproven = isinstance(error, UnprovenError)
-        is_lasting = not (is_unproven or is_out_of_memory(error))
-        named = is_lasting and isinstance(error, UnsoundError) and candidate.is_foreign
-        reason = f"{_who(candidate)}: {error}" if named else first_line(error)
-        if not is_lasting:
-            give_back_cache()
         least_s = error.least_s if isinstance(error, BarredError) else None
-        failure = Failure(candidate.micro_config, reason, is_lasting, is_unproven=is_unproven, least_s=least_s)
+        kind = FailureKind.FAILED if least_s is None else FailureKind.SLOW
+        if isinstance(error, UnprovenError):
+            kind = FailureKind.UNPROVEN
+        elif is_out_of_memory(error):
+            kind = FailureKind.OUT_OF_MEMORY
+        failure = Failure(candidate.micro_config, first_line(error), kind, least_s=least_s)
+        if not failure.is_lasting:
+            give_back_cache()
+        elif isinstance(error, UnsoundError) and candidate.is_foreign:
+            failure = replace(failure, reason=f"{_who(candidate)}: {error}")
         self.standings.failed[candidate.micro_config] = failure
         yield failure
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
-from mucudnn.core.records import Failure, Measurement, MicroConfig, Task, passed_over, too_large
+from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, Task
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.tuning.prior import Expectation, Prior
@@ -28,6 +28,9 @@ _CHECKED_PART = 8  # at least 1/8 of the mini-batch is compared with float64
 _MAPPED_BYTES = 32 * 2**20  # glibc's DEFAULT_MMAP_THRESHOLD_MAX: larger blocks are mapped and zeroed anew in each call,
 # so that two halves can be faster than the whole
 _OPTIMISM = 2.0  # in a thorough race, the assumed largest speedup, per sample, of a larger micro-batch over a smaller
+
+
+_HOPELESS_KINDS = (FailureKind.HOPELESS, FailureKind.TOO_MANY_FLOPS)
 
 
 @dataclass
@@ -95,7 +98,9 @@ class Standings:
     def too_large(self) -> list[Failure]:
         """Return failures for candidates whose run showed that they exceed the workspace limit, to prevent reruns."""
         asked = [c for c in self.candidates if c.is_counted and self._is_new(c)]
-        return [too_large(c.micro_config, c.workspace_bytes) for c in asked if not self.fits(c)]
+        needed = {c.micro_config: c.workspace_bytes for c in asked if not self.fits(c)}
+        reason = "needs {} bytes of workspace"
+        return [Failure(of, reason.format(size), FailureKind.TOO_LARGE, size) for of, size in needed.items()]
 
     def baselines(self) -> list[Candidate]:
         """Return the baseline (torch's own, undivided) if it has no result yet, even if it exceeds the limit."""
@@ -148,7 +153,7 @@ class Standings:
         for candidate in sorted(divided, key=_by_size, reverse=True):
             name, failure = candidate.algorithm.name, self.failed.get(candidate.micro_config)
             is_barred = failure is not None and candidate.is_foreign and failure.is_lasting
-            stays = failure is None or is_barred or (failure.is_passed_over and not failure.needed_bytes)
+            stays = failure is None or is_barred or failure.kind in _HOPELESS_KINDS
             needs_no_run = is_barred or self._is_expected_hopeless(candidate)
             if name not in leads and stays and (needs_no_run or self.fits(candidate)):
                 leads[name] = candidate
@@ -169,8 +174,8 @@ class Standings:
         failure = self.failed.get(candidate.micro_config)
         if failure is None:
             return False
-        may_win = self.task.limit_bytes is not None or failure.by_arithmetic
-        is_asked_again = failure.is_passed_over and not failure.needed_bytes and may_win
+        may_win = self.task.limit_bytes is not None or failure.kind is FailureKind.TOO_MANY_FLOPS
+        is_asked_again = failure.kind in _HOPELESS_KINDS and may_win
         return not (is_asked_again and self.hopeless(candidate) is None)
 
     def sizes(self) -> list[Candidate]:
@@ -215,12 +220,13 @@ class Standings:
             return None
         expected = self._expected(candidate)
         if expected is not None and self._is_expected_hopeless(candidate):
-            return passed_over(candidate.micro_config, f"{expected.ratio:.1f} times the fastest in like problems")
+            reason = f"{expected.ratio:.1f} times the fastest in like problems"
+            return Failure(candidate.micro_config, reason, FailureKind.HOPELESS)
         times = self._least_s(candidate) / self.fastest_s(self._least_bytes(candidate))
         if times <= _HOPELESS_ARITHMETIC:
             return None
         reason = f"{times:.1f} times the fastest by its arithmetic alone"
-        return passed_over(candidate.micro_config, reason, by_arithmetic=True)
+        return Failure(candidate.micro_config, reason, FailureKind.TOO_MANY_FLOPS)
 
     def is_spared(self, candidate: Candidate) -> bool:
         """Whether a candidate's algorithm is a last resort and not needed, since another one is within all limits."""

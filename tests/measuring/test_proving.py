@@ -17,6 +17,7 @@ from support.unsound import Product
 import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.records import FailureKind
 from mucudnn.kernels import registry
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
 from mucudnn.measuring.candidates import Candidate
@@ -97,7 +98,7 @@ def test_without_a_process_nothing_foreign_is_run_and_the_report_says_so_once() 
     measured = {m.micro_config for m in tuned.measurements if m.micro_config.algorithm.startswith("native")}
     assert {str(one.algorithm) for one in measured} == {"native"}  # what the user's own step runs anyway
     assert {one.micro_batch_size for one in measured} == {BATCH}
-    assert any(failure.is_unproven for failure in tuned.failures)
+    assert any(failure.kind is FailureKind.UNPROVEN for failure in tuned.failures)
 
 
 def test_no_plug_in_can_end_tuning_and_the_right_one_is_used(prover: Prover, monkeypatch: pytest.MonkeyPatch) -> None:

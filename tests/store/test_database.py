@@ -16,7 +16,7 @@ from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, c
 from mucudnn.core import errors
 from mucudnn.core.errors import DatabaseError
 from mucudnn.core.problem import MemoryFormat, Operation
-from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig
+from mucudnn.core.records import Comparison, Failure, FailureKind, Measurement, MicroConfig
 from mucudnn.store import database as module
 from mucudnn.store import schema
 from mucudnn.store.database import Database, EnvironmentRows, MergeCounts, default_path
@@ -27,7 +27,10 @@ COUNTS = st.integers(0, 2**48)  # bytes
 SAMPLES = st.integers(1, 2**62)
 MICRO_CONFIGS = st.builds(MicroConfig, st.sampled_from(sorted(VERSIONS)), st.integers(1, 64))
 MEASUREMENTS = st.builds(Measurement, MICRO_CONFIGS, NUMBERS, NUMBERS, COUNTS, COUNTS, NUMBERS, NUMBERS, SAMPLES)
-FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text(), least_s=st.none() | st.floats(1e-9, 1e9))
+KINDS = st.sampled_from([FailureKind.FAILED, FailureKind.HOPELESS, FailureKind.TOO_MANY_FLOPS])
+FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text(), KINDS) | st.builds(
+    *(Failure, MICRO_CONFIGS, st.text(), st.just(FailureKind.SLOW)), least_s=st.floats(1e-9, 1e9)
+)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from support.database_rows import FAST, HERE, PROBLEM, VERSIONS, fill
 
 from mucudnn.core.errors import DatabaseError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig
+from mucudnn.core.records import Comparison, Failure, FailureKind, Measurement, MicroConfig
 from mucudnn.store import schema
 from mucudnn.store.database import Database
 from mucudnn.store.exports import export_json_lines, open_stored, read_profile
@@ -36,7 +36,10 @@ MEASUREMENTS = st.builds(
     setup_samples_s=SAMPLES,
     step_samples_s=SAMPLES,
 )
-FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text(), least_s=st.none() | st.floats(1e-9, 1e9))
+KINDS = st.sampled_from([FailureKind.FAILED, FailureKind.HOPELESS, FailureKind.TOO_MANY_FLOPS])
+FAILURES = st.builds(Failure, MICRO_CONFIGS, st.text(), KINDS) | st.builds(
+    *(Failure, MICRO_CONFIGS, st.text(), st.just(FailureKind.SLOW)), least_s=st.floats(1e-9, 1e9)
+)
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 VERIFICATIONS = st.builds(
     Comparison,

@@ -12,7 +12,7 @@ from support.clock.shared_machine import SharedProcessors
 
 from mucudnn.core import errors
 from mucudnn.core.config import Config
-from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task, passed_over
+from mucudnn.core.records import Comparison, Configuration, Failure, FailureKind, Measurement, MicroConfig, Task
 from mucudnn.measuring.load import Watch
 from mucudnn.store.database import Database
 from mucudnn.store.tuning_store import EnvironmentStore
@@ -107,7 +107,7 @@ def test_stored_results_are_believed_unless_it_is_quiet(is_watched: bool, monkey
 
 def test_what_was_passed_over_under_load_is_looked_at_again() -> None:
     bench = busy_bench()
-    hopeless = passed_over(MicroConfig("quick", BATCH), "2.0 times the fastest in like problems")
+    hopeless = Failure(MicroConfig("quick", BATCH), "2.0 times the fastest in like problems", FailureKind.HOPELESS)
     bench.database.add_failure(ENVIRONMENT, FORWARD, 1, hopeless)
     slow = Measurement(MicroConfig("native", BATCH), 0.0, 0.32, 0, 0, 0.0, load=0.9)
     bench.database.add(ENVIRONMENT, FORWARD, 1, slow)

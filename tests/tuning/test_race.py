@@ -12,7 +12,7 @@ from support.clock.machine import FakeAlgorithm, linear
 from support.races import CLOCK, SIZES, fake, given_of, race_of
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Failure, Measurement, MicroConfig, passed_over, too_large
+from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, Proofs
 from mucudnn.solver.reuse import account_wr
@@ -283,7 +283,7 @@ def test_a_rate_that_was_seen_at_a_bad_moment_makes_nothing_hopeless() -> None:
     job = given_of(*algorithms(), stored=known)
     assert isinstance(search(job, flops_per_s=0.5e8)["like it", LARGEST], Measurement)
     reason = "2.0 times the fastest by its arithmetic alone"
-    passed = [passed_over(MicroConfig(name, LARGEST), reason, by_arithmetic=True) for name in ("fast", "like it")]
+    passed = [Failure(MicroConfig(name, LARGEST), reason, FailureKind.TOO_MANY_FLOPS) for name in ("fast", "like it")]
     job = given_of(*algorithms(), stored_failures=passed)
     assert set(search(job, flops_per_s=0.5e8)) == {("native", LARGEST)}
     assert isinstance(search(job, flops_per_s=4e8)["like it", LARGEST], Measurement)
@@ -298,7 +298,9 @@ def test_what_a_limit_bars_makes_nothing_hopeless() -> None:
     known = [replace(large, micro_config=MicroConfig("large", LARGEST), step_s=0.08, scratch_bytes=1000)]
     algorithms = fake("native", 0.05), fake("large", scratch_bytes_per_sample=125), fake("slow", 0.04)
     counted = Counted("counted", CLOCK, lambda size: 0.03 * size)
-    passed = [passed_over(MicroConfig(name, LARGEST), "under another limit") for name in ("slow", "counted")]
+    passed = [
+        Failure(MicroConfig(name, LARGEST), "under another limit", FailureKind.HOPELESS) for name in ("slow", "counted")
+    ]
     job = given_of(*algorithms, counted, stored=known, stored_failures=passed, limit_bytes=100, baseline_exempt=True)
     results = search(job, prior, flops_per_s=0.5e8)
     assert all(isinstance(results[name, LARGEST], Measurement) for name in ("slow", "counted"))
@@ -320,7 +322,9 @@ def test_what_had_to_run_to_know_that_it_does_not_fit_need_not_run_again() -> No
         return [fake("native", 0.01), fake("hungry", 0.02, internal_bytes_per_sample=10)]
 
     found = search(given_of(*algorithms(), limit_bytes=20))
-    assert found["hungry", 8] == too_large(MicroConfig("hungry", 8), 80)
+    assert found["hungry", 8] == Failure(
+        MicroConfig("hungry", 8), "needs 80 bytes of workspace", FailureKind.TOO_LARGE, 80
+    )
     rows = {
         "stored": tuple(r for r in found.values() if isinstance(r, Measurement)),
         "stored_failures": tuple(r for r in found.values() if isinstance(r, Failure)),

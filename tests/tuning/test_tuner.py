@@ -12,7 +12,7 @@ from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
-from mucudnn.core.records import Configuration, MicroConfig, passed_over
+from mucudnn.core.records import Configuration, Failure, FailureKind, MicroConfig
 from mucudnn.tuning.tuner import TuningInterrupted, tune
 
 OTHER = replace(FORWARD, k=3)
@@ -73,7 +73,7 @@ def test_where_a_small_limit_needs_pieces_that_a_quick_search_leaves_out_all_are
 
 
 def test_a_thorough_tuning_measures_what_a_quick_one_passed_over(bench: Bench) -> None:
-    passed = passed_over(MicroConfig("quick", BATCH), "3.0 times the fastest in like problems")
+    passed = Failure(MicroConfig("quick", BATCH), "3.0 times the fastest in like problems", FailureKind.HOPELESS)
     bench.database.add_failure(ENVIRONMENT, FORWARD, 1, passed)
     assert bench.tune()[FORWARD].configuration.is_baseline
     assert not bench.quick.sizes_run
