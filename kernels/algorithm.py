@@ -72,10 +72,17 @@ class BaseAlgorithm:
         def version(self) -> int:
             """Version of the algorithm in the database key; increment it when speed, workspace or numerics change."""
 
-    @property
-    def device_type(self) -> str:
-        """Device type on which the algorithm runs: ``cpu`` or ``cuda``."""
-        return "cpu"
+    # Device type on which the algorithm runs: ``cpu`` or ``cuda``.
+    device_type: str = "cpu"
+    # Name of the ``AlgorithmSource`` (such as cuDNN) that lists this algorithm for some problems, or None. Algorithms
+    # listed by a source are compiled for each size, and their workspace is known exactly without running them.
+    source: str | None = None
+    # Whether this is torch's own convolution, which tuning always measures.
+    is_torchs_own: bool = False
+    # Whether quick tuning measures this algorithm only for workspace limits that exclude all others.
+    is_last_resort: bool = False
+    # Required alignment of the addresses of x, w and y in bytes, a power of two; 1 if there is none.
+    alignment_bytes: int = 1
 
     @property
     def deterministic(self) -> bool:
@@ -87,15 +94,6 @@ class BaseAlgorithm:
         """
         return False
 
-    @property
-    def source(self) -> str | None:
-        """Name of the ``AlgorithmSource`` (such as cuDNN) that lists this algorithm for some problems, or None.
-
-        Algorithms listed by a source are compiled for each size, and their workspace is known exactly without running
-        them.
-        """
-        return None
-
     def is_foreign(self, problem: ConvProblem) -> bool:
         """Return whether the algorithm runs library code that the user's own step would not run.
 
@@ -104,21 +102,6 @@ class BaseAlgorithm:
         algorithms of other packages are always checked.
         """
         return False
-
-    @property
-    def is_torchs_own(self) -> bool:
-        """Return whether this is torch's own convolution, which tuning always measures."""
-        return False
-
-    @property
-    def is_last_resort(self) -> bool:
-        """Return whether quick tuning measures this algorithm only for workspace limits that exclude all others."""
-        return False
-
-    @property
-    def alignment_bytes(self) -> int:
-        """Required alignment of the addresses of x, w and y in bytes, a power of two; 1 if there is none."""
-        return 1
 
     def supports(self, problem: ConvProblem) -> str | None:
         """Return None if the problem is supported, otherwise the reason why it is not, as text."""

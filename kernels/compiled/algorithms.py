@@ -1,14 +1,11 @@
-"""The algorithms written entirely in C++, for the CPU, and the stages by which they are called.
+"""The algorithms written in C++, for the CPU. Each has a folder of C++ sources.
 
-The algorithms written entirely in C++, for the CPU; the C++ sources of each algorithm have a folder.
+A stage is the part of a convolution call that one algorithm computes. The C++ functions ("entries") get it as an
+argument, and check operands and buffer sizes (common/stage.h).
 
 Half precision is widened when operands are packed, and rounded when results are written; the arithmetic is in float32.
 Only ``implicit-gemm`` and ``pointwise`` multiply bfloat16 by the processor's instruction, if there is one
 (common/pairs.h).
-
-Stages of the C++ algorithms. A stage is the part of a convolution call that one algorithm computes.
-
-The C++ functions ("entries") get a stage as an argument, and check operands and buffer sizes (common/stage.h).
 """
 
 from __future__ import annotations
@@ -48,19 +45,24 @@ _OPEN, _STEP, _CLOSE = PHASES
 _ALL = sum(PHASES)
 
 
-class Entries:
-    """The C++ functions of one algorithm, called by the methods that the class ``Algorithm`` requires."""
+class CompiledAlgorithm(BaseAlgorithm):
+    """Base class of algorithms that C++ functions compute, one for each of ``workspace``, and one for all phases.
+
+    tile: for Winograd, the number of outputs of a tile in one direction; otherwise 0.
+    """
 
     __slots__ = ()
+    tile = 0
 
     @property
     def entry(self) -> str:
         """Name of the algorithm in the names of the C++ functions."""
-        raise NotImplementedError
+        return self.name.replace("-", "_")
 
-    @property
-    def tile(self) -> int:
-        """For Winograd, the number of outputs of a tile in one direction; otherwise 0."""
+    def fuses(self, problem: ConvProblem) -> bool:
+        return True
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return 0
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
@@ -170,7 +172,7 @@ class Entries:
 
 @lru_cache(maxsize=4096)
 def _kept_stage(
-    entries: Entries,
+    algorithm: CompiledAlgorithm,
     problem: ConvProblem,
     shapes: tuple[torch.Size | None, ...],
     phase: int,
@@ -183,7 +185,7 @@ def _kept_stage(
     shape of one sample.
     """
     given = [of_one if shape is None else shape for shape, of_one in zip(shapes, _shapes(problem, 1), strict=True)]
-    return entries.stage(problem, given, phase, sizes, [slice(0, given[0][0])])
+    return algorithm.stage(problem, given, phase, sizes, [slice(0, given[0][0])])
 
 
 class CompiledStage:
@@ -254,85 +256,59 @@ def _require_dtype(problem: ConvProblem, what: str, tensor: Tensor) -> None:
         raise InvalidInputError(f"{what} has dtype {tensor.dtype}; it must be that of the problem, {problem.dtype}")
 
 
+# Algorithms
+
 _LEAST_CHANNELS = 4  # Pointwise: with fewer channels per group, most of a register tile would be empty.
 _MOST_CHANNELS = 8  # Depthwise: with more channels per group, matrix products are faster.
 _LARGEST_EXTENT = 128  # Depthwise: the windows of larger filters do not fit in the cache.
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledAlgorithm(Entries, BaseAlgorithm):
-    """Base class of algorithms that are computed entirely by C++ functions."""
+class ExactAlgorithm(CompiledAlgorithm):
+    """An algorithm that computes the sums of the definition. refuses: why it is not for a problem, or None."""
 
     name: str
+    refuses: Callable[[ConvProblem], str | None]
     version: int = 1
     deterministic: bool = True
 
-    @property
-    def entry(self) -> str:
-        return self.name.replace("-", "_")
-
     def supports(self, problem: ConvProblem) -> str | None:
-        return why_not(problem, self.name)
+        return self.refuses(problem) or why_not(problem, self.name)
 
     def is_local(self, problem: ConvProblem) -> bool:
-        return True
-
-    def fuses(self, problem: ConvProblem) -> bool:
         return True
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return problem.flops(micro_batch_size)
 
-    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        return 0
+
+def _not_pointwise(problem: ConvProblem) -> str | None:
+    if (problem.r, problem.s) != (1, 1):
+        return f"the filter is {problem.r}x{problem.s}; pointwise takes 1x1"
+    if problem.padding != (0, 0):
+        return f"the padding is {problem.padding}; pointwise takes none"
+    channels = min(problem.c, problem.k) // problem.groups
+    if problem.groups > 1 and channels < _LEAST_CHANNELS:
+        return f"a group has {channels} channels; pointwise takes groups of {_LEAST_CHANNELS} and more"
+    return None
 
 
-class Pointwise(CompiledAlgorithm):
-    """Convolution with 1x1 filters as matrix products on x and y in place, in either memory format (pointwise.cpp).
-
-    Supports strides and groups, but no padding. For BACKWARD_FILTER in float32, the first thread adds to the filter
-    gradient dw itself, the other threads to copies of dw.
-    """
-
-    __slots__ = ()
-
-    def supports(self, problem: ConvProblem) -> str | None:
-        if (problem.r, problem.s) != (1, 1):
-            return f"the filter is {problem.r}x{problem.s}; pointwise takes 1x1"
-        if problem.padding != (0, 0):
-            return f"the padding is {problem.padding}; pointwise takes none"
-        channels = min(problem.c, problem.k) // problem.groups
-        if problem.groups > 1 and channels < _LEAST_CHANNELS:
-            return f"a group has {channels} channels; pointwise takes groups of {_LEAST_CHANNELS} and more"
-        return why_not(problem, self.name)
+def _not_depthwise(problem: ConvProblem) -> str | None:
+    if reason := why_not(problem, "depthwise"):
+        return reason
+    channels = max(problem.c, problem.k) // problem.groups
+    if problem.groups == 1 or channels > _MOST_CHANNELS:
+        return (
+            f"a group has up to {channels} channels, of {problem.groups} groups; "
+            f"direct sums take 2 groups or more, of up to {_MOST_CHANNELS} channels"
+        )
+    extent = max(problem.dilation[0] * (problem.r - 1), problem.dilation[1] * (problem.s - 1)) + 1
+    if extent > _LARGEST_EXTENT:
+        return f"the filter extends over {extent} pixels; direct sums take up to {_LARGEST_EXTENT}"
+    return None
 
 
-class Depthwise(CompiledAlgorithm):
-    """Depthwise convolution, and convolution with small groups of channels, by direct sums (depthwise.cpp).
-
-    Every output is a sum over the few channels of its group. Each register tile of outputs reads neighbouring columns
-    from zero-padded windows, or neighbouring channels in place. Any stride, padding, dilation and channel multiplier
-    are supported.
-    """
-
-    __slots__ = ()
-
-    def supports(self, problem: ConvProblem) -> str | None:
-        if reason := why_not(problem, self.name):
-            return reason
-        channels = max(problem.c, problem.k) // problem.groups
-        if problem.groups == 1 or channels > _MOST_CHANNELS:
-            return (
-                f"a group has up to {channels} channels, of {problem.groups} groups; "
-                f"direct sums take 2 groups or more, of up to {_MOST_CHANNELS} channels"
-            )
-        extent = max(problem.dilation[0] * (problem.r - 1), problem.dilation[1] * (problem.s - 1)) + 1
-        if extent > _LARGEST_EXTENT:
-            return f"the filter extends over {extent} pixels; direct sums take up to {_LARGEST_EXTENT}"
-        return None
-
-
-class LoopNest(CompiledAlgorithm):
+class LoopNest(ExactAlgorithm):
     """Convolution computed by its definition, as seven loops without any buffer (loop_nest.cpp).
 
     This algorithm supports every problem without workspace, so it meets any workspace limit. It is mostly slower than
@@ -340,10 +316,7 @@ class LoopNest(CompiledAlgorithm):
     """
 
     __slots__ = ()
-
-    @property
-    def is_last_resort(self) -> bool:
-        return True
+    is_last_resort = True
 
     def supports(self, problem: ConvProblem) -> str | None:
         return loaded_build().why_not_compiled or why_too_large(problem)
@@ -367,8 +340,14 @@ class LoopNest(CompiledAlgorithm):
 
 
 # One matrix product over all taps and channels without an im2col matrix (implicit_gemm.cpp): register tiles read small
-# packed windows of the image. Supports any stride, padding, dilation and groups.
-IMPLICIT_GEMM = CompiledAlgorithm("implicit-gemm", version=3)
-POINTWISE, DEPTHWISE = Pointwise("pointwise", version=3), Depthwise("depthwise", version=3)
-LOOP_NEST = LoopNest("loop-nest")
+# packed windows of the image. Any stride, padding, dilation and groups.
+IMPLICIT_GEMM = ExactAlgorithm("implicit-gemm", lambda problem: None, version=3)
+# 1x1 filters as matrix products on x and y in place, in either memory format (pointwise.cpp). Any stride and groups, no
+# padding. For BACKWARD_FILTER in float32, the first thread adds to dw itself, the other threads to copies of dw.
+POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=3)
+# Depthwise, and small groups of channels, by direct sums (depthwise.cpp). Every output is a sum over the few channels
+# of its group. Each register tile of outputs reads neighbouring columns from zero-padded windows, or neighbouring
+# channels in place. Any stride, padding, dilation and channel multiplier.
+DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=3)
+LOOP_NEST = LoopNest("loop-nest", why_too_large)
 ALGORITHMS = (IMPLICIT_GEMM, POINTWISE, DEPTHWISE)

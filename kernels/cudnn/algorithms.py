@@ -74,13 +74,8 @@ class CudnnEngine(BaseAlgorithm):
     def version(self) -> int:
         return self.backend.version
 
-    @property
-    def source(self) -> str:
-        return SOURCE_NAME
-
-    @property
-    def alignment_bytes(self) -> int:
-        return MOST_ALIGNED_BYTES
+    source = SOURCE_NAME
+    alignment_bytes = MOST_ALIGNED_BYTES
 
     def supports(self, problem: ConvProblem) -> str | None:
         return None  # This depends on the micro-batch size.

@@ -1,9 +1,4 @@
-"""The engine configurations that cuDNN offers for a convolution, and the plans that execute them.
-
-Builds and executes cuDNN plans on the current CUDA device.
-
-The engine configurations that cuDNN offers for a convolution, with their notes and workspace.
-"""
+"""The engine configurations that cuDNN offers for a convolution, and the plans that execute them."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ import ctypes
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -28,7 +23,6 @@ from mucudnn.kernels.cudnn.descriptor import (
     X_ID,
     Y_ID,
     Attribute,
-    AttributeType,
     Descriptor,
     DescriptorKind,
     HeuristicMode,
@@ -108,95 +102,74 @@ def why_barred(settings: TorchSettings, engine: Engine, dtype: str) -> str | Non
     return None
 
 
-def offered_engines(library: Library, graph: Descriptor, device: Descriptor | None = None) -> list[Engine]:
+def offered_engines(graph: Descriptor, device: Descriptor | None = None) -> list[Engine]:
     """Return the engines that cuDNN's heuristics propose, best first, then its fallback list, without duplicates.
 
     device: the descriptor of a device, None for the graph's own. Raises ``CudnnError`` if both lists
     fail, or one fails for lack of memory.
     """
-    found: list[Descriptor] = []
+    found: dict[EngineConfig, Engine] = {}
     refused: list[CudnnError] = []
     modes = (HeuristicMode.A, HeuristicMode.FALLBACK)
     for mode in modes:
         try:
-            found += _proposed(library, graph, device, mode)
+            heuristic = (
+                Descriptor(graph.library, DescriptorKind.ENGINEHEUR)
+                .set(Attribute.ENGINEHEUR_OPERATION_GRAPH, graph)
+                .set(Attribute.ENGINEHEUR_MODE, mode)
+                .set(Attribute.ENGINEHEUR_DEVICEPROP, *([] if device is None else [device]))
+                .finalize()
+            )
+            proposed = heuristic.descriptors(Attribute.ENGINEHEUR_RESULTS, DescriptorKind.ENGINECFG)
         except CudnnError as error:  # One list is enough, as in NVIDIA's frontend.
             if error.is_lack_of_memory:
                 raise
             refused.append(error.with_traceback(None))  # The frames of the traceback would keep every descriptor alive.
+            continue
+        for engine in map(described, proposed):
+            found.setdefault(engine.config, engine)
     if len(refused) == len(modes):
         raise refused[0]
-    return _distinct(described(config) for config in found)
+    return list(found.values())
 
 
-def configured(
-    library: Library, graph: Descriptor, config: EngineConfig, device: Descriptor | None = None
-) -> Descriptor:
+def configured(graph: Descriptor, config: EngineConfig, device: Descriptor | None = None) -> Descriptor:
     """Return the finalized descriptor of an engine configuration for a graph.
 
     Raises ``CudnnError`` if the engine configuration does not support the graph.
     """
-    configuration = Descriptor(library, DescriptorKind.ENGINECFG)
-    configuration.refer(Attribute.ENGINECFG_ENGINE, _engine(library, graph, device, config.engine))
-    if config.knobs:
-        choices = [
-            Descriptor(library, DescriptorKind.KNOB_CHOICE)
-            .set(Attribute.KNOB_CHOICE_KNOB_TYPE, AttributeType.KNOB_TYPE, knob)
-            .set(Attribute.KNOB_CHOICE_KNOB_VALUE, AttributeType.INT64, value)
-            .finalize()
-            for knob, value in config.knobs
-        ]
-        configuration.refer(Attribute.ENGINECFG_KNOB_CHOICES, *choices)
-    return configuration.finalize()
+    engine = (
+        Descriptor(graph.library, DescriptorKind.ENGINE)
+        .set(Attribute.ENGINE_OPERATION_GRAPH, graph)
+        .set(Attribute.ENGINE_GLOBAL_INDEX, config.engine)
+        .set(Attribute.ENGINE_DEVICEPROP, *([] if device is None else [device]))
+        .finalize()
+    )
+    choices = [
+        Descriptor(graph.library, DescriptorKind.KNOB_CHOICE)
+        .set(Attribute.KNOB_CHOICE_KNOB_TYPE, knob)
+        .set(Attribute.KNOB_CHOICE_KNOB_VALUE, value)
+        .finalize()
+        for knob, value in config.knobs
+    ]
+    configuration = Descriptor(graph.library, DescriptorKind.ENGINECFG).set(Attribute.ENGINECFG_ENGINE, engine)
+    return configuration.set(Attribute.ENGINECFG_KNOB_CHOICES, *choices).finalize()
 
 
 def described(configuration: Descriptor) -> Engine:
     """Return the engine, knobs, notes and workspace of a finalized engine configuration as an ``Engine``."""
     (engine,) = configuration.descriptors(Attribute.ENGINECFG_ENGINE, DescriptorKind.ENGINE, 1)
     chosen = configuration.descriptors(Attribute.ENGINECFG_KNOB_CHOICES, DescriptorKind.KNOB_CHOICE, _MOST_KNOBS)
-    knobs = (
-        (
-            choice.number(Attribute.KNOB_CHOICE_KNOB_TYPE, AttributeType.KNOB_TYPE),
-            choice.number(Attribute.KNOB_CHOICE_KNOB_VALUE),
-        )
-        for choice in chosen
-    )
-    numerical = engine.numbers(Attribute.ENGINE_NUMERICAL_NOTE, AttributeType.NUMERICAL_NOTE, _MOST_NOTES)
+    knob, value = Attribute.KNOB_CHOICE_KNOB_TYPE, Attribute.KNOB_CHOICE_KNOB_VALUE
+    knobs = sorted((choice.numbers(knob)[0], choice.numbers(value)[0]) for choice in chosen)
     return Engine(
-        EngineConfig(engine.number(Attribute.ENGINE_GLOBAL_INDEX), tuple(sorted(knobs))),
-        frozenset(numerical),
-        configuration.number(Attribute.ENGINECFG_WORKSPACE_SIZE),
+        EngineConfig(engine.numbers(Attribute.ENGINE_GLOBAL_INDEX)[0], tuple(knobs)),
+        frozenset(engine.numbers(Attribute.ENGINE_NUMERICAL_NOTE, _MOST_NOTES)),
+        configuration.numbers(Attribute.ENGINECFG_WORKSPACE_SIZE)[0],
     )
 
 
-def _proposed(
-    library: Library, graph: Descriptor, device: Descriptor | None, mode: HeuristicMode
-) -> Sequence[Descriptor]:
-    heuristic = Descriptor(library, DescriptorKind.ENGINEHEUR)
-    heuristic.refer(Attribute.ENGINEHEUR_OPERATION_GRAPH, graph)
-    heuristic.set(Attribute.ENGINEHEUR_MODE, AttributeType.HEUR_MODE, mode)
-    if device is not None:
-        heuristic.refer(Attribute.ENGINEHEUR_DEVICEPROP, device)
-    heuristic.finalize()
-    count = heuristic.count(Attribute.ENGINEHEUR_RESULTS, AttributeType.BACKEND_DESCRIPTOR)
-    return heuristic.descriptors(Attribute.ENGINEHEUR_RESULTS, DescriptorKind.ENGINECFG, count)
-
-
-def _engine(library: Library, graph: Descriptor, device: Descriptor | None, number: int) -> Descriptor:
-    engine = Descriptor(library, DescriptorKind.ENGINE).refer(Attribute.ENGINE_OPERATION_GRAPH, graph)
-    engine.set(Attribute.ENGINE_GLOBAL_INDEX, AttributeType.INT64, number)
-    if device is not None:
-        engine.refer(Attribute.ENGINE_DEVICEPROP, device)
-    return engine.finalize()
-
-
-def _distinct(engines: Iterable[Engine]) -> list[Engine]:
-    """Return the engines in the same order, without those whose configuration has occurred before."""
-    first: dict[EngineConfig, Engine] = {}
-    for engine in engines:
-        first.setdefault(engine.config, engine)
-    return list(first.values())
-
+# Plans
 
 _PACKS_KEPT = 4096  # per device; more than a training step of a large network uses
 
@@ -238,40 +211,30 @@ class _Executable(NamedTuple):
     what: str
 
 
-class _Handle:
-    """The cuDNN handle of the current CUDA device, destroyed together with this object.
+class _DeviceState:
+    """The cuDNN handle of the current CUDA device with the plans built for it, protected by ``lock``.
 
-    Raises ``UnavailableError`` if there is no device.
+    cuDNN allows any thread to use a handle or a plan, but only one thread at a time. The handle is destroyed together
+    with this object. Raises ``UnavailableError`` if there is no device.
     """
 
     def __init__(self, library: Library) -> None:
-        self.library = library
-        self.pointer = ctypes.c_void_p()
+        self._library, self._pointer = library, ctypes.c_void_p()
         try:
-            library.call("cudnnCreate", "make a handle of the current CUDA device", ctypes.byref(self.pointer))
+            library.call("cudnnCreate", "make a handle of the current CUDA device", ctypes.byref(self._pointer))
         except CudnnError as error:
             message = f"no CUDA device can be used here: {error}; see nvidia-smi for its driver"
             raise UnavailableError(message) from error
-
-    def __del__(self) -> None:
-        if self.pointer:
-            self.library.destroy("cudnnDestroy", self.pointer)
-
-
-class _DeviceState:
-    """The cuDNN handle of one device with the plans built for it, protected by ``lock``.
-
-    cuDNN allows any thread to use a handle or a plan, but only one thread at a time.
-    """
-
-    def __init__(self, library: Library) -> None:
-        self._owner = _Handle(library)
-        self.handle = self._owner.pointer.value or 0
+        self.handle = self._pointer.value or 0
         self.lock = threading.RLock()
         self.executables: dict[Plan, _Executable] = {}
         self.stream: int | None = None  # the current stream of the handle, once set
         # Making a variant pack takes six calls of cuDNN. Packs are cached: addresses repeat in every training step.
         self.pack: Callable[[Plan, Pointers, int], Descriptor] = lru_cache(_PACKS_KEPT)(partial(_pack, library))
+
+    def __del__(self) -> None:
+        if self._pointer:
+            self._library.destroy("cudnnDestroy", self._pointer)
 
 
 class _ThreadState(threading.local):
@@ -322,7 +285,7 @@ class CudnnBackend:
             with here.lock:
                 try:
                     graph = operation_graph(self._library, problem, micro_batch_size, handle=here.handle)
-                    self._offered[key] = offered_engines(self._library, graph)
+                    self._offered[key] = offered_engines(graph)
                 except CudnnError as error:
                     if not error.is_unsupported:
                         raise
@@ -336,7 +299,10 @@ class CudnnBackend:
         """
         key = torch.cuda.current_device(), plan
         if key not in self._engines:
-            engine = self._listed(plan)
+            # The lists contain engines for beta = 0 only.
+            size = torch.cuda.current_device(), plan.problem, plan.micro_batch_size
+            listed = self._offered.get(size, ()) if plan.beta == 0 else ()
+            engine = next((engine for engine in listed if engine.config == plan.config), None)
             if engine is None:
                 here = self._here()
                 with here.lock:
@@ -405,27 +371,18 @@ class CudnnBackend:
             what = f"{plan.config.name} for {plan.micro_batch_size} sample(s)"
             _refuse_while_capturing(f"the plan of {what}")
             built = Descriptor(self._library, DescriptorKind.EXECUTION_PLAN)
-            built.set(Attribute.EXECUTION_PLAN_HANDLE, AttributeType.HANDLE, here.handle)
-            built.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, self._configured(here, plan)).finalize()
-            needed = built.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE)
+            built.set(Attribute.EXECUTION_PLAN_HANDLE, here.handle)
+            built.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, self._configured(here, plan)).finalize()
+            (needed,) = built.numbers(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE)
             own_bytes = needed if needed > self.engine(plan).workspace_bytes else 0
             self._own_bytes[torch.cuda.current_device(), plan] = own_bytes
             here.executables[plan] = _Executable(built, own_bytes, f"execute {what}")
         return here.executables[plan]
 
-    def _listed(self, plan: Plan) -> Engine | None:
-        """Return the plan's engine from the list that cuDNN offered, None if it is not in the list.
-
-        The lists contain engines for beta = 0 only.
-        """
-        size = torch.cuda.current_device(), plan.problem, plan.micro_batch_size
-        listed = self._offered.get(size, ()) if plan.beta == 0 else ()
-        return next((engine for engine in listed if engine.config == plan.config), None)
-
     def _configured(self, here: _DeviceState, plan: Plan) -> Descriptor:
-        size = (plan.problem, plan.micro_batch_size)
+        size = plan.problem, plan.micro_batch_size
         graph = operation_graph(self._library, *size, beta=plan.beta, handle=here.handle)
-        return configured(self._library, graph, plan.config)
+        return configured(graph, plan.config)
 
     def _here(self) -> _DeviceState:
         """Return the state of the current device: this thread's own during a search, otherwise the shared one."""
@@ -449,9 +406,9 @@ def _refuse_while_capturing(what: str) -> None:
 def _pack(library: Library, plan: Plan, pointers: Pointers, workspace: int) -> Descriptor:
     return (
         Descriptor(library, DescriptorKind.VARIANT_PACK)
-        .set(Attribute.VARIANT_PACK_UNIQUE_IDS, AttributeType.INT64, X_ID, W_ID, Y_ID)
-        .set(Attribute.VARIANT_PACK_DATA_POINTERS, AttributeType.VOID_PTR, *pointers)
-        .set(Attribute.VARIANT_PACK_WORKSPACE, AttributeType.VOID_PTR, workspace)
+        .set(Attribute.VARIANT_PACK_UNIQUE_IDS, X_ID, W_ID, Y_ID)
+        .set(Attribute.VARIANT_PACK_DATA_POINTERS, *pointers)
+        .set(Attribute.VARIANT_PACK_WORKSPACE, workspace)
         .finalize()
     )
 

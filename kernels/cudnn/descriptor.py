@@ -1,18 +1,14 @@
 """Descriptors of cuDNN 9's backend API, their constants, and the operation graph of a convolution.
 
-Descriptors of cuDNN's backend API, and the operation graph of a convolution.
-
-Constants of cuDNN 9's backend API (``cudnn_graph.h``), which are stable within the major version.
-
-Enum members are named as in the header, without the prefix. A test compares every member with the header if the header
-is installed.
+The constants (``cudnn_graph.h``) are stable within the major version. Enum members are named as in the header, without
+the prefix. A test compares every member with the header if the header is installed.
 """
 
 from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
-from math import gcd, prod
+from math import gcd
 from typing import Any, NoReturn, Self
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
@@ -149,6 +145,19 @@ _C_TYPES: dict[AttributeType, Any] = {
     AttributeType.VOID_PTR: ctypes.c_void_p,
     AttributeType.CHAR: ctypes.c_char,
 }  # All other attribute types are enumerations of type int.
+_KINDS_OF_VALUES = {  # the types of attributes that are no 64-bit integers; ALPHA and BETA have that of the sums
+    Attribute.CONVOLUTION_COMP_TYPE: AttributeType.DATA_TYPE,
+    Attribute.CONVOLUTION_CONV_MODE: AttributeType.CONVOLUTION_MODE,
+    Attribute.ENGINEHEUR_MODE: AttributeType.HEUR_MODE,
+    Attribute.EXECUTION_PLAN_HANDLE: AttributeType.HANDLE,
+    Attribute.KNOB_CHOICE_KNOB_TYPE: AttributeType.KNOB_TYPE,
+    Attribute.OPERATIONGRAPH_HANDLE: AttributeType.HANDLE,
+    Attribute.TENSOR_DATA_TYPE: AttributeType.DATA_TYPE,
+    Attribute.VARIANT_PACK_DATA_POINTERS: AttributeType.VOID_PTR,
+    Attribute.VARIANT_PACK_WORKSPACE: AttributeType.VOID_PTR,
+    Attribute.ENGINE_NUMERICAL_NOTE: AttributeType.NUMERICAL_NOTE,
+    Attribute.DEVICEPROP_JSON_REPRESENTATION: AttributeType.CHAR,
+}
 X_ID, W_ID, Y_ID = 1, 2, 3  # numbers of the tensors in a variant pack
 MOST_ALIGNED_BYTES = 16  # cuDNN does not distinguish larger alignments.
 
@@ -178,44 +187,42 @@ class Descriptor:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a descriptor of cuDNN cannot be copied: each is destroyed once")
 
-    def set(self, attribute: Attribute, kind: AttributeType, *values: float) -> Self:
-        """Set an attribute of the descriptor to one or more numbers, and return the descriptor."""
-        return self._set(attribute, kind, len(values), (_C_TYPES.get(kind, ctypes.c_int) * len(values))(*values))
+    def set(self, attribute: Attribute, *values: float | Descriptor, kind: AttributeType | None = None) -> Self:
+        """Set an attribute to numbers, or to other descriptors, which this one keeps alive, and return this descriptor.
 
-    def refer(self, attribute: Attribute, *others: Descriptor) -> Self:
-        """Set an attribute to other descriptors, which this one keeps alive, and return this descriptor."""
-        self._kept += others
-        pointers = (ctypes.c_void_p * len(others))(*(other.pointer.value for other in others))
-        return self._set(attribute, AttributeType.BACKEND_DESCRIPTOR, len(others), pointers)
+        Without values nothing is set. kind: the type of numbers, if not always the same for the attribute.
+        """
+        if values:
+            others = [value for value in values if isinstance(value, Descriptor)]
+            self._kept += others
+            if others:
+                kind, array = AttributeType.BACKEND_DESCRIPTOR, (ctypes.c_void_p * len(others))()
+                array[:] = [other.pointer.value for other in others]
+            else:
+                kind = _KINDS_OF_VALUES.get(attribute, AttributeType.INT64) if kind is None else kind
+                array = (_C_TYPES.get(kind, ctypes.c_int) * len(values))(*values)
+            pointer = ctypes.cast(array, ctypes.c_void_p)
+            what = f"set {attribute.name}"
+            self.library.call("cudnnBackendSetAttribute", what, self.pointer, attribute, kind, len(values), pointer)
+        return self
 
     def finalize(self) -> Self:
         self.library.call("cudnnBackendFinalize", f"finalize {self.kind.name}", self.pointer)
         return self
 
-    def number(self, attribute: Attribute, kind: AttributeType = AttributeType.INT64) -> int:
-        (value,) = self.numbers(attribute, kind, 1)
-        return value
-
-    def numbers(self, attribute: Attribute, kind: AttributeType, most: int) -> tuple[int, ...]:
+    def numbers(self, attribute: Attribute, most: int = 1) -> tuple[int, ...]:
         """Return the first ``most`` values of an attribute, or all if there are fewer."""
+        kind = _KINDS_OF_VALUES.get(attribute, AttributeType.INT64)
         values = (_C_TYPES.get(kind, ctypes.c_int) * most)()
         return tuple(values[: self._get(attribute, kind, most, values)])
 
-    def count(self, attribute: Attribute, kind: AttributeType) -> int:
-        """Return the number of values that an attribute of the descriptor has."""
-        return self._get(attribute, kind, 0, None)
-
-    def descriptors(self, attribute: Attribute, kind: DescriptorKind, most: int) -> list[Descriptor]:
-        """Return the first ``most`` descriptors of an attribute, as copies that may outlive this descriptor."""
+    def descriptors(self, attribute: Attribute, kind: DescriptorKind, most: int | None = None) -> list[Descriptor]:
+        """Return the first ``most`` descriptors of an attribute, or all, as copies that may outlive this descriptor."""
+        if most is None:
+            most = self._get(attribute, AttributeType.BACKEND_DESCRIPTOR, 0, None)
         found = [Descriptor(self.library, kind) for _ in range(most)]
         pointers = (ctypes.c_void_p * most)(*(descriptor.pointer.value for descriptor in found))
         return found[: self._get(attribute, AttributeType.BACKEND_DESCRIPTOR, most, pointers)]
-
-    def _set(self, attribute: Attribute, kind: AttributeType, count: int, values: ctypes.Array[Any]) -> Self:
-        what = f"set {attribute.name}"
-        pointer = ctypes.cast(values, ctypes.c_void_p)
-        self.library.call("cudnnBackendSetAttribute", what, self.pointer, attribute, kind, count, pointer)
-        return self
 
     def _get(self, attribute: Attribute, kind: AttributeType, most: int, values: ctypes.Array[Any] | None) -> int:
         """Write at most ``most`` values of an attribute into ``values``, and return the count that cuDNN reports."""
@@ -239,60 +246,40 @@ def operation_graph(
     Raises ``CudnnError`` if cuDNN refuses the geometry.
     """
     kind, name, operands = _KINDS[problem.operation]
-    shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
-    alignments = (_alignment(problem, shapes[0]), MOST_ALIGNED_BYTES, _alignment(problem, shapes[2]))
-    operation = Descriptor(library, kind).refer(_attribute(name, "CONV_DESC"), _convolution(library, problem))
-    for operand, shape, alignment, uid in zip(operands, shapes, alignments, (X_ID, W_ID, Y_ID), strict=True):
-        operation.refer(_attribute(name, operand), _tensor(library, problem, shape, alignment, uid))
-    scale = AttributeType.DOUBLE if problem.dtype == "float64" else AttributeType.FLOAT
-    operation.set(_attribute(name, "ALPHA"), scale, 1.0).set(_attribute(name, "BETA"), scale, beta).finalize()
-    graph = Descriptor(library, DescriptorKind.OPERATIONGRAPH)
-    if handle:
-        graph.set(Attribute.OPERATIONGRAPH_HANDLE, AttributeType.HANDLE, handle)
-    return graph.refer(Attribute.OPERATIONGRAPH_OPS, operation).finalize()
-
-
-def _attribute(operation: str, what: str) -> Attribute:
-    return Attribute[f"OPERATION_CONVOLUTION_{operation}_{what}"]
-
-
-def _convolution(library: Library, problem: ConvProblem) -> Descriptor:
-    computed_in = "float64" if problem.dtype == "float64" else "float32"
-    return (
+    is_double = problem.dtype == "float64"
+    convolution = (
         Descriptor(library, DescriptorKind.CONVOLUTION)
-        .set(Attribute.CONVOLUTION_COMP_TYPE, AttributeType.DATA_TYPE, DATA_TYPES[computed_in])
-        .set(Attribute.CONVOLUTION_CONV_MODE, AttributeType.CONVOLUTION_MODE, CROSS_CORRELATION)
-        .set(Attribute.CONVOLUTION_DILATIONS, AttributeType.INT64, *problem.dilation)
-        .set(Attribute.CONVOLUTION_FILTER_STRIDES, AttributeType.INT64, *problem.stride)
-        .set(Attribute.CONVOLUTION_PRE_PADDINGS, AttributeType.INT64, *problem.padding)
-        .set(Attribute.CONVOLUTION_POST_PADDINGS, AttributeType.INT64, *problem.padding)
-        .set(Attribute.CONVOLUTION_SPATIAL_DIMS, AttributeType.INT64, 2)
+        .set(Attribute.CONVOLUTION_COMP_TYPE, DATA_TYPES["float64" if is_double else "float32"])
+        .set(Attribute.CONVOLUTION_CONV_MODE, CROSS_CORRELATION)
+        .set(Attribute.CONVOLUTION_DILATIONS, *problem.dilation)
+        .set(Attribute.CONVOLUTION_FILTER_STRIDES, *problem.stride)
+        .set(Attribute.CONVOLUTION_PRE_PADDINGS, *problem.padding)
+        .set(Attribute.CONVOLUTION_POST_PADDINGS, *problem.padding)
+        .set(Attribute.CONVOLUTION_SPATIAL_DIMS, 2)
         .finalize()
     )
-
-
-def _tensor(
-    library: Library, problem: ConvProblem, shape: tuple[int, int, int, int], alignment: int, uid: int
-) -> Descriptor:
-    return (
-        Descriptor(library, DescriptorKind.TENSOR)
-        .set(Attribute.TENSOR_DATA_TYPE, AttributeType.DATA_TYPE, DATA_TYPES[problem.dtype])
-        .set(Attribute.TENSOR_DIMENSIONS, AttributeType.INT64, *shape)
-        .set(Attribute.TENSOR_STRIDES, AttributeType.INT64, *_strides(shape, problem.memory_format))
-        .set(Attribute.TENSOR_UNIQUE_ID, AttributeType.INT64, uid)
-        .set(Attribute.TENSOR_BYTE_ALIGNMENT, AttributeType.INT64, alignment)
-        .finalize()
-    )
-
-
-def _strides(shape: tuple[int, int, int, int], memory_format: MemoryFormat) -> tuple[int, int, int, int]:
-    """Return the strides, in elements, of a dense tensor in the problem's memory format."""
-    _, channels, height, width = shape
-    if memory_format is MemoryFormat.CHANNELS_LAST:
-        return (channels * height * width, 1, width * channels, channels)
-    return (channels * height * width, height * width, width, 1)
-
-
-def _alignment(problem: ConvProblem, shape: tuple[int, int, int, int]) -> int:
-    """Return the alignment of micro-batches in bytes: the largest power of two that divides their size, at most 16."""
-    return gcd(MOST_ALIGNED_BYTES, prod(shape) * problem.item_bytes)
+    of_operation = ("CONV_DESC", "ALPHA", "BETA", *operands)
+    attributes = {what: Attribute[f"OPERATION_CONVOLUTION_{name}_{what}"] for what in of_operation}
+    operation = Descriptor(library, kind).set(attributes["CONV_DESC"], convolution)
+    shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
+    for operand, (size, channels, height, width), uid in zip(operands, shapes, (X_ID, W_ID, Y_ID), strict=True):
+        sample = channels * height * width
+        channels_last = problem.memory_format is MemoryFormat.CHANNELS_LAST
+        strides = (sample, 1, width * channels, channels) if channels_last else (sample, height * width, width, 1)
+        # Of a slice: the largest power of two that divides its size.
+        aligned = MOST_ALIGNED_BYTES if uid == W_ID else gcd(MOST_ALIGNED_BYTES, size * sample * problem.item_bytes)
+        tensor = (
+            Descriptor(library, DescriptorKind.TENSOR)
+            .set(Attribute.TENSOR_DATA_TYPE, DATA_TYPES[problem.dtype])
+            .set(Attribute.TENSOR_DIMENSIONS, size, channels, height, width)
+            .set(Attribute.TENSOR_STRIDES, *strides)
+            .set(Attribute.TENSOR_UNIQUE_ID, uid)
+            .set(Attribute.TENSOR_BYTE_ALIGNMENT, aligned)
+            .finalize()
+        )
+        operation.set(attributes[operand], tensor)
+    scale = AttributeType.DOUBLE if is_double else AttributeType.FLOAT
+    operation.set(attributes["ALPHA"], 1.0, kind=scale).set(attributes["BETA"], beta, kind=scale).finalize()
+    graph = Descriptor(library, DescriptorKind.OPERATIONGRAPH)
+    graph.set(Attribute.OPERATIONGRAPH_HANDLE, *([handle] if handle else []))
+    return graph.set(Attribute.OPERATIONGRAPH_OPS, operation).finalize()

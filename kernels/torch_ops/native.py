@@ -53,11 +53,9 @@ class Native(BaseAlgorithm):
     version: int = 1
     by_name: bool = True
 
-    def is_foreign(self, problem: ConvProblem) -> bool:
-        return True
+    is_torchs_own = True
 
-    @property
-    def is_torchs_own(self) -> bool:
+    def is_foreign(self, problem: ConvProblem) -> bool:
         return True
 
     @property

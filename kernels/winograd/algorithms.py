@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mucudnn.core.problem import ConvProblem, Operation, Pair
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.compiled.algorithms import CompiledStage, Entries
+from mucudnn.kernels.compiled.algorithms import CompiledAlgorithm, CompiledStage
 from mucudnn.kernels.compiled.library import why_not
 
 
@@ -92,27 +92,18 @@ class WinogradAlgorithm(BaseAlgorithm):
         return 2 * tiles.count * a**2 * tiles.groups * tiles.source_channels * tiles.target_channels
 
 
-class Winograd(Entries, WinogradAlgorithm):
+class Winograd(WinogradAlgorithm, CompiledAlgorithm):
     """Winograd convolution on the CPU, in C++ (compiled/winograd/winograd.cpp)."""
 
     __slots__ = ()
+    entry = "winograd"
 
     @property
-    def entry(self) -> str:
-        return "winograd"
-
-    @property
-    def tile(self) -> int:
+    def tile(self) -> int:  # type: ignore[override]
         return self.m
 
     def _why_not_built(self, problem: ConvProblem) -> str | None:
         return why_not(problem, self.entry)
-
-    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        return 0
-
-    def fuses(self, problem: ConvProblem) -> bool:
-        return True
 
     def band(
         self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int

@@ -45,9 +45,7 @@ class CudaWinograd(WinogradAlgorithm):
 
     launcher: CupyLauncher = field(default_factory=CupyLauncher, compare=False)
 
-    @property
-    def device_type(self) -> str:
-        return "cuda"
+    device_type = "cuda"
 
     def _why_not_built(self, problem: ConvProblem) -> str | None:
         return self.launcher.why_not()

@@ -17,7 +17,7 @@ from support.places import DATA
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.algorithm import ACTIVATIONS, Algorithm, fuses
-from mucudnn.kernels.compiled.algorithms import Entries
+from mucudnn.kernels.compiled.algorithms import CompiledAlgorithm
 from mucudnn.kernels.compiled.library import why_not
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.native import sees_only_padding
@@ -67,7 +67,7 @@ def case(seed: int) -> Case:
 
 def _is_built(algorithm: Algorithm) -> bool:
     anything = ConvProblem(Operation.FORWARD, 8, 9, 9, 8, 3, 3)
-    return not isinstance(algorithm, Entries) or why_not(anything, algorithm.entry) is None
+    return not isinstance(algorithm, CompiledAlgorithm) or why_not(anything, algorithm.entry) is None
 
 
 def _problem(random: Random, algorithm: Algorithm) -> ConvProblem:

@@ -115,7 +115,7 @@ def _takes(algorithm: Algorithm, name: str) -> bool:
     """Tell whether it is made for these channels, in any build."""
     if isinstance(algorithm, compiled.Pointwise):
         return name != "depthwise"
-    if isinstance(algorithm, compiled.Depthwise):
+    if algorithm == compiled.DEPTHWISE:
         return "groups" in _GEOMETRIES[name]
     return True
 

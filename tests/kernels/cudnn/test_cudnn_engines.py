@@ -40,7 +40,7 @@ def offered_by(cudnn: FakeCudnn) -> list[Engine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ctypes, "CDLL", lambda path: cudnn)
         library = Library("fake")
-        return offered_engines(library, operation_graph(library, PROBLEM, 4))
+        return offered_engines(operation_graph(library, PROBLEM, 4))
 
 
 @pytest.mark.parametrize("name", ["", "cudnn:", "cudnn:x", "cudnn:1 k2", "cudnn:1  k2=1", "gemm", "cudnn:1 k2=1 "])

@@ -146,7 +146,7 @@ def test_what_is_referred_to_lives_as_long_and_no_longer() -> None:
     cudnn = FakeCudnn()
     library = loaded(cudnn)
     operation = Descriptor(library, DescriptorKind.OPERATION_CONVOLUTION_FORWARD).finalize()
-    graph = Descriptor(library, DescriptorKind.OPERATIONGRAPH).refer(Attribute.OPERATIONGRAPH_OPS, operation)
+    graph = Descriptor(library, DescriptorKind.OPERATIONGRAPH).set(Attribute.OPERATIONGRAPH_OPS, operation)
     seen = weakref.ref(operation)
     del operation
     assert seen() is not None

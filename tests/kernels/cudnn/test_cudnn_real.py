@@ -111,19 +111,19 @@ def test_what_is_offered_equals_the_recording(device: DescribedDevice) -> None:
 def test_a_plan_needs_the_workspace_that_its_engine_said(device: DescribedDevice) -> None:
     for operation in Operation:
         graph = operation_graph(device.library, PROBLEM.with_operation(operation), 8)
-        for engine in offered_engines(device.library, graph, device.properties):
+        for engine in offered_engines(graph, device.properties):
             plan = Descriptor(device.library, DescriptorKind.EXECUTION_PLAN)
-            plan.refer(Attribute.EXECUTION_PLAN_DEVICEPROP, device.properties)
-            configuration = configured(device.library, graph, engine.config, device.properties)
-            plan.refer(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, configuration).finalize()
-            assert plan.number(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE) == engine.workspace_bytes
+            plan.set(Attribute.EXECUTION_PLAN_DEVICEPROP, device.properties)
+            configuration = configured(graph, engine.config, device.properties)
+            plan.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, configuration).finalize()
+            assert plan.numbers(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE) == (engine.workspace_bytes,)
 
 
 def test_every_descriptor_is_destroyed(device: DescribedDevice, handed_out: list[int]) -> None:
     device.engines(PROBLEM, 8)
     graph = operation_graph(device.library, PROBLEM, 8)
     with pytest.raises(CudnnError):
-        configured(device.library, graph, EngineConfig(99999), device.properties)
+        configured(graph, EngineConfig(99999), device.properties)
     del graph
     gc.collect()
     assert handed_out == [0]

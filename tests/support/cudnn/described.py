@@ -8,7 +8,7 @@ from support.places import DATA
 
 from mucudnn.core.problem import ConvProblem
 from mucudnn.kernels.cudnn.backend import Engine, offered_engines
-from mucudnn.kernels.cudnn.descriptor import Attribute, AttributeType, Descriptor, DescriptorKind, operation_graph
+from mucudnn.kernels.cudnn.descriptor import Attribute, Descriptor, DescriptorKind, operation_graph
 from mucudnn.kernels.cudnn.library import Library
 
 OLDEST_VERSION = 90800
@@ -21,10 +21,10 @@ class DescribedDevice:
     properties: Descriptor
 
     def engines(self, problem: ConvProblem, n: int) -> list[Engine]:
-        return offered_engines(self.library, operation_graph(self.library, problem, n), self.properties)
+        return offered_engines(operation_graph(self.library, problem, n), self.properties)
 
 
 def described_h200(library: Library) -> DescribedDevice:
     properties = Descriptor(library, DescriptorKind.DEVICEPROP)
-    properties.set(Attribute.DEVICEPROP_JSON_REPRESENTATION, AttributeType.CHAR, *H200.read_bytes())
+    properties.set(Attribute.DEVICEPROP_JSON_REPRESENTATION, *H200.read_bytes())
     return DescribedDevice(library, properties.finalize())
