@@ -1,12 +1,6 @@
 """Buffers of algorithms: views of them, the bytes that torch allocates beside them, and lack of memory.
 
-Views of workspace buffers with shape and dtype, and tensors in a convolution problem's memory format.
-
-Counts the bytes that torch allocates inside an algorithm, in addition to the workspace buffers.
-
-Recognizes out-of-memory errors, which can be retried, and frees memory for that.
-
-On the CPU, torch and some libraries raise a plain ``RuntimeError`` when out of memory, so the message decides.
+On the CPU, torch and some libraries raise a plain ``RuntimeError`` when out of memory, so its message decides.
 """
 
 from __future__ import annotations
@@ -136,7 +130,12 @@ def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu
     them, call ``function`` once before. Raises the errors of ``function``, including ``torch.OutOfMemoryError``.
     """
     if device_type == "cuda":
-        return _cuda_peak_allocated_bytes(function)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
     memory_only = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
     _enable_profiler_legacy(memory_only)
     try:
@@ -149,15 +148,6 @@ def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu
             live += event.cpu_memory_usage()
             peak = max(peak, live)
     return int(peak)
-
-
-def _cuda_peak_allocated_bytes(function: Callable[[], object]) -> int:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    function()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def counted_internal_bytes(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int) -> int:
@@ -198,20 +188,17 @@ def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str)
         algorithm.step(problem, x, w, y, bias, prepared, scratch)
         algorithm.close(problem, w, prepared)
 
-    stays = _cuda_bytes_left_by(run) if device_type == "cuda" else 0
-    return stays + peak_allocated_bytes(run, device_type)
-
-
-def _cuda_bytes_left_by(first_run: Callable[[], object]) -> int:
-    """Return the bytes that a run leaves allocated on the CUDA device, starting without any cuBLAS workspace."""
+    if device_type != "cuda":
+        return peak_allocated_bytes(run)
     give_back = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a private function, which may be missing
     torch.cuda.synchronize()
     if give_back is not None:
         give_back()
     before = torch.cuda.memory_allocated()
-    first_run()
+    run()
     torch.cuda.synchronize()
-    return max(torch.cuda.memory_allocated() - before, 0)
+    stays = max(torch.cuda.memory_allocated() - before, 0)
+    return stays + peak_allocated_bytes(run, device_type)
 
 
 def aligned_buffer(size_bytes: int, device_type: str = "cpu") -> torch.Tensor:

@@ -1,21 +1,17 @@
 """The registry of all convolution algorithms, both mucudnn's own and those of other packages.
 
 To add an algorithm to mucudnn, write a class in its family's folder and list it here. The contract tests then cover the
-new algorithm.
-
-Finds and validates convolution algorithms that other Python packages provide.
-
-Names and versions of the libraries that compute on a device, which are part of the key of every measurement.
+new algorithm. Also the names and versions of the libraries that compute on a device.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,7 +48,7 @@ _CPU: tuple[Algorithm, ...] = (
     *fft.ALGORITHMS,
     compiled.LOOP_NEST,
 )
-_DEVICE_TYPES = ("cpu", "cuda")
+_DEVICE_TYPES = "cpu, cuda"
 _registered: dict[tuple[str, str], Algorithm] = {}  # The keys are device type and name.
 
 
@@ -77,8 +73,27 @@ def register(algorithm: Algorithm) -> None:
 
 @cache
 def installed_plug_ins() -> tuple[PlugIn, ...]:
-    """Return the packages that provide algorithms by entry points. The first call also registers their algorithms."""
-    return load(register)
+    """Return the packages that provide algorithms by entry points of the group ``mucudnn.algorithms``.
+
+    The first call also registers their algorithms. A package that cannot be loaded, or provides anything other than
+    algorithms, is skipped with a warning.
+    """
+    found = []
+    for entry_point in entry_points(group=GROUP):
+        assert entry_point.dist is not None  # This is for the type checker: entry_points() always sets it.
+        package = f"{entry_point.dist.name} {entry_point.dist.version}"
+        try:
+            loaded = entry_point.load()
+            brought = tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
+            for one in brought:
+                register(one)
+            found.append(PlugIn(entry_point.dist.name, package, tuple(one.name for one in brought)))
+        except (Exception, SystemExit) as raised:  # Third-party code can raise anything.
+            error = f"{type(raised).__name__}: {raised}"
+            skipped = f"the algorithms of {package} are skipped: {entry_point.value} raised {error}"
+            warnings.warn(skipped, RuntimeWarning, stacklevel=2)
+            found.append(PlugIn(entry_point.dist.name, package, error=error))
+    return tuple(found)
 
 
 def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
@@ -134,16 +149,16 @@ def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
         raise UnavailableError(
             f"algorithm {name!r} is of a package that is not installed; install it, or register the algorithm"
         )
-    raise InvalidInputError(f"algorithm is {name!r}; allowed are {_names(a.name for a in _every(device_type))}")
+    raise InvalidInputError(f"algorithm is {name!r}; allowed are {', '.join(a.name for a in _every(device_type))}")
 
 
 @cache
 def _ours(device_type: str) -> tuple[Algorithm, ...]:
     if device_type == "cpu":
         return _CPU
-    if device_type not in _DEVICE_TYPES:
-        allowed = _names(_DEVICE_TYPES)
-        raise UnavailableError(f"no algorithms for device type {device_type!r}; there are algorithms for: {allowed}")
+    if device_type != "cuda":
+        there_are = f"there are algorithms for: {_DEVICE_TYPES}"
+        raise UnavailableError(f"no algorithms for device type {device_type!r}; {there_are}")
     from mucudnn.kernels.winograd import cuda as winograd_on_cuda
 
     torchs_own = (NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA)
@@ -161,15 +176,9 @@ def _every(device_type: str) -> Iterator[Algorithm]:
     yield from (algorithm for (where, _), algorithm in registered if where == device_type)
 
 
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
 # Algorithms of other packages
 
 GROUP = "mucudnn.algorithms"  # the entry point group
-DEVICE_TYPES = ("cpu", "cuda")
-
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -177,18 +186,14 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 class PlugIn:
     """An installed package that provides convolution algorithms.
 
-    algorithms: names of the package's algorithms. error: why loading the package failed; empty if it is loaded.
+    package: its name and version, such as ``own-algorithm 0.1``. algorithms: their names. error: why loading the
+    package failed; empty if it is loaded.
     """
 
     name: str
-    version: str
+    package: str
     algorithms: tuple[str, ...] = ()
     error: str = ""
-
-    @property
-    def package(self) -> str:
-        """Name and version of the package, such as ``own-algorithm 0.1``."""
-        return f"{self.name} {self.version}"
 
 
 def require_algorithm(value: object) -> Algorithm:
@@ -209,38 +214,9 @@ def require_algorithm(value: object) -> Algorithm:
         )
     whole(value.version, f"version of {name}", 1)
     flag(value.deterministic, f"deterministic of {name}")
-    if value.device_type not in DEVICE_TYPES:
-        allowed = ", ".join(DEVICE_TYPES)
-        raise InvalidInputError(f"device_type of {name} is {shown(value.device_type)}; allowed are {allowed}")
+    if value.device_type not in ("cpu", "cuda"):
+        raise InvalidInputError(f"device_type of {name} is {shown(value.device_type)}; allowed are {_DEVICE_TYPES}")
     return value
-
-
-def load(register: Callable[[Algorithm], None]) -> tuple[PlugIn, ...]:
-    """Register the algorithms of installed packages, found by their entry points in the group ``mucudnn.algorithms``.
-
-    A package that cannot be loaded, or provides anything other than algorithms, is skipped with a warning.
-    """
-    return tuple(_load(entry_point, register) for entry_point in entry_points(group=GROUP))
-
-
-def _load(entry_point: EntryPoint, register: Callable[[Algorithm], None]) -> PlugIn:
-    distribution = entry_point.dist
-    assert distribution is not None  # This is for the type checker: entry_points() always sets it.
-    brings = partial(PlugIn, distribution.name, distribution.version)
-    try:
-        loaded = entry_point.load()
-        algorithms = tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
-        for algorithm in algorithms:
-            register(algorithm)
-    except (Exception, SystemExit) as error:  # Third-party code can raise anything.
-        broken = brings(error=f"{type(error).__name__}: {error}")
-        warnings.warn(
-            f"the algorithms of {broken.package} are skipped: {entry_point.value} raised {broken.error}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return broken
-    return brings(tuple(algorithm.name for algorithm in algorithms))
 
 
 # Names and versions of libraries, which are part of the key of every measurement

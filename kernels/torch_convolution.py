@@ -1,9 +1,4 @@
-"""Torch's own convolution: the baseline and fallback, and in float64 the reference of all results.
-
-Torch's own convolution in one call, which is the baseline, and the fallback for problems that are not tuned.
-
-The float64 reference of a convolution, and the error of a result relative to it.
-"""
+"""Torch's own convolution: the baseline and fallback, and in float64 the reference of all results."""
 
 from __future__ import annotations
 

@@ -120,7 +120,10 @@ class CudnnEngine(BaseAlgorithm):
         The device may not offer the engine, or torch's settings may forbid it.
         """
         reason = self.supports_micro_batch(problem, micro_batch_size)
-        return reason or why_barred(TorchSettings.current(), self._engine(problem, micro_batch_size), problem.dtype)
+        if reason is not None:
+            return reason
+        engine = self.backend.engine(self.plan(problem, micro_batch_size))
+        return why_barred(TorchSettings.current(), engine, problem.dtype)
 
     def build(self, problem: ConvProblem, micro_batch_size: int) -> None:
         self.backend.build(self._step(problem, micro_batch_size).plan)
@@ -143,7 +146,8 @@ class CudnnEngine(BaseAlgorithm):
         temporaries = carve(scratch, parts)[1:] if len(parts) > 1 else []
         written = next(iter(_filters(problem, temporaries)), w)
         pointers = Pointers(x.data_ptr(), written.data_ptr(), y.data_ptr())
-        self.backend.execute(plan, pointers, scratch.data_ptr(), _current_stream(x))
+        stream = int(torch._C._cuda_getCurrentRawStream(x.get_device())) if x.is_cuda else 0  # tests use the CPU
+        self.backend.execute(plan, pointers, scratch.data_ptr(), stream)
         if bias is not None:
             y.add_(bias.view(-1, 1, 1))
         if written is not w:
@@ -163,9 +167,6 @@ class CudnnEngine(BaseAlgorithm):
                 parts.append(_filter_part(problem, torch_dtype(problem)))
             step = self._steps[problem, n] = _Step(plan, parts)
         return step
-
-    def _engine(self, problem: ConvProblem, n: int) -> Engine:
-        return self.backend.engine(self.plan(problem, n))
 
     def _has_temporary(self, problem: ConvProblem) -> bool:
         of_filter = problem.operation is Operation.BACKWARD_FILTER
@@ -192,7 +193,15 @@ class CudnnEngines:
         numerics = TorchSettings.current()
         found: dict[EngineConfig, list[Engine]] = {}
         for n in sorted(micro_batch_sizes, reverse=True):
-            for engine in () if n > problem.countable_samples() else self._listed(problem, n):
+            if n > problem.countable_samples():
+                continue
+            try:
+                listed = self.backend.offered(problem, n)
+            except CudnnError as error:
+                what = f"cuDNN lists no engines for {n} sample(s) of {problem}: {error}; none is measured at this size"
+                warnings.warn(what, RuntimeWarning, stacklevel=2)
+                continue
+            for engine in listed:
                 if why_barred(numerics, engine, problem.dtype) is None:
                     found.setdefault(engine.config, []).append(engine)
         in_place = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes >= 4
@@ -210,19 +219,6 @@ class CudnnEngines:
 
     def measuring(self) -> AbstractContextManager[object]:
         return self.backend.building_for_a_while()
-
-    def _listed(self, problem: ConvProblem, n: int) -> Sequence[Engine]:
-        try:
-            return self.backend.offered(problem, n)
-        except CudnnError as error:
-            text = f"cuDNN lists no engines for {n} sample(s) of {problem}: {error}; none is measured at this size"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-            return ()
-
-
-def _current_stream(x: Tensor) -> int:
-    """Return the address of torch's current CUDA stream on x's device; 0 on the CPU, which only tests use."""
-    return int(torch._C._cuda_getCurrentRawStream(x.get_device())) if x.is_cuda else 0
 
 
 def _accumulator_parts(problem: ConvProblem) -> list[Part]:

@@ -132,14 +132,19 @@ class Direct(BaseAlgorithm):
         match problem.operation:
             case Operation.FORWARD:
                 _load_x(layout, x, x_matrix)
-                _fill(y_matrix, bias)
+                if bias is None:
+                    y_matrix.zero_()
+                else:
+                    y_matrix.copy_(bias.view(problem.groups, 1, -1))
                 _multiply(layout, x_matrix, w_matrix, y_matrix)
                 _grouped(layout, y).copy_(_y_pixels(layout, y_matrix))
             case Operation.BACKWARD_DATA:
                 x_matrix.zero_()
                 _load_y(layout, y, y_matrix)
                 _multiply(layout, x_matrix, w_matrix, y_matrix)
-                _store_x(layout, x_matrix, x)
+                x.zero_()  # A stride can skip pixels, which must be zero.
+                for pixels, image_pixels in _x_pixels(layout, x_matrix, x):
+                    image_pixels.copy_(pixels)
             case Operation.BACKWARD_FILTER:
                 _load_x(layout, x, x_matrix)
                 _load_y(layout, y, y_matrix)
@@ -194,23 +199,10 @@ def _by_tap(problem: ConvProblem, w: Tensor) -> Tensor:
     return w.view(problem.groups, -1, w.shape[1], problem.r * problem.s).permute(3, 0, 1, 2)
 
 
-def _fill(y: Tensor, bias: Tensor | None) -> None:
-    if bias is None:
-        y.zero_()
-    else:
-        y.copy_(bias.view(y.shape[0], 1, y.shape[2]))
-
-
 def _load_x(layout: Phases, x: Tensor, matrix: Tensor) -> None:
     matrix.zero_()
     for pixels, image_pixels in _x_pixels(layout, matrix, x):
         pixels.copy_(image_pixels)
-
-
-def _store_x(layout: Phases, matrix: Tensor, x: Tensor) -> None:
-    x.zero_()  # A stride can skip pixels, which must be zero.
-    for pixels, image_pixels in _x_pixels(layout, matrix, x):
-        image_pixels.copy_(pixels)
 
 
 def _load_y(layout: Phases, y: Tensor, matrix: Tensor) -> None:

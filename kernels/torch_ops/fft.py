@@ -271,13 +271,11 @@ def _good_length(at_least: int) -> int:
     (8, 32)
     """
     length = at_least
-    while not _is_smooth(length):
+    while True:
+        rest = length
+        for factor in (2, 3, 5):
+            while rest % factor == 0:
+                rest //= factor
+        if rest == 1:
+            return length
         length += 1
-    return length
-
-
-def _is_smooth(value: int) -> bool:
-    for factor in (2, 3, 5):
-        while value % factor == 0:
-            value //= factor
-    return value == 1

@@ -3,9 +3,8 @@
 The stages are not fused: the transformed tiles, (a / m)^2 times as large as the image, and their products pass through
 memory. The scratch buffer therefore grows with the micro-batch, and stays in the cache if the micro-batch is small.
 Images and filters are read and written in either memory format without a copy. Half precision is computed in float32,
-subject to ``torch.backends.cuda.matmul``.
-
-Exact Cook-Toom (Winograd) matrices for minimal filtering F(m, r): m outputs of an r-tap correlation.
+subject to ``torch.backends.cuda.matmul``. The source is made from exact Cook-Toom (Winograd) matrices for minimal
+filtering F(m, r), m outputs of an r-tap correlation:
 
     y = A^T [ (G g) * (B^T d) ]         d: (a,) input tile, g: (r,) filter, y: (m,) outputs, a = m + r - 1
 
@@ -17,7 +16,7 @@ Convolutional Neural Networks*, 2016). In two dimensions each matrix is applied 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
@@ -313,8 +312,11 @@ def cook_toom(m: int, r: int, points: Row | None = None) -> CookToom:
     if min(m, r) < 1 or not len(finite) == len(set(finite)) == count:
         raise ValueError(f"F({m}, {r}) needs m, r >= 1 and {count} different points; given are {len(set(finite))}")
     a_t = _transposed([*(_powers(p, m) for p in finite), _unit(m)])
-    g = [*(_scaled(_powers(p, r), 1 / _spread(p, finite)) for p in finite), _unit(r)]
-    b_t = [*(_padded(_monic(_without(p, finite)), count + 1) for p in finite), _monic(finite)]
+    others = [[q for q in finite if q != p] for p in finite]
+    # The divisor is the denominator of the point's Lagrange basis polynomial: the product of its distances.
+    spreads = [prod((p - q for q in of_p), start=Fraction(1)) for p, of_p in zip(finite, others, strict=True)]
+    g = [*(_scaled(_powers(p, r), 1 / spread) for p, spread in zip(finite, spreads, strict=True)), _unit(r)]
+    b_t = [*((*_monic(of_p), Fraction(0)) for of_p in others), _monic(finite)]
     if finite and b_t[0][0] < 0:  # normalizes the sign by convention
         b_t[0], g[0] = _scaled(b_t[0], -1), _scaled(g[0], -1)
     return CookToom(m, r, a_t, tuple(g), tuple(b_t))
@@ -329,15 +331,6 @@ def _unit(length: int) -> Row:
     return (*(Fraction(0) for _ in range(length - 1)), Fraction(1))
 
 
-def _without(point: Fraction, points: Iterable[Fraction]) -> list[Fraction]:
-    return [p for p in points if p != point]
-
-
-def _spread(point: Fraction, points: Iterable[Fraction]) -> Fraction:
-    """Return the denominator of the Lagrange basis polynomial of ``point``: the product of its distances."""
-    return prod((point - p for p in _without(point, points)), start=Fraction(1))
-
-
 def _monic(roots: Sequence[Fraction]) -> Row:
     """Return the coefficients of the product of all (x - root), lowest degree first.
 
@@ -349,10 +342,6 @@ def _monic(roots: Sequence[Fraction]) -> Row:
         raised, lowered = (Fraction(0), *coefficients), (*_scaled(coefficients, -root), Fraction(0))
         coefficients = tuple(x + y for x, y in zip(raised, lowered, strict=True))
     return coefficients
-
-
-def _padded(row: Row, length: int) -> Row:
-    return (*row, *(Fraction(0) for _ in range(length - len(row))))
 
 
 def _scaled(row: Row, factor: Fraction | int) -> Row:

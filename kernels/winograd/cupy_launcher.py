@@ -91,7 +91,9 @@ def _why_not() -> str | None:
     except Exception as error:  # many causes: no driver, compiler or headers, CuPy for another CUDA
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
             return f"CuPy is not installed: {how_to_install()}"
-        reason = f"CuPy does not work here: {_first_line(error.__cause__ or error)}"
+        cause = error.__cause__ or error
+        lines = [line.strip() for line in str(cause).splitlines() if line.strip(" =")]
+        reason = f"CuPy does not work here: {': '.join([type(cause).__name__, *lines[:1]])}"
         remedy = f"; torch is built for CUDA {torch.version.cuda}: {how_to_install()}" if torch.version.cuda else ""
         warnings.warn(f"mucudnn runs without its own CUDA functions: {reason}{remedy}", stacklevel=2)
         return reason
@@ -130,8 +132,3 @@ class _Stream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, self._address)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip(" =")]
-    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
