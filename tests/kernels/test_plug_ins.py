@@ -79,7 +79,7 @@ def test_an_installed_package_brings_one_or_several(
     assert (Doubling() in algorithms()) == ("Doubling" in brought)
     (plug_in,) = installed_plug_ins()
     assert plug_in.algorithms[0] == "test/pointwise"
-    assert plug_in.version == "1.2"
+    assert plug_in.package.endswith(" 1.2")
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def limits(rows: pandas.DataFrame) -> Figure | None:
 def desirable(subjects: Sequence[Subject]) -> Figure | None:
     """Draw each desirable set (time against workspace), and the undivided algorithms as points.
 
-    The points follow the solver's model (``solver.costs.pool``), which pools an algorithm's setup time and prepared
+    The points follow the solver's model (``solver.front.pool``), which pools an algorithm's setup time and prepared
     bytes over all its micro-batch sizes. Otherwise a point could lie below the desirable set.
     """
     every = [subject for subject in subjects if len(subject.desirable)][:MOST_SUBJECTS]
