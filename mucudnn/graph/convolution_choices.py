@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from math import inf
-from statistics import median
+from statistics import mean, median
 from typing import Any, TypeAlias
 
 from mucudnn.core.config import Config
@@ -15,14 +15,25 @@ from mucudnn.core.records import Measurement, MicroConfig, Task
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.graph.convolution import Choice, Convolution
-from mucudnn.graph.operator_costs import CALL_S, convolution_costs, every_cost, operator_costs
+from mucudnn.graph.costs import (
+    CALL_S,
+    Timings,
+    convolution_costs,
+    described,
+    digest,
+    every_cost,
+    graph_of,
+    key_of,
+    named,
+    operator_costs,
+)
 from mucudnn.graph.operators import Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.timings import Timings, digest, graph_of, key_of, named
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
+from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.solver.bands import Costs, Cut, Graph, Segment
 from mucudnn.solver.plans import Plan
@@ -34,7 +45,7 @@ BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles o
 _SHARES = 1.0, 0.35, 0.0  # of the fastest algorithm's prepared filter, which the algorithms of each variant may have
 _CANDIDATES = 4  # of each convolution, beside the one with the smallest buffers
 _LONGEST_IN_PLACE_S = 0.3  # of a call: in longer ones, overheads do not matter
-_IN_PLACE_ROUNDS, _IN_PLACE_S = 9, 3.0
+_IN_PLACE, _IN_BANDS = Rounds(2, 9, 3.0), Rounds(1, 3, 4.0)
 _Costs: TypeAlias = dict[int, tuple[Costs, ...]]  # of operators by index, of each variant
 _Variant: TypeAlias = tuple[Measurement | None, Measurement | None]  # of all rows, of bands; None for torch's own
 _Seconds: TypeAlias = dict[str | None, float]  # by algorithm; None for torch's own
@@ -131,22 +142,18 @@ class ConvolutionChoices:
         offered = {index: (*map(_algorithm_of, of), None) for index, of in fastest.items()}
         timed = [(index, variant) for index, of in offered.items() for variant in range(len(of))]
 
-        def measure() -> list[list[float]]:
+        def schedules() -> list[Schedule]:
             for index, of in offered.items():
                 self.convolutions[index].choices = tuple(Choice(one, one) for one in of)
             graph = solver_graph(self.captured, dict.fromkeys(range(len(self.captured.operators)), (Costs(),)), {})
             variants = range(max(map(len, offered.values())))
-            schedules = [Schedule(self.captured, graph, each_by_itself(graph, variant)) for variant in variants]
-            clock, rounds = self.machine.clock, list[list[dict[int, float]]]()
-            end_s = clock.now() + min(_IN_PLACE_S, self.timings.left_s)
-            while len(rounds) < 2 or (len(rounds) < _IN_PLACE_ROUNDS and clock.now() < end_s):
-                rounds.append([schedule.operator_times(arguments) for schedule in schedules])
-            for one in self.convolutions.values():
-                one.forget()
-            return [[times[variant][index] for times in rounds] for index, variant in timed]
+            return [Schedule(self.captured, graph, each_by_itself(graph, variant)) for variant in variants]
 
         names = [(self.convolutions[index].keeps, [named(one) for one in of]) for index, of in offered.items()]
-        samples = self.timings.of(f"convolutions in place: {digest(f'{graph_of(self.captured)} {names}')}", measure)
+        what = f"convolutions in place: {digest(f'{graph_of(self.captured)} {names}')}"
+        samples = self.timings.in_calls(what, schedules, arguments, timed, _IN_PLACE)
+        for one in self.convolutions.values():
+            one.forget()
         seconds: dict[tuple[ConvProblem, str | None], list[float]] = {}
         for (index, variant), of_one in zip(timed, samples or (), strict=bool(samples)):
             one, measured = self.convolutions[index], [*fastest[index], None][variant]
@@ -380,3 +387,66 @@ def _rows_read(problem: ConvProblem, rows: int) -> int:
 def _operand_bytes(problem: ConvProblem, n: int) -> int:
     shapes = problem.x_shape(n), problem.y_shape(n)
     return sum(a * b * c * d for a, b, c, d in shapes) * problem.item_bytes
+
+
+# Again, in the bands of a schedule
+
+
+def refined(
+    schedule: Schedule,
+    candidates: Mapping[int, Sequence[Algorithm]],
+    arguments: tuple[Any, ...],
+    limit_bytes: float,
+    timings: Timings,
+) -> Schedule:
+    """Return the schedule with the fastest of the candidates for each convolution, which are timed in whole calls.
+
+    candidates: of each convolution, by its index in ``schedule.operators``. Convolutions of the same problem that run
+    in as many bands have the same algorithm. The schedule itself is returned where the other would need more than
+    ``limit_bytes``, and where there is no time to measure.
+    """
+    kinds = {
+        index: (one.problem, len(one.sources), segment.cut)
+        for segment in schedule.plan.segments
+        for index, one in enumerate(schedule.operators[segment.start : segment.stop], segment.start)
+        if isinstance(one, Convolution)
+    }
+    own = {index: _convolution(schedule, index).algorithm(cut) for index, (_, _, cut) in kinds.items()}
+    offered = {index: [own[index], *(one for one in candidates[index] if one is not own[index])] for index in kinds}
+    timed = [(index, number) for index, of in offered.items() for number in range(len(of))]
+
+    def trials() -> list[Schedule]:
+        variants = range(max(map(len, offered.values()), default=0))
+        of_each = [{index: of[min(number, len(of) - 1)] for index, of in offered.items()} for number in variants]
+        return [_schedule_with(schedule, algorithms) for algorithms in of_each]
+
+    names = [[named(one) for one in of] for of in offered.values()]
+    what = f"convolutions in bands: {digest(f'{described(schedule)} {names}')}"
+    samples = timings.in_calls(what, trials, arguments, timed, _IN_BANDS)
+    if samples is None:
+        return schedule
+    seconds: dict[object, dict[Algorithm | None, list[float]]] = {kind: {} for kind in kinds.values()}
+    for (index, number), of_one in zip(timed, samples, strict=True):
+        seconds[kinds[index]].setdefault(offered[index][number], []).extend(of_one)
+    fastest = {kind: min(of, key=lambda one: mean(of[one])) for kind, of in seconds.items()}
+    found = _schedule_with(schedule, {index: fastest[kind] for index, kind in kinds.items()}, limit_bytes)
+    return found if found.needed_bytes <= limit_bytes else schedule
+
+
+def _schedule_with(
+    schedule: Schedule, algorithms: Mapping[int, Algorithm | None], limit_bytes: float = inf
+) -> Schedule:
+    """Return the schedule with other algorithms of its convolutions, which become another variant of their choices."""
+    known = max(len(_convolution(schedule, index).choices) for index in algorithms)
+    for index, algorithm in algorithms.items():
+        one = _convolution(schedule, index)
+        padding = (one.choices[-1],) * (known - len(one.choices))
+        one.choices = (*one.choices, *padding, Choice(algorithm, algorithm))
+    segments = (replace(one, cut=replace(one.cut, variant=known)) for one in schedule.plan.segments)
+    return Schedule(schedule.captured, schedule.graph, replace(schedule.plan, segments=tuple(segments)), limit_bytes)
+
+
+def _convolution(schedule: Schedule, index: int) -> Convolution:
+    one = schedule.operators[index]
+    assert isinstance(one, Convolution)
+    return one

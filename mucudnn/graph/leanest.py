@@ -10,10 +10,9 @@ from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem
 from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.convolution_choices import BAND_ROWS, runs_bands, scratch_bytes
-from mucudnn.graph.operator_costs import estimated_costs, operator_costs
+from mucudnn.graph.costs import estimated_costs, key_of, operator_costs
 from mucudnn.graph.operators import Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.timings import key_of
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.registry import algorithms
 from mucudnn.solver.bands import Costs, Graph

@@ -21,13 +21,12 @@ from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution import Convolution
-from mucudnn.graph.convolution_choices import ConvolutionChoices, each_by_itself
+from mucudnn.graph.convolution_choices import ConvolutionChoices, each_by_itself, refined
+from mucudnn.graph.costs import Seconds, Timings, described, digest
 from mucudnn.graph.leanest import leanest
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Barrier, Captured, Input
-from mucudnn.graph.refine import refined
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.timings import Seconds, Timings, described, digest
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.turns import Rounds, compare_in_turns
 from mucudnn.measuring.whole_runs import Machine

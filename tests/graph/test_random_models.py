@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from mucudnn.graph import steps
 from mucudnn.graph.capture import capture
 from mucudnn.graph.convolution import Choice, Convolution
+from mucudnn.graph.costs import every_cost
 from mucudnn.graph.model import BandedModel, signature_of
-from mucudnn.graph.operator_costs import every_cost
 from mucudnn.graph.operators import Captured, Local
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.memory import peak_allocated_bytes

@@ -21,9 +21,9 @@ from mucudnn.bench.sources.networks.large_images import DnCNN
 from mucudnn.core.config import Config
 from mucudnn.core.errors import DatabaseError, InfeasibleError
 from mucudnn.core.terminal import silent
+from mucudnn.graph.costs import Timings
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.schedule import Schedule
-from mucudnn.graph.timings import Timings
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.store.database import Database
 
