@@ -19,7 +19,7 @@ from torch import Tensor
 from mucudnn.core import VERSION
 from mucudnn.core.config import Config
 from mucudnn.core.errors import say_once
-from mucudnn.core.records import is_busy
+from mucudnn.core.records import Comparison, is_busy
 from mucudnn.core.terminal import Progress
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.operators import Band, Barrier, Captured, Input, Moments, Operator, Ref, perform
@@ -28,7 +28,7 @@ from mucudnn.graph.steps import array_of, run_array
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer, peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock
-from mucudnn.measuring.turns import Rounds, in_turns
+from mucudnn.measuring.turns import Rounds, compare_in_turns, in_turns
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.solver.bands import Costs, Reach
 from mucudnn.store.database import Database
@@ -107,6 +107,31 @@ class Timings:
             return [[times[number][index] for times in found] for index, number in wanted]
 
         return self.of(what, measure)
+
+    def compared(
+        self, what: str, baseline: Callable[[], object], runs: Sequence[Callable[[], object]], rounds: Rounds
+    ) -> dict[int, Comparison]:
+        """Return comparisons of runs with a baseline, by number, without those that fail; also after the time limit.
+
+        Raises any error of the baseline, and that of a run if all fail.
+        """
+        results: list[Comparison | Exception] = []
+
+        def measure() -> Seconds | None:
+            within = replace(rounds, time_limit_s=max(0.0, min(rounds.time_limit_s, self.left_s)))
+            results[:] = compare_in_turns(baseline, runs, self.machine.clock, within, self.machine.watch)
+            done = [one for one in results if isinstance(one, Comparison)]
+            of_baseline = max((one.baseline_samples_s for one in done), key=len, default=())
+            return [of_baseline, *(one.time_samples_s for one in done)] if len(done) == len(results) else None
+
+        seconds = self.of(what, measure, in_any_case=True)
+        if seconds is not None:
+            of_baseline, *of_runs = seconds
+            results[:] = [Comparison.of(of_baseline[: len(of_run)], of_run) for of_run in of_runs]
+        found = {number: one for number, one in enumerate(results) if isinstance(one, Comparison)}
+        if not found:
+            raise next(one for one in results if isinstance(one, Exception))
+        return found
 
 
 def key_of(captured: Captured, index: int) -> str:

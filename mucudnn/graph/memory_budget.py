@@ -22,14 +22,13 @@ from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.convolution_choices import ConvolutionChoices, each_by_itself, refined
-from mucudnn.graph.costs import Seconds, Timings, described, digest
+from mucudnn.graph.costs import Timings, described, digest
 from mucudnn.graph.leanest import leanest
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.memory import peak_allocated_bytes
-from mucudnn.measuring.turns import Rounds, compare_in_turns
-from mucudnn.measuring.whole_runs import Machine
+from mucudnn.measuring.turns import Rounds
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.bands import Graph
@@ -173,186 +172,157 @@ def require_inference(model: nn.Module, setting: str) -> None:
 def _banded(model: nn.Module, sample_inputs: Sequence[Any], config: Config, progress: Progress) -> BandedModel:
     inputs = [sample if isinstance(sample, tuple) else (sample,) for sample in sample_inputs]
     with undisturbed(model), untouched:
-        findings = [_Fitting(model, arguments, config, progress).fitted() for arguments in inputs]
+        findings = [_fitted(model, arguments, config, progress) for arguments in inputs]
     schedules = (None if one.runs_torchs else one.schedule for one in findings)
     return BandedModel(model, dict(zip(map(signature_of, inputs), schedules, strict=True)), findings)
 
 
-class _Fitting:
-    """The search for the fastest way to run a model within the budget, for arguments of one shape."""
+def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progress: Progress) -> Fitted:
+    """Return the fastest way to run a model within the budget, for arguments of one shape.
 
-    def __init__(self, model: nn.Module, arguments: tuple[Any, ...], config: Config, progress: Progress) -> None:
-        self.model, self.arguments, self.config, self.progress = model, arguments, config, progress
-        self.budget = config.memory_budget_bytes
-
-    def fitted(self) -> Fitted:
-        self.progress("capturing the graph", 0.0)
-        self.captured = capture(self.model, self.arguments)
-        if not any(isinstance(one, Convolution) for one in self.captured.operators):
-            raise NotCapturedError("it has no convolution of images")
-        lean = [] if self.budget is None else [self._leanest(self.budget)]
-        with machine_and_database(self.config, self.captured.device.type) as (machine, database):
-            self.timings = Timings(machine, database, self.config, self.progress)
-            given = self.captured, self.config, machine, database, self.progress, self.timings
-            self.choices = ConvolutionChoices(*given)
-            if self.captured.device.type == "cpu":  # elsewhere torch's own run
-                self.choices.tune()
-                if self._may_run_whole():
-                    self.choices.measure_in_place(self.arguments)
-            self.graph = solver_graph(self.captured, *self.choices.costs())
-            self.own = [_Option(self.captured, self.graph, plan) for plan in plans(self.graph)]
-            options = self._options(self.budget)
-            contenders = self._contenders(options) or lean
-            front = undominated((one.plan.memory_bytes, one.plan.time_s, one.plan) for one in options)
-            return self._fastest(machine, tuple(plan for _, _, plan in front), contenders)
-
-    # Choice
-
-    def _options(self, budget: int | None) -> list[_Option]:
-        """Return the plans from the fastest on, with those that recompute results for the sake of the budget."""
-        recomputing = []
-        if budget is not None:
-            enough_s = self.own[-1].plan.time_s * _FAST_ENOUGH
-            for order in orders_within(self.graph, int(budget * _ARENA_SHARE), enough_s):
-                captured, graph = self.captured.in_order(order), in_order(self.graph, order)
-                every = (_Option(captured, graph, plan) for plan in plans(graph))
-                recomputing += [(one.plan.memory_bytes, one.plan.time_s, one) for one in every]
-        return sorted([*self.own, *(one for _, _, one in undominated(recomputing))], key=lambda one: one.plan.time_s)
-
-    def _schedules_within(self, options: Sequence[_Option], budget: int | None) -> Iterator[Schedule]:
-        """Yield the schedules of options that are within the budget, by prediction."""
-        most = inf if budget is None else 2 * budget  # predictions are not exact
-        for option in options:
-            predicted = option.plan.memory_bytes
-            if predicted > most:
-                continue
-            limit_bytes = inf if budget is None or predicted > budget else budget
-            schedule = Schedule(option.captured, option.graph, option.plan, limit_bytes)
-            if budget is None or schedule.needed_bytes <= budget:
-                yield schedule
-            elif limit_bytes == budget:  # the integer program failed, and would for a plan that needs as much
-                most = predicted * 0.98
-
-    def _contenders(self, options: Sequence[_Option]) -> list[Schedule]:
-        """Return the plans to run whole: the fastest predicted within the budget, and others that may be faster."""
-        whole = replace(self.own[-1], plan=replace(self.own[-1].plan, segments=each_by_itself(self.graph).segments))
-        ready: list[Schedule] = []
-        for schedule in self._schedules_within([whole, *options], self.budget):
-            if ready and (schedule.plan.time_s > ready[0].plan.time_s * _NEAR or len(ready) == _CONTENDERS):
-                break
-            if any(_are_alike(schedule, other) for other in ready):
-                continue
-            self._count(schedule)
-            if self.budget is None or schedule.needed_bytes <= self.budget:
-                ready.append(schedule)
-        ready += self._refined(ready)
-        return ready
-
-    def _refined(self, ready: Sequence[Schedule]) -> Iterator[Schedule]:
-        """Yield the first schedule in bands with the algorithms that are fastest in these, if they are others."""
-        in_bands = (one for one in ready if any(segment.cut.bands > 1 for segment in one.plan.segments))
-        schedule = next(in_bands, None)
-        if schedule is None or not self.choices.tasks:
-            return
-        self.progress("timing convolutions in bands", 1.0)
-        every = enumerate(schedule.operators)
-        candidates = {i: self.choices.candidates(one) for i, one in every if isinstance(one, Convolution)}
-        limit_bytes = inf if self.budget is None else self.budget
-        found = refined(schedule, candidates, self.arguments, limit_bytes, self.timings)
-        if found is not schedule:
-            self._count(found)
-            if found.needed_bytes <= limit_bytes:
-                yield found
-
-    def _count(self, schedule: Schedule) -> None:
-        """Run a schedule, and count what it needs. Raises ``NotCapturedError`` if it fails."""
-        try:
-            schedule.count(self.arguments)
-        except MucudnnError:
-            raise
-        except Exception as error:  # torch's operators may raise anything
-            raise NotCapturedError(f"its graph raises {type(error).__name__}: {first_line(error)}") from error
-
-    def _leanest(self, budget: int) -> Schedule:
-        """Return a schedule within the budget that no timing affects. Raises ``InfeasibleError`` if there is none."""
-        self.progress("finding the smallest budget", 0.0)
-        found = leanest(self.captured, self.config, budget, self._count)
-        if found.needed_bytes > budget:
+    After the time limit, what is not known is estimated, and the first plan that fits is compared with the model alone.
+    """
+    progress("capturing the graph", 0.0)
+    captured, budget = capture(model, arguments), config.memory_budget_bytes
+    limit_bytes = inf if budget is None else budget
+    if not any(isinstance(one, Convolution) for one in captured.operators):
+        raise NotCapturedError("it has no convolution of images")
+    lean: list[Schedule] = []
+    if budget is not None:
+        progress("finding the smallest budget", 0.0)
+        lean.append(leanest(captured, config, budget, partial(_count, arguments)))
+        if (least := lean[0].needed_bytes) > budget:
             raise InfeasibleError(
                 f"the memory budget is {exact_bytes(budget)}; with this input the model needs at least "
-                f"{exact_bytes(found.needed_bytes)} for activations and workspace, beside parameters, the input and "
-                "the result",
-                found.needed_bytes,
+                f"{exact_bytes(least)} for activations and workspace, beside parameters, the input and the result",
+                least,
             )
-        return found
+    with machine_and_database(config, captured.device.type) as (machine, database):
+        # Costs: of the convolutions' algorithms, by themselves and in place, and of the other operators
+        timings = Timings(machine, database, config, progress)
+        choices = ConvolutionChoices(captured, config, machine, database, progress, timings)
+        if captured.device.type == "cpu":  # elsewhere torch's own run
+            choices.tune()
+            if _may_run_whole(captured):
+                choices.measure_in_place(arguments)
+        graph = solver_graph(captured, *choices.costs())
 
-    def _fastest(self, machine: Machine, front: tuple[Plan, ...], contenders: Sequence[Schedule]) -> Fitted:
-        """Run the contenders in turns, beside the model itself if there is memory for it.
-
-        After the time limit it is the first one alone, in as few rounds as possible.
-        """
-        if self.timings.left_s <= 0:
+        # Plans: the fastest predicted within the budget, one of them with the algorithms that are fastest in its bands
+        options = [_Option(captured, graph, plan) for plan in plans(graph)]
+        fastest = options[-1]
+        each = replace(fastest, plan=replace(fastest.plan, segments=each_by_itself(graph).segments))
+        if budget is not None:
+            options += _recomputing(fastest, budget)
+        options.sort(key=lambda one: one.plan.time_s)
+        contenders = _contenders([each, *options], budget, arguments)
+        in_bands = (one for one in contenders if any(segment.cut.bands > 1 for segment in one.plan.segments))
+        schedule = next(in_bands, None)
+        if schedule is not None and choices.tasks:
+            progress("timing convolutions in bands", 1.0)
+            every = enumerate(schedule.operators)
+            candidates = {index: choices.candidates(one) for index, one in every if isinstance(one, Convolution)}
+            found = refined(schedule, candidates, arguments, limit_bytes, timings)
+            if found is not schedule:
+                _count(arguments, found)
+                if found.needed_bytes <= limit_bytes:
+                    contenders.append(found)
+        contenders = contenders or lean
+        if timings.left_s <= 0:
             contenders = contenders[:1]
-        torch_bytes, expected, baseline_is = None, None, "the first"
-        runs = [partial(one.run, self.arguments) for one in contenders]
+
+        # The choice: calls in turns, beside the model itself if there is memory for it
+        torch_bytes, baseline_is = None, "the first"
+        runs = [partial(one.run, arguments) for one in contenders]
+        baseline = runs[0]
         with torch.no_grad():
-            if self.config.confirm is not False and self._may_run_whole():
-                baseline, baseline_is = partial(self.model, *self.arguments), type(self.model).__qualname__
-                torch_bytes, expected = _peak_bytes(baseline, self.captured.device)
-            else:
-                baseline = runs[0]
-            self._require_right(contenders[0], expected)
-            self.progress("running the model", 1.0)
-            results: list[Comparison | Exception] = []
+            if config.confirm is not False and _may_run_whole(captured):
+                baseline, baseline_is = partial(model, *arguments), type(model).__qualname__
+                torch_bytes, expected = _peak_bytes(baseline, captured.device)
+                _require_right(runs[0](), expected)
+            progress("running the model", 1.0)
+            what = f"calls in turns: {digest(f'{baseline_is} {[described(one) for one in contenders]}')}"
+            results = timings.compared(what, baseline, runs, _ROUNDS)
+    index, run = min(results.items(), key=lambda item: item[1].time_s)
+    contenders[index].forget_other_filters()
+    front = undominated((one.plan.memory_bytes, one.plan.time_s, one.plan) for one in options)
+    return Fitted(
+        contenders[index],
+        tuple(plan for _, _, plan in front),
+        budget,
+        run.time_s,
+        None if torch_bytes is None else run,
+        torch_bytes,
+        tuple(choices.tuned_problems()),
+    )
 
-            def measure() -> Seconds | None:
-                rounds = replace(_ROUNDS, time_limit_s=max(0.0, min(_ROUNDS.time_limit_s, self.timings.left_s)))
-                results[:] = compare_in_turns(baseline, runs, machine.clock, rounds, machine.watch)
-                samples = [run for run in results if isinstance(run, Comparison)]
-                of_baseline = max((one.baseline_samples_s for one in samples), key=len, default=())
-                seconds = [of_baseline, *(one.time_samples_s for one in samples)]
-                return seconds if len(samples) == len(results) else None
 
-            what = digest(f"{baseline_is} {[described(one) for one in contenders]}")
-            seconds = self.timings.of(f"calls in turns: {what}", measure, in_any_case=True)
-        if seconds is not None:
-            of_baseline, *of_runs = seconds
-            results[:] = [Comparison.of(of_baseline[: len(of_run)], of_run) for of_run in of_runs]
-        ranked = [(run.time_s, index) for index, run in enumerate(results) if isinstance(run, Comparison)]
-        if not ranked:
-            raise next(run for run in results if isinstance(run, Exception))
-        time_s, index = min(ranked)
-        run = results[index]
-        assert isinstance(run, Comparison)
-        whole_run = None if torch_bytes is None else run
-        contenders[index].forget_other_filters()
-        return Fitted(
-            contenders[index], front, self.budget, time_s, whole_run, torch_bytes, tuple(self.choices.tuned_problems())
-        )
+def _recomputing(fastest: _Option, budget: int) -> list[_Option]:
+    """Return the plans worth having that recompute results for the sake of the budget.
 
-    def _may_run_whole(self) -> bool:
-        """Return whether half of the free memory is enough for all activations at once."""
-        every = sum(
-            one.nbytes if isinstance(one, Barrier) else prod(one.shape) * one.dtype.itemsize
-            for one in self.captured.operators
-        )
-        if self.captured.device.type == "cuda":
-            return bool(every < torch.cuda.mem_get_info(self.captured.device)[0] / 2)
-        return bool(every < psutil.virtual_memory().available / 2)
+    fastest: the fastest that recomputes none.
+    """
+    found = []
+    for order in orders_within(fastest.graph, int(budget * _ARENA_SHARE), fastest.plan.time_s * _FAST_ENOUGH):
+        captured, graph = fastest.captured.in_order(order), in_order(fastest.graph, order)
+        every = (_Option(captured, graph, plan) for plan in plans(graph))
+        found += [(one.plan.memory_bytes, one.plan.time_s, one) for one in every]
+    return [one for _, _, one in undominated(found)]
 
-    def _require_right(self, schedule: Schedule, expected: Any) -> None:
-        """Raise ``NotCapturedError`` if the schedule's results are not those of the model. None: they are not known."""
-        if expected is None:
-            return
-        found = schedule.run(self.arguments)
-        for ours, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
-            if isinstance(theirs, Tensor) and theirs.is_floating_point():
-                error = _relative_error(ours, theirs)
-                bound = _LARGEST_ERROR.get(theirs.dtype, _LARGEST_ERROR_OF_HALVES)
-                if not error <= bound:
-                    raise NotCapturedError(f"its graph gives other values, with a relative error of {error:.1e}")
-            elif not (torch.equal(ours, theirs) if isinstance(theirs, Tensor) else ours == theirs):
-                raise NotCapturedError("its graph gives other values")
+
+def _contenders(options: Sequence[_Option], budget: int | None, arguments: tuple[Any, ...]) -> list[Schedule]:
+    """Return the schedules to run whole: the fastest predicted within the budget, and others that may be faster."""
+    most = inf if budget is None else 2 * budget  # predictions are not exact
+    ready: list[Schedule] = []
+    for option in options:
+        predicted = option.plan.memory_bytes
+        if predicted > most:
+            continue
+        limit_bytes = inf if budget is None or predicted > budget else budget
+        schedule = Schedule(option.captured, option.graph, option.plan, limit_bytes)
+        if budget is not None and schedule.needed_bytes > budget:
+            if limit_bytes == budget:  # the integer program failed, and would for a plan that needs as much
+                most = predicted * 0.98
+            continue
+        if ready and (schedule.plan.time_s > ready[0].plan.time_s * _NEAR or len(ready) == _CONTENDERS):
+            break
+        if any(_are_alike(schedule, other) for other in ready):
+            continue
+        _count(arguments, schedule)
+        if budget is None or schedule.needed_bytes <= budget:
+            ready.append(schedule)
+    return ready
+
+
+def _count(arguments: tuple[Any, ...], schedule: Schedule) -> None:
+    """Run a schedule, and count what it needs. Raises ``NotCapturedError`` if it fails."""
+    try:
+        schedule.count(arguments)
+    except MucudnnError:
+        raise
+    except Exception as error:  # torch's operators may raise anything
+        raise NotCapturedError(f"its graph raises {type(error).__name__}: {first_line(error)}") from error
+
+
+def _may_run_whole(captured: Captured) -> bool:
+    """Return whether half of the free memory is enough for all activations at once."""
+    every = sum(
+        one.nbytes if isinstance(one, Barrier) else prod(one.shape) * one.dtype.itemsize for one in captured.operators
+    )
+    if captured.device.type == "cuda":
+        return bool(every < torch.cuda.mem_get_info(captured.device)[0] / 2)
+    return bool(every < psutil.virtual_memory().available / 2)
+
+
+def _require_right(found: Any, expected: Any) -> None:
+    """Raise ``NotCapturedError`` if a schedule's results are not those of the model."""
+    for ours, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        if isinstance(theirs, Tensor) and theirs.is_floating_point():
+            error = _relative_error(ours, theirs)
+            bound = _LARGEST_ERROR.get(theirs.dtype, _LARGEST_ERROR_OF_HALVES)
+            if not error <= bound:
+                raise NotCapturedError(f"its graph gives other values, with a relative error of {error:.1e}")
+        elif not (torch.equal(ours, theirs) if isinstance(theirs, Tensor) else ours == theirs):
+            raise NotCapturedError("its graph gives other values")
 
 
 def _relative_error(found: Tensor, expected: Tensor) -> float:

@@ -22,9 +22,10 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import silent
+from mucudnn.graph import memory_budget
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.convolution_choices import ConvolutionChoices
-from mucudnn.graph.memory_budget import _Fitting, fit_in_memory
+from mucudnn.graph.memory_budget import fit_in_memory
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
@@ -92,7 +93,7 @@ def test_the_smallest_budget_is_named_before_anything_is_measured_and_then_reach
         (least,) = {*named}
         with torch.no_grad():
             expected = copy.deepcopy(model).double()(given.double())
-        nothing = mock.patch.object(_Fitting, "_contenders", return_value=[])
+        nothing = mock.patch.object(memory_budget, "_contenders", return_value=[])
         for chosen_by_timings in (nullcontext(), nothing):
             with chosen_by_timings:
                 fitted = mucudnn.optimize(model, given, replace(config, memory_budget=least), progress=False)
