@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from math import inf
+from functools import partial
+from math import inf, prod
 from statistics import mean, median
 from typing import Any, TypeAlias
 
@@ -33,6 +33,7 @@ from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
+from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.solver.bands import Costs, Cut, Graph, Segment
@@ -73,69 +74,87 @@ class ConvolutionChoices:
         self.convolutions: Mapping[int, Convolution] = {
             index: one for index, one in enumerate(captured.operators) if isinstance(one, Convolution)
         }
-        self.tasks: dict[int, Task] = {}  # of convolutions that are tuned
+        self.tasks: dict[ConvProblem, Task] = {}  # of convolutions that are tuned
         self.tuned: dict[Task, TunedProblem] = {}
         self.in_place: dict[ConvProblem, _Seconds] = {}
         self.band_costs: dict[tuple[ConvProblem, str, int], Costs | None] = {}
         self.kept_bytes: dict[ConvProblem, int] = {}
 
     def tune(self) -> None:
-        """Tune the convolutions, unless all are torch's own, since no algorithm runs bands."""
-        if self._tuning.algorithms is None:
+        """Tune the convolutions, unless all are torch's own, since no algorithm runs bands.
+
+        Only algorithms that run bands are measured, and torch's own; bands, of convolutions whose tensors alone exceed
+        the budget. Then filters are kept where that saves the most.
+        """
+        config, n = self.config, self.captured.samples
+        problems = {one.problem: one for one in self.convolutions.values()}
+        names = [one.name for one in algorithms()] if config.algorithms is None else config.algorithms
+        names = [name for name in names if any(runs_bands(name, problem) for problem in problems)]
+        if not names:
             return
-        self.tasks = {index: self._task_of(one) for index, one in self.convolutions.items()}
+        tuning = replace(
+            config,
+            algorithms=tuple(names),
+            operations=tuple(Operation),
+            memory_budget=None,
+            workspace_limit=None if config.has_headroom_limit else config.workspace_limit,
+            workspace_budget=None,
+        )
+        for problem, one in problems.items():
+            tuned, samples = problem, n
+            of_tensors = sum(map(prod, (problem.x_shape(n), problem.y_shape(n)))) * problem.item_bytes
+            if self.budget is not None and of_tensors > self.budget:
+                of_band = band_problem(problem, min(BAND_ROWS, one.rows))
+                tuned, samples = (problem, n) if of_band is None else (of_band, 1)
+            limit, exempt = tuning.workspace_limit_bytes, config.baseline_exempt
+            self.tasks[problem] = Task(tuned, samples, limit, name=str(tuned), baseline_exempt=exempt)
         tasks = list(dict.fromkeys(self.tasks.values()))
-        tuning = tune_tasks(tasks, self._tuning, progress=self.progress, machine=self.machine, database=self.database)
-        self.tuned = dict(zip(tasks, tuning.problems, strict=True))
-        self._time_leanest()
+        found = tune_tasks(tasks, tuning, progress=self.progress, machine=self.machine, database=self.database)
+        self.tuned = dict(zip(tasks, found.problems, strict=True))
+        for index, one in self.convolutions.items():
+            self._time_leanest(index, self.tasks[one.problem], names)
         self._keep_filters()
 
-    def _time_leanest(self) -> None:
+    def _time_leanest(self, index: int, task: Task, names: Sequence[str]) -> None:
         """Time the algorithms with the smallest prepared filters too, which tuning drops where others are faster.
 
-        They add up the same products as torch's own convolution, and count as precise as that.
+        Their times are extrapolated from bands. They add up the same products as torch's own convolution, and count as
+        precise as that. names: of algorithms.
         """
-        for index, task in self.tasks.items():
-            known = self.tuned[task]
-            measured = {one.micro_config.algorithm: one.relative_error for one in known.measurements}
-            failed = {one.micro_config.algorithm for one in known.failures if not one.is_passed_over}
-            error = measured.get(TORCHS_OWN, 0.0)
-            leanest = _leanest(task.problem, self._tuning.algorithms or ()) - {*measured} - failed
-            timed = [self._timed(index, task, name, error) for name in sorted(leanest)]
-            measured_now = (one for one in timed if one is not None)
-            self.tuned[task] = replace(known, measurements=(*known.measurements, *measured_now))
-
-    def _timed(self, index: int, task: Task, name: str, error: float) -> Measurement | None:
-        """Return the times of an algorithm for a task, extrapolated from bands; None if there is no time for that.
-
-        error: its relative error.
-        """
-        one, algorithm, problem = self.convolutions[index], algorithm_named(name), task.problem
-        needed = algorithm.workspace(problem, task.batch_size)
-
-        def measure() -> list[list[float]]:
-            opened = partial(algorithm.open, problem, one.weight, aligned_buffer(needed.prepared_bytes))
-            return [[self.machine.clock.time(opened, 1) for _ in range(2)]]
-
-        setup = self.timings.of(f"filter prepared by {named(algorithm)}: {problem!r}", measure)
-        costs = self._measured_in_bands(index, name)
-        if setup is None or costs is None:
-            return None
-        return Measurement(
-            MicroConfig(name, task.batch_size),
-            setup_s=min(setup[0]),
-            step_s=costs.seconds(_rows(problem) * task.batch_size),
-            prepared_bytes=needed.prepared_bytes,
-            scratch_bytes=needed.scratch_bytes,
-            relative_error=error,
-        )
+        one, problem, known = self.convolutions[index], task.problem, self.tuned[task]
+        errors = {of.micro_config.algorithm: of.relative_error for of in known.measurements}
+        failed = {of.micro_config.algorithm for of in known.failures if not of.is_passed_over}
+        every = [algorithm_named(name) for name in sorted(names)]
+        offered = [of for of in every if not of.is_last_resort and runs_bands(of.name, problem)]
+        least = min((of.workspace(problem, 1).prepared_bytes for of in offered), default=0)
+        for algorithm in offered:
+            needed = algorithm.workspace(problem, task.batch_size)
+            is_known = algorithm.name in errors or algorithm.name in failed
+            if is_known or algorithm.workspace(problem, 1).prepared_bytes > least:
+                continue
+            buffer = aligned_buffer(needed.prepared_bytes)
+            opened = partial(algorithm.open, problem, one.weight, buffer)
+            what = f"filter prepared by {named(algorithm)}: {problem!r}"
+            setup = self.timings.of(what, partial(_timed_twice, self.machine.clock, opened))
+            costs = self._measured_in_bands(index, algorithm.name)
+            if setup is None or costs is None:  # there is no time for it
+                continue
+            timed = Measurement(
+                MicroConfig(algorithm.name, task.batch_size),
+                setup_s=min(setup[0]),
+                step_s=costs.seconds(_rows(problem) * task.batch_size),
+                prepared_bytes=needed.prepared_bytes,
+                scratch_bytes=needed.scratch_bytes,
+                relative_error=errors.get(TORCHS_OWN, 0.0),
+            )
+            self.tuned[task] = replace(self.tuned[task], measurements=(*self.tuned[task].measurements, timed))
 
     def measure_in_place(self, arguments: tuple[Any, ...]) -> None:
         """Time the fastest algorithms, and torch's own, in calls of the whole graph, unless these are long."""
         if not self.tasks:
             return
         fastest = {index: self._fastest(one) for index, one in self.convolutions.items()}
-        if any(self.tuned[self.tasks[index]].problem != one.problem for index, one in self.convolutions.items()):
+        if any(task.problem != problem for problem, task in self.tasks.items()):
             return  # some were measured on bands, since their tensors are larger than the budget
         if sum(_seconds(self.convolutions[index], of[0]) for index, of in fastest.items() if of) > _LONGEST_IN_PLACE_S:
             return
@@ -204,7 +223,7 @@ class ConvolutionChoices:
         else:
             costs = ((of, self._band_costs(index, of)) for of in ours)
             in_bands = [replace(of, step_s=each.seconds(BAND_ROWS)) for of, each in costs]
-        is_whole = self.tuned[self.tasks[index]].problem == one.problem
+        is_whole = self.tasks[one.problem].problem == one.problem
         torchs_s = self.in_place.get(one.problem, {}).get(None, of_torch.seconds(self.captured.samples * one.rows))
         found: list[_Variant] = []
         for share in _SHARES:
@@ -227,7 +246,7 @@ class ConvolutionChoices:
     def _band_costs(self, index: int, of: Measurement) -> Costs:
         """Return the costs of bands by a measured algorithm; those of all rows, if there is no time to measure."""
         costs = self._measured_in_bands(index, of.micro_config.algorithm)
-        rows = _rows(self.tuned[self.tasks[index]].problem)
+        rows = _rows(self.tasks[self.convolutions[index].problem].problem)
         return costs or Costs(call_s=CALL_S, row_s=of.step_s / of.micro_config.micro_batch_size / rows)
 
     def _measured_in_bands(self, index: int, name: str) -> Costs | None:
@@ -239,35 +258,8 @@ class ConvolutionChoices:
 
     def tuned_problems(self) -> Iterator[tuple[str, TunedProblem]]:
         """Yield the name of each convolution with what was measured of it."""
-        for index, task in self.tasks.items():
-            yield self.convolutions[index].name, self.tuned[task]
-
-    @cached_property
-    def _tuning(self) -> Config:
-        """The config of tuning, which measures only algorithms that run bands, and torch's own."""
-        limit, problems = self.config.workspace_limit, {one.problem for one in self.convolutions.values()}
-        names = [one.name for one in algorithms()] if self.config.algorithms is None else self.config.algorithms
-        return replace(
-            self.config,
-            algorithms=tuple(name for name in names if any(runs_bands(name, problem) for problem in problems)) or None,
-            operations=tuple(Operation),
-            memory_budget=None,
-            workspace_limit=None if limit == "headroom" else limit,
-            workspace_budget=None,
-        )
-
-    def _task_of(self, one: Convolution) -> Task:
-        """Return the task of a whole convolution; of a band, if its tensors alone exceed the budget."""
-        problem, n = one.problem, self.captured.samples
-        if self.budget is not None and _operand_bytes(problem, n) > self.budget:
-            of_band = band_problem(problem, min(BAND_ROWS, one.rows))
-            if of_band is not None:
-                return self._task(of_band, 1)
-        return self._task(problem, n)
-
-    def _task(self, problem: ConvProblem, n: int) -> Task:
-        limit = self._tuning.workspace_limit_bytes
-        return Task(problem, n, limit, name=str(problem), baseline_exempt=self.config.baseline_exempt)
+        for one in self.convolutions.values() if self.tasks else ():
+            yield one.name, self.tuned[self.tasks[one.problem]]
 
     def _costs_in_bands(self, index: int, of: Measurement) -> Costs:
         one, costs = self.convolutions[index], self._band_costs(index, of)
@@ -289,7 +281,7 @@ class ConvolutionChoices:
 
     def _ours(self, one: Convolution) -> list[Measurement]:
         """Return the measurements of our algorithms that run bands, in place where that was measured."""
-        task = self._task_of(one)
+        task = self.tasks[one.problem]
         known = self.in_place.get(one.problem, {})
         most = inf
         if one.keeps and self.config.cache_budget_bytes is not None:
@@ -306,10 +298,15 @@ class ConvolutionChoices:
 
 def scratch_bytes(one: Convolution, algorithm: Algorithm, rows: int) -> int:
     """Return the scratch bytes of a call for so many rows."""
-    of_x = _rows_read(one.problem, rows)
+    stride = one.problem.stride[0]
+    of_x = max((rows - one.extent) // stride + 1, 1) if one.is_transposed else (rows - 1) * stride + one.extent
     made = algorithm.band(one.problem, 1, (rows, of_x) if one.is_transposed else (of_x, rows), 0)
     assert made is not None
     return made[1].scratch_bytes
+
+
+def _timed_twice(clock: Clock, call: Callable[[], object]) -> list[list[float]]:
+    return [[clock.time(call, 1) for _ in range(2)]]
 
 
 def _rows(problem: ConvProblem) -> int:
@@ -347,14 +344,6 @@ def _best(one: Convolution, ours: Sequence[Measurement], torchs_s: float, share:
     return min(smaller, key=seconds, default=smallest)
 
 
-def _leanest(problem: ConvProblem, names: Sequence[str]) -> set[str]:
-    """Return those of the named algorithms that run bands with the smallest prepared filter."""
-    named = (algorithm_named(name) for name in names)
-    offered = [one for one in named if not one.is_last_resort and runs_bands(one.name, problem)]
-    sizes = [one.workspace(problem, 1).prepared_bytes for one in offered]
-    return {one.name for one, size in zip(offered, sizes, strict=True) if size == min(sizes)}
-
-
 def _algorithm_of(measured: Measurement | None) -> Algorithm | None:
     return None if measured is None else algorithm_named(measured.micro_config.algorithm)
 
@@ -375,18 +364,6 @@ def band_problem(problem: ConvProblem, rows: int) -> ConvProblem | None:
     extent, padding = problem.dilation[0] * (problem.r - 1) + 1, (0, problem.padding[1])
     height = max(rows, extent) if is_transposed else (rows - 1) * problem.stride[0] + extent
     return replace(problem, h=height, padding=padding)
-
-
-def _rows_read(problem: ConvProblem, rows: int) -> int:
-    extent, stride = problem.dilation[0] * (problem.r - 1) + 1, problem.stride[0]
-    if problem.operation is Operation.BACKWARD_DATA:
-        return max((rows - extent) // stride + 1, 1)
-    return (rows - 1) * stride + extent
-
-
-def _operand_bytes(problem: ConvProblem, n: int) -> int:
-    shapes = problem.x_shape(n), problem.y_shape(n)
-    return sum(a * b * c * d for a, b, c, d in shapes) * problem.item_bytes
 
 
 # Again, in the bands of a schedule
