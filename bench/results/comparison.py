@@ -3,14 +3,10 @@
 Samples are logarithms of time over torch's time in the same round. Slow phases of shared cores last for seconds or
 minutes and differ between runs, but they affect whole rounds, so that they cancel in the ratio.
 
-- **Significance** is decided by the two-sided rank test of Mann and Whitney (1947, "On a test of whether one of two
-  random variables is stochastically larger than the other"), which assumes no distribution and is robust to outliers.
-  The p-values of all rows are compared with ``FAMILY_LEVEL`` by the step-down method of Holm (1979, "A simple
-  sequentially rejective multiple test procedure"), which corrects for multiple comparisons, also of dependent rows,
-  such as rows with the same torch samples.
-- **Size** is the ratio of the medians with its 95 % interval, by the percentile bootstrap (Efron, Tibshirani 1993, "An
-  introduction to the bootstrap", chapter 13). At the level that many comparisons need, a bootstrap is unreliable for
-  few samples; therefore it decides only about "same".
+- **Significance** is decided by a rank test. The p-values of all rows are compared with ``FAMILY_LEVEL`` by Holm's
+  method, which corrects for multiple comparisons, also of dependent rows, such as rows with the same torch samples.
+- **Size** is the ratio of the medians with its 95 % interval, by the percentile bootstrap. At the level that many
+  comparisons need, a bootstrap is unreliable for few samples; therefore it decides only about "same".
 """
 
 from __future__ import annotations
@@ -19,15 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf, log
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mucudnn.bench.results.reading import Key, Line, ResultFolder, row_key, subject_key
-from mucudnn.bench.results.speedups import LEAST_ROUNDS, Estimate, interval, resampled_medians
 from mucudnn.bench.results.variants import TORCH
-from mucudnn.core.errors import InvalidInputError, UnavailableError
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.statistics import LEAST_ROUNDS, Estimate, interval, rank_test, rejected, resampled_medians
 from mucudnn.core.tables import Table, listed, new_table
 from mucudnn.core.values import format_bytes, format_seconds
 
@@ -35,7 +30,6 @@ FAMILY_LEVEL = 0.001  # probability that any row of a comparison is called faste
 # Slowdown in slow phases of shared cores. Without torch's samples, a whole run may have been in such a phase.
 PHASE = 4 / 3
 _RESAMPLES = 2000
-_MOST_EXACT = 40  # With more samples, the exact test takes seconds, and the normal approximation is close.
 
 Samples = NDArray[np.float64]
 
@@ -57,47 +51,13 @@ class Verdict(StrEnum):
 class Pair:
     """Logarithms of a row's samples before and after a change.
 
-    is_controlled: whether the samples are divided by torch's samples of the same rounds.
+    is_controlled: whether the samples are divided by torch's samples of the same rounds, so that a slow machine cancels
+    out.
     """
 
     before: Samples
     after: Samples
     is_controlled: bool
-
-    @property
-    def p_value(self) -> float:
-        """The p-value of the rank test; 1 if there are too few samples, or if all samples are equal."""
-        from scipy.stats import mannwhitneyu
-
-        both = np.concatenate((self.before, self.after))
-        if min(len(self.before), len(self.after)) < LEAST_ROUNDS or np.ptp(both) == 0:
-            return 1.0
-        has_ties = len(np.unique(both)) < len(both)
-        method = "exact" if len(both) <= _MOST_EXACT and not has_ties else "asymptotic"
-        return float(mannwhitneyu(self.before, self.after, method=method).pvalue)
-
-    @property
-    def allowance(self) -> float:
-        """Logarithm of the factor by which a slow machine may distort times; 0 if torch's samples cancel its effect."""
-        return 0.0 if self.is_controlled else log(PHASE)
-
-    @property
-    def shift(self) -> Estimate:
-        """Logarithm of the time after over the time before, with an interval that includes the allowance."""
-        shift = float(np.median(self.after) - np.median(self.before))
-        if min(len(self.before), len(self.after)) < LEAST_ROUNDS:
-            return Estimate(shift, -inf, inf)
-        drawn = [resampled_medians(tuple(s), seed, _RESAMPLES) for seed, s in enumerate((self.before, self.after))]
-        low, high = interval(drawn[1] - drawn[0])
-        return Estimate(shift, low - self.allowance, high + self.allowance)
-
-
-def require_scipy() -> None:
-    """Raise ``UnavailableError`` if scipy is not installed."""
-    try:
-        import scipy  # noqa: F401
-    except ImportError:
-        raise UnavailableError("this needs scipy, which is not installed: pip install 'mucudnn[report]'") from None
 
 
 def judged(pairs: Sequence[Pair], tolerance: float) -> list[tuple[Estimate, Verdict]]:
@@ -105,36 +65,24 @@ def judged(pairs: Sequence[Pair], tolerance: float) -> list[tuple[Estimate, Verd
 
     tolerance: relative change up to which times count as equal. Raises ``UnavailableError`` if scipy is not installed.
     """
-    require_scipy()
-    are_different = rejected([pair.p_value for pair in pairs], FAMILY_LEVEL)
-    return [_judged(pair, different, log(1 + tolerance)) for pair, different in zip(pairs, are_different, strict=True)]
-
-
-def rejected(p_values: Sequence[float], level: float) -> list[bool]:
-    """Return for each hypothesis whether Holm's method, which corrects for multiple comparisons, rejects it.
-
-    >>> rejected([0.02, 0.001, 0.04], 0.05)
-    [True, True, True]
-    >>> rejected([0.03, 0.001, 0.04], 0.05)
-    [False, True, False]
-    """
-    result = [False] * len(p_values)
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
-        if p_values[index] > level / (len(p_values) - rank):
-            break
-        result[index] = True
-    return result
-
-
-def _judged(pair: Pair, is_different: bool, tolerance: float) -> tuple[Estimate, Verdict]:
-    shift = pair.shift
-    if is_different and abs(shift.value) > tolerance + pair.allowance:
-        verdict = Verdict.SLOWER if shift.value > 0 else Verdict.FASTER
-    elif pair.is_controlled and -tolerance <= shift.low <= shift.high <= tolerance:
-        verdict = Verdict.SAME
-    else:
-        verdict = Verdict.UNDECIDED
-    return Estimate(*(float(np.exp(one)) for one in (shift.value, shift.low, shift.high))), verdict
+    are_different = rejected([rank_test(pair.before, pair.after) for pair in pairs], FAMILY_LEVEL)
+    limit, found = log(1 + tolerance), []
+    for pair, is_different in zip(pairs, are_different, strict=True):
+        allowance = 0.0 if pair.is_controlled else log(PHASE)
+        shift, low, high = float(np.median(pair.after) - np.median(pair.before)), -inf, inf
+        if min(len(pair.before), len(pair.after)) >= LEAST_ROUNDS:
+            sets = enumerate((pair.before, pair.after))
+            before, after = (resampled_medians(tuple(samples), seed, _RESAMPLES) for seed, samples in sets)
+            low, high = interval(after - before)
+            low, high = low - allowance, high + allowance
+        if is_different and abs(shift) > limit + allowance:
+            verdict = Verdict.SLOWER if shift > 0 else Verdict.FASTER
+        elif pair.is_controlled and -limit <= low <= high <= limit:
+            verdict = Verdict.SAME
+        else:
+            verdict = Verdict.UNDECIDED
+        found.append((Estimate(*(float(np.exp(one)) for one in (shift, low, high))), verdict))
+    return found
 
 
 # Fields of the environment that torch's time depends on. If all are equal, times are compared relative to torch's.
@@ -192,13 +140,19 @@ def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float)
     same_torch = is_torch_the_same(before, after)
     mine, others = _timed(before, same_torch), _timed(after, same_torch)
     common = [key for key in mine if key in others]
-    pairs = [_pair(mine[key], others[key]) for key in common]
+    pairs = []
+    for key in common:
+        (_, mine_s, mine_over), (_, others_s, others_over) = mine[key], others[key]
+        if mine_over is None or others_over is None:
+            pairs.append(Pair(mine_s, others_s, is_controlled=False))
+        else:
+            pairs.append(Pair(mine_over, others_over, is_controlled=True))
     rows = tuple(
-        ComparedRow(mine[key].line, others[key].line, pair.is_controlled, ratio, verdict)
+        ComparedRow(mine[key][0], others[key][0], pair.is_controlled, ratio, verdict)
         for key, pair, (ratio, verdict) in zip(common, pairs, judged(pairs, tolerance), strict=True)
     )
     only_before, only_after = (
-        tuple(one.line for key, one in these.items() if key not in those)
+        tuple(line for key, (line, _, _) in these.items() if key not in those)
         for these, those in ((mine, others), (others, mine))
     )
     return FolderComparison(before, after, rows, only_before, only_after, tolerance)
@@ -210,20 +164,10 @@ def is_torch_the_same(before: ResultFolder, after: ResultFolder) -> bool:
     return all(getattr(mine, name) == getattr(others, name) for name in _OF_TORCH)
 
 
-class _Timed(NamedTuple):
-    """A row of a result folder, with the logarithms of its samples.
+def _timed(folder: ResultFolder, torch_controls: bool) -> dict[Key, tuple[Line, Samples, Samples | None]]:
+    """Return the rows of a folder that have samples, by key, with the logarithms of their samples.
 
-    over_torch: logarithms of its samples over torch's samples of the same rounds, or None if torch was not timed then.
-    """
-
-    line: Line
-    samples: Samples
-    over_torch: Samples | None
-
-
-def _timed(folder: ResultFolder, torch_controls: bool) -> dict[Key, _Timed]:
-    """Return the rows of a folder that have samples, by key.
-
+    The last value is these over torch's samples of the same rounds, or None if torch was not timed then.
     torch_controls: whether rows are compared relative to torch's rows, which are then left out of the result.
     """
     lines = [line for line in folder.lines if line["samples_s"]]
@@ -236,14 +180,8 @@ def _timed(folder: ResultFolder, torch_controls: bool) -> dict[Key, _Timed]:
         torch = torchs.get(subject_key(line, folder.header)) if torch_controls else None
         if torch and torch["turns"] == line["turns"] and len(torch["samples_s"]) == len(samples):
             over_torch = samples - np.log(torch["samples_s"])
-        found[row_key(line, folder.header)] = _Timed(line, samples, over_torch)
+        found[row_key(line, folder.header)] = line, samples, over_torch
     return found
-
-
-def _pair(before: _Timed, after: _Timed) -> Pair:
-    if before.over_torch is None or after.over_torch is None:
-        return Pair(before.samples, after.samples, is_controlled=False)
-    return Pair(before.over_torch, after.over_torch, is_controlled=True)
 
 
 def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) -> Table:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from math import inf, isfinite
 from pathlib import Path
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
@@ -27,6 +28,7 @@ from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem
+from mucudnn.core.statistics import spread
 from mucudnn.core.tables import memory_bound
 from mucudnn.core.values import shown
 from mucudnn.running.environment import Environment
@@ -413,6 +415,12 @@ def read_folder(path: Path) -> ResultFolder:
     rows["time_s"] = [float(pandas.Series(samples, dtype=float).median()) for samples in rows["samples_s"]]
     last = {subject_key(line, header): line for line in candidates}
     return ResultFolder(path, header, found.lines, rows, tuple(last.values()), tuple(left_out), tuple(problems))
+
+
+def with_time(line: Line) -> Line:
+    """Return a row with the median of its samples as ``time_s`` and IQR / median as ``noise``, None without samples."""
+    samples = line["samples_s"]
+    return {**line, "time_s": median(samples) if samples else None, "noise": spread(samples) if samples else None}
 
 
 def bound_in_words(settings: Mapping[str, Any]) -> str:

@@ -30,8 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import mucudnn
-from mucudnn.bench.results.reading import Header, ResultFolder, bound_in_words
-from mucudnn.bench.results.speedups import spread
+from mucudnn.bench.results.reading import Header, ResultFolder, bound_in_words, with_time
 from mucudnn.bench.results.variants import TORCH, Communication, Variant
 from mucudnn.bench.results.writing import Row, config_record
 from mucudnn.bench.sources.models import blamed_in_training
@@ -253,7 +252,7 @@ def data_parallel_tables(folder: ResultFolder) -> Iterator[Table | str]:
         *("exposed ms", "MiB a step", "buckets", "ranks equal"),
     ]
     printed = new_table(title, ("bucket_cap_mb", "convolutions"), columns)
-    steps: list[dict[str, Any]] = [{**line, **spread(line["samples_s"])} for line in folder.lines]
+    steps: list[dict[str, Any]] = [with_time(line) for line in folder.lines]
     torchs_s = {step["bucket_cap_mb"]: step["time_s"] for step in steps if step["contestant"] == TORCH}
     for step in steps:
         cap, time_s = step["bucket_cap_mb"], step["time_s"]

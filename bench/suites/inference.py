@@ -26,8 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 import mucudnn
 from mucudnn.bench.results.bounds import kinds_table
-from mucudnn.bench.results.reading import Header, ResultFolder
-from mucudnn.bench.results.speedups import spread
+from mucudnn.bench.results.reading import Header, ResultFolder, with_time
 from mucudnn.bench.results.variants import TORCH, Runtime
 from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.suites.shared.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled
@@ -272,7 +271,7 @@ def inference_tables(folder: ResultFolder) -> Iterator[Table]:
 
     Speedups are over torch.
     """
-    runtimes: list[dict[str, Any]] = [{**line, **spread(line["samples_s"])} for line in folder.lines]
+    runtimes: list[dict[str, Any]] = [with_time(line) for line in folder.lines]
     torch_s = next(one["time_s"] for one in runtimes if one["contestant"] == TORCH)
     count = folder.header.environment.threads
     threads = "1 thread" if count == 1 else f"{count} threads"

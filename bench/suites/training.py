@@ -23,8 +23,7 @@ from torch import nn
 
 import mucudnn
 from mucudnn.bench.results.bounds import kinds_table
-from mucudnn.bench.results.reading import Header, LeftOut, ResultFolder, bound_in_words
-from mucudnn.bench.results.speedups import spread
+from mucudnn.bench.results.reading import Header, LeftOut, ResultFolder, bound_in_words, with_time
 from mucudnn.bench.results.variants import PRECISIONS, How, Precision, Variant, chosen_variants
 from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
@@ -340,7 +339,7 @@ def _cells_of(folder: ResultFolder) -> list[Cell]:
     step is not split. speedup, memory, convolutions_speedup, rest_ratio: relative to torch, empty texts if either is
     unknown.
     """
-    cells: list[Cell] = [{**line, **spread(line["samples_s"])} for line in folder.lines]
+    cells: list[Cell] = [with_time(line) for line in folder.lines]
     torchs = {_setting(cell): cell for cell in cells if cell["contestant"] == Variant.TORCH and cell["samples_s"]}
     for cell in cells:
         is_enabled = cell["contestant"] == Variant.MUCUDNN and cell["how"] == How.ENABLE

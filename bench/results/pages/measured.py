@@ -15,12 +15,11 @@ import pandas
 
 from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer, shares
 from mucudnn.bench.results.reading import CONTESTANT, PROBLEM_COLUMNS, ResultFolder, problem_of, subject_key
-from mucudnn.bench.results.speedups import Estimate, mean_speedup, speedup_of
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
 from mucudnn.core.problem import Operation
 from mucudnn.core.records import BUSY
-from mucudnn.core.statistics import spread
+from mucudnn.core.statistics import Estimate, mean_speedup, speedup_of, spread
 
 PUBLISHED = "published "  # prefix of the columns with DeepBench's published times
 UNDIVIDED = "undivided"  # name of both the contestant and its policy
