@@ -69,15 +69,20 @@ class CommandGroup(click.Group):
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning
-                self._warn_of_unknown_variables(ctx)
+                if unknown_variables(os.environ):  # imports all commands only if need be
+                    options = (option for name in COMMANDS for option in _options(self.get_command(ctx, name)))
+                    for sentence in unknown_variables(os.environ, options):
+                        warnings.warn(sentence, stacklevel=1)
                 return super().invoke(ctx)
         except click.exceptions.Exit:  # a RuntimeError of --help, not out of memory
             raise
         except (RuntimeError, MemoryError) as error:
-            if (lack := _lack_of_memory(error)) is None:
+            from mucudnn.kernels.memory import is_out_of_memory  # imported here, since it loads torch
+
+            if not is_out_of_memory(error):
                 raise
             raise CommandError(
-                f"there is not enough memory: {lack}; give a smaller --batch. All measurements are kept"
+                f"there is not enough memory: {first_line(error)}; give a smaller --batch. All measurements are kept"
             ) from error
         except KeyboardInterrupt as interruption:
             ready = f": {interruption}" if str(interruption) else ""
@@ -87,12 +92,6 @@ class CommandGroup(click.Group):
             )
             raise SystemExit(INTERRUPTED) from None
 
-    def _warn_of_unknown_variables(self, ctx: click.Context) -> None:
-        if unknown_variables(os.environ):  # imports all commands only if need be
-            options = (option for name in COMMANDS for option in _options(self.get_command(ctx, name)))
-            for sentence in unknown_variables(os.environ, options):
-                warnings.warn(sentence, stacklevel=1)
-
 
 def _options(command: click.Command | None) -> Iterator[str]:
     """Yield the names of the options of a command and its subcommands."""
@@ -100,13 +99,6 @@ def _options(command: click.Command | None) -> Iterator[str]:
         yield from (one.name for one in command.params if one.name)
         for inner in getattr(command, "commands", {}).values():
             yield from _options(inner)
-
-
-def _lack_of_memory(error: Exception) -> str | None:
-    """Return the first line of an out-of-memory error; None for any other error."""
-    from mucudnn.kernels.memory import is_out_of_memory  # imported here, since it loads torch
-
-    return first_line(error) if is_out_of_memory(error) else None
 
 
 @click.group(

@@ -52,10 +52,17 @@ class Program(BaseException):
         ``sys.argv``, ``sys.path[0]``, exit status, traceback and signals are those of ``python PROGRAM ARGS``.
         """
         name = self.arguments[0]
+        has_modules = not self.is_module and _holds_modules(name)
         enable_with_torch(lambda: self.config)
-        self._tell_at_the_end()
-        if not sys.flags.safe_path or (_holds_modules(name) and not self.is_module):
-            sys.path[0] = _folder_of(name, is_module=self.is_module)
+        if not rank_of_torchrun():
+            self._tell_at_the_end()
+        if not sys.flags.safe_path or has_modules:
+            if self.is_module:
+                sys.path[0] = str(Path.cwd())
+            elif name == "-":
+                sys.path[0] = ""
+            else:
+                sys.path[0] = str(Path(name).absolute() if has_modules else Path(name).resolve().parent)
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__dict__["__builtins__"] = builtins
         try:
@@ -67,27 +74,43 @@ class Program(BaseException):
         except InvalidInputError as error:
             raise SystemExit(f"mucudnn: {error}") from None
         except BaseException as error:
-            _show_only_its_own_frames(error, main)
+            # The hook for uncaught errors, the program's or Python's, shows only the program's part of the traceback.
+            own = error.__traceback__
+            while own is not None and own.tb_frame.f_globals is not main.__dict__:
+                own = own.tb_next
+            hook = sys.excepthook
+            sys.excepthook = lambda kind, value, _: hook(kind, value.with_traceback(own), own)
             raise
         raise SystemExit
 
     def _tell_at_the_end(self) -> None:
-        """Print the time saved at the exit of the process, and on ``_SIGNAL`` unless the program handles it."""
-        if rank_of_torchrun():
-            return
+        """Print the time saved at the exit of the process, and on ``_SIGNAL`` unless the program handles it.
+
+        At the exit, the report is written, too.
+        """
         number = getattr(signal, _SIGNAL, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, lambda *_: _tell())
         own = os.getpid()
-        atexit.register(lambda: self._end() if os.getpid() == own else None)  # not in forked processes
 
-    def _end(self) -> None:
-        _tell()
-        if self.report is not None:
-            try:
-                _write_report(self.report, " ".join(self.arguments))
-            except OutputError as error:
-                click.echo(f"mucudnn: {error}", err=True)
+        def end() -> None:
+            if os.getpid() != own:  # a forked process
+                return
+            _tell()
+            if self.report is not None:
+                from mucudnn.enabling.switch import status
+
+                found, title = status(), escape(f"mucudnn run {' '.join(self.arguments)}")
+                frame = found.to_frame()
+                every = Table("", [Column(str(name)) for name in frame], [*frame.astype(str).to_numpy().tolist()])
+                told = f"<h1>{title}</h1>\n<pre>{escape(str(found))}</pre>\n{every.html()}"
+                try:
+                    with whole_text(self.report) as page:
+                        page.write(f"<!doctype html><meta charset='utf-8'><title>{title}</title>\n{told}\n")
+                except OutputError as error:
+                    click.echo(f"mucudnn: {error}", err=True)
+
+        atexit.register(end)
 
 
 def _tell() -> None:
@@ -98,29 +121,9 @@ def _tell() -> None:
         click.echo(f"mucudnn: {status().in_one_line()}", err=True)
 
 
-def _write_report(path: Path, program: str) -> None:
-    from mucudnn.enabling.switch import status
-
-    found, title = status(), escape(f"mucudnn run {program}")
-    frame = found.to_frame()
-    every = Table("", [Column(str(name)) for name in frame], [*frame.astype(str).to_numpy().tolist()])
-    told = f"<h1>{title}</h1>\n<pre>{escape(str(found))}</pre>\n{every.html()}"
-    with whole_text(path) as page:
-        page.write(f"<!doctype html><meta charset='utf-8'><title>{title}</title>\n{told}\n")
-
-
 def _holds_modules(name: str) -> bool:
     """Return whether a program is a folder or a zip file, of which Python runs ``__main__.py``."""
     return Path(name).is_dir() or zipfile.is_zipfile(name)
-
-
-def _folder_of(name: str, *, is_module: bool) -> str:
-    """Return what Python puts first on ``sys.path``."""
-    if is_module:
-        return str(Path.cwd())
-    if name == "-":
-        return ""
-    return str(Path(name).absolute() if _holds_modules(name) else Path(name).resolve().parent)
 
 
 def _code_of_script(name: str, main: ModuleType) -> CodeType:
@@ -167,15 +170,6 @@ def _code_of_spec(spec: ModuleSpec | None, wanted: str, main: ModuleType) -> Cod
         raise InvalidInputError(f"there is no {wanted}")
     main.__file__, main.__spec__, main.__loader__, main.__package__ = spec.origin, spec, spec.loader, spec.parent
     return code
-
-
-def _show_only_its_own_frames(error: BaseException, main: ModuleType) -> None:
-    """Make the hook for uncaught errors, the program's or Python's, show only the program's part of the traceback."""
-    own = error.__traceback__
-    while own is not None and own.tb_frame.f_globals is not main.__dict__:
-        own = own.tb_next
-    hook = sys.excepthook
-    sys.excepthook = lambda kind, value, _: hook(kind, value.with_traceback(own), own)
 
 
 @click.command(cls=FileCommand, context_settings={"allow_interspersed_args": False})

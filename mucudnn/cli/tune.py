@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,12 +11,17 @@ from mucudnn.bench.sources.networks import NETWORKS
 from mucudnn.bench.sources.published import TABLES
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.commands import FileCommand, Outputs
-from mucudnn.cli.shared.layer_tables import load_limited, require_complete, solve_stored
+from mucudnn.cli.shared.layer_tables import load_limited
 from mucudnn.cli.shared.options import outputs
 from mucudnn.cli.shared.parameters import OutputFile
 from mucudnn.cli.shared.ranks import tune_on_ranks
-from mucudnn.core.config import Config
+from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.files import whole_text
+
+if TYPE_CHECKING:
+    from mucudnn.bench.sources.layers import LayerTable
+    from mucudnn.bench.sources.table_tuning import TableTuning
+    from mucudnn.tuning.headroom import Limits
 
 _HELP = f"""Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
 
@@ -91,4 +96,34 @@ def tune(
         str(tuning.environment),
         record=tuning_record(tuning, points),
     )
-    require_complete(tuning)
+    if tuning.interrupted:
+        raise KeyboardInterrupt(f"{len(tuning.rows)} of {tuning.wanted} are ready")
+
+
+def solve_stored(
+    table: LayerTable, config: Config, environment: str | None, limits: Limits | None = None
+) -> TableTuning:
+    """Choose configurations for a table from the measurements in the config's database, without measuring.
+
+    environment: number of the environment to use, or part of its description; None for the only one. Prints what the
+    measurements lack.
+    """
+    from mucudnn.bench.sources.table_tuning import of_table, table_tasks
+    from mucudnn.store.database import default_path
+    from mucudnn.store.exports import open_stored
+    from mucudnn.store.selection import select_measurements
+    from mucudnn.tuning.replay import replay, shortcomings
+
+    with open_stored(config.database or default_path()) as database:
+        tasks = table_tasks(table, config, limits)
+        found = select_measurements(
+            database,
+            tasks,
+            BatchSizePolicy(config.policy),
+            algorithms=config.algorithms,
+            strict=config.strict,
+            environment=environment,
+        )
+        for note in shortcomings(tasks, found, BatchSizePolicy(config.policy)):
+            click.echo(f"Note: {note}", err=True)
+        return of_table(table, replay(tasks, config, found))

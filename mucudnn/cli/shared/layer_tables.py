@@ -1,13 +1,10 @@
-"""Helpers for layer tables: load a table, tune it with a progress bar, or solve it from stored measurements."""
+"""Helpers for layer tables: load a table, and tune it with a progress bar."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from mucudnn.core.config import BatchSizePolicy
 from mucudnn.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -57,41 +54,6 @@ def tune_with_progress(table: LayerTable, config: Config, device: str, limits: L
 
     with progress_bar() as progress:
         return tune_table(table, config, limits=limits, device=device, progress=progress)
-
-
-def require_complete(tuning: TableTuning) -> None:
-    """Raise ``KeyboardInterrupt``, with the number of finished rows, if a tuning was interrupted."""
-    if tuning.interrupted:
-        raise KeyboardInterrupt(f"{len(tuning.rows)} of {tuning.wanted} are ready")
-
-
-def solve_stored(
-    table: LayerTable, config: Config, environment: str | None, limits: Limits | None = None
-) -> TableTuning:
-    """Choose configurations for a table from the measurements in the config's database, without measuring.
-
-    environment: number of the environment to use, or part of its description; None for the only one. Prints what the
-    measurements lack.
-    """
-    from mucudnn.bench.sources.table_tuning import of_table, table_tasks
-    from mucudnn.store.database import default_path
-    from mucudnn.store.exports import open_stored
-    from mucudnn.store.selection import select_measurements
-    from mucudnn.tuning.replay import replay, shortcomings
-
-    with open_stored(config.database or default_path()) as database:
-        tasks = table_tasks(table, config, limits)
-        found = select_measurements(
-            database,
-            tasks,
-            BatchSizePolicy(config.policy),
-            algorithms=config.algorithms,
-            strict=config.strict,
-            environment=environment,
-        )
-        for note in shortcomings(tasks, found, BatchSizePolicy(config.policy)):
-            click.echo(f"Note: {note}", err=True)
-        return of_table(table, replay(tasks, config, found))
 
 
 def named_layer(table: LayerTable, name: str | None) -> Layer:

@@ -151,7 +151,11 @@ def setting(name: str, default: object = ..., check: Check | None = None, more: 
     """
     made = SETTINGS[name].metadata
     checked, metavar, text = check or made["check"], made["metavar"], f"{made['text']}{more}"
-    default = _written(SETTINGS[name].default) if default is ... else default
+    if default is ...:
+        default = SETTINGS[name].default
+        several = default if isinstance(default, tuple) else (default,)
+        if several and isinstance(several[0], StrEnum):
+            default = ",".join(several).replace("_", "-")  # as it is written on a command line
     spelled = name.replace("_", "-")
     if not metavar:
         if default is False:
@@ -160,12 +164,6 @@ def setting(name: str, default: object = ..., check: Check | None = None, more: 
     if metavar == "FILE":
         return option(spelled, InputFile(), text, default, name)
     return option(spelled, Text(metavar, lambda given: checked(from_text(name, given), name)), text, default, name)
-
-
-def _written(default: object) -> object:
-    """Return a default of ``Config`` as it is written on a command line."""
-    several = default if isinstance(default, tuple) else (default,)
-    return ",".join(several).replace("_", "-") if several and isinstance(several[0], StrEnum) else default
 
 
 def _no_headroom(value: Any, name: str) -> Any:
@@ -249,17 +247,18 @@ def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
     The command gets their values as one argument, ``config``. fixed: values of other fields. Settings of
     measuring that are neither options nor fixed have the values of their variables, such as ``MUCUDNN_STRICT``.
     """
-    options = (setting(one) if isinstance(one, str) else one for one in settings)
-    return bundled("config", lambda **given: _config(**{**given, **fixed}), *options)
 
+    def make(**given: Any) -> Config:
+        values = {**given, **fixed}
+        if values.get("workspace_budget") is not None:
+            refuse_given(
+                "--workspace-limit and --workspace-budget exclude each other: give one of them", "workspace_limit"
+            )
+            del values["workspace_limit"]
+        named = {name: one for name, one in variables(os.environ).items() if name in (*MEASURING, "first_call_time")}
+        return Config(**{**named, **values})
 
-def _config(**values: Any) -> Config:
-    """Return the ``Config`` of these values; reject a limit in addition to a budget."""
-    if values.get("workspace_budget") is not None:
-        refuse_given("--workspace-limit and --workspace-budget exclude each other: give one of them", "workspace_limit")
-        del values["workspace_limit"]
-    named = {name: one for name, one in variables(os.environ).items() if name in (*MEASURING, "first_call_time")}
-    return Config(**{**named, **values})
+    return bundled("config", make, *(setting(one) if isinstance(one, str) else one for one in settings))
 
 
 MEASURING = (
