@@ -9,7 +9,7 @@ from typing import Any
 
 import mucudnn
 from mucudnn.bench.results.writing import config_record
-from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.bench.sources.table_tuning import TableTuning
 from mucudnn.core.tables import Table, memory_bound, milliseconds, new_table, ratio, short_name
 from mucudnn.core.values import format_bytes, format_seconds
 from mucudnn.solver.division import CurvePoint, budget_curve, limit_curve
@@ -26,18 +26,27 @@ def tuning_table(tuning: TableTuning) -> Table:
     If needed, more columns count candidates left out by a time limit, and explain choices slower than the baseline.
     """
     left_out = left_out_in_words([row.tuned for row in tuning.rows])
-    why_slower = any(_why_slower(row.tuned) for row in tuning.rows)
-    more = ("not measured",) * bool(left_out) + ("why slower",) * why_slower
-    columns = ("count", "PyTorch ms", "chosen ms", "speedup", "workspace", "rel. error", *more)
+    why_slower = [_why_slower(row.tuned) for row in tuning.rows]
+    totals = ("", "", "", "")
+    if tuning.rows:
+        totals = (*_against_torch(tuning), format_bytes(tuning.workspace_bytes))
+    more = ("not measured",) * bool(left_out) + ("why slower",) * any(why_slower)
     printed = new_table(
         f"{tuning.source}, {memory_bound(tuning.config)}",
         ("layer", "operation", "configuration"),
-        columns,
-        footer=("total", "", "", "", *_totals(tuning), "", *("" for _ in more)),
+        ("count", "PyTorch ms", "chosen ms", "speedup", "workspace", "rel. error", *more),
+        footer=("total", "", "", "", *totals, "", *("" for _ in more)),
     )
-    for row in tuning.rows:
-        further = [_unmeasured(row.tuned)] * bool(left_out) + [_why_slower(row.tuned)] * why_slower
-        printed.add_row(*_tuned_cells(row), *further)
+    for row, why in zip(tuning.rows, why_slower, strict=True):
+        tuned, unmeasured = row.tuned, len(row.tuned.left_out)
+        cells = [short_name(row.names), str(tuned.problem.operation), str(tuned.configuration), str(row.count)]
+        cells += [*_against_torch(tuned), format_bytes(tuned.configuration.workspace_bytes)]
+        cells.append("" if tuned.relative_error is None else f"{tuned.relative_error:.1e}")
+        if left_out:
+            cells.append(f"{unmeasured} of {unmeasured + len(tuned.measurements)}" if unmeasured else "")
+        if any(why_slower):
+            cells.append(why)
+        printed.add_row(*cells)
     printed.caption = left_out
     return printed
 
@@ -61,25 +70,6 @@ def account_in_words(tuning: TableTuning) -> str:
     )
 
 
-def _tuned_cells(row: TunedLayer) -> tuple[str, ...]:
-    tuned = row.tuned
-    return (
-        short_name(row.names),
-        str(tuned.problem.operation),
-        str(tuned.configuration),
-        str(row.count),
-        *_against_torch(tuned),
-        format_bytes(tuned.configuration.workspace_bytes),
-        "" if tuned.relative_error is None else f"{tuned.relative_error:.1e}",
-    )
-
-
-def _unmeasured(tuned: TunedProblem) -> str:
-    """Return how many candidates a time limit left unmeasured, such as ``11 of 15``; empty if there are none."""
-    left_out = len(tuned.left_out)
-    return f"{left_out} of {left_out + len(tuned.measurements)}" if left_out else ""
-
-
 def _why_slower(tuned: TunedProblem) -> str:
     """Return why PyTorch's faster algorithm was not chosen, or an empty string if PyTorch's is not faster."""
     if tuned.speedup is None or tuned.speedup >= 1:
@@ -90,12 +80,6 @@ def _why_slower(tuned: TunedProblem) -> str:
     if tuned.limit_bytes is None or needed <= tuned.limit_bytes:
         return ""
     return f"PyTorch needs {format_bytes(needed)}, over the limit"
-
-
-def _totals(tuning: TableTuning) -> tuple[str, ...]:
-    if not tuning.rows:
-        return ("", "", "", "")
-    return (*_against_torch(tuning), format_bytes(tuning.workspace_bytes))
 
 
 def _against_torch(of: TunedProblem | TableTuning) -> tuple[str, str, str]:
@@ -143,6 +127,7 @@ def curve_table(tuning: TableTuning, points: Sequence[CurvePoint]) -> Table:
 def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> dict[str, Any]:
     """Return the JSON object that ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
     database = tuning.config.database
+    accounts = [row.tuned.account and row.tuned.account.to_json() for row in tuning.rows]
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
@@ -151,8 +136,27 @@ def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> dict
         "config": {**config_record(tuning.config), "database": None if database is None else str(database)},
         "source": tuning.source,
         "complete": not tuning.interrupted,
-        "problems": [_tuned(row) for row in tuning.rows],
-        "accounts": None if tuning.divided is not None else _accounts(tuning),
+        "problems": [
+            {
+                "layer": ", ".join(row.names),
+                "operation": tuned.problem.operation,
+                "count": row.count,
+                "batch_size": tuned.batch_size,
+                "problem": asdict(tuned.problem),
+                "torch_s": tuned.baseline_s,
+                "mucudnn_s": tuned.time_s,
+                "predicted_s": tuned.configuration.time_s,
+                "speedup": tuned.speedup,
+                "configuration": str(tuned.configuration),
+                "workspace_bytes": tuned.configuration.workspace_bytes,
+                "relative_error": tuned.relative_error,
+                "reason": tuned.reason,
+                "failures": [{**asdict(failure.micro_config), "reason": failure.why} for failure in tuned.failures],
+                "unmeasured": [asdict(one) for one in tuned.left_out],
+            }
+            for row, tuned in ((row, row.tuned) for row in tuning.rows)
+        ],
+        "accounts": None if tuning.divided is not None else accounts,
         "total": {
             "torch_s": tuning.baseline_s,
             "mucudnn_s": tuning.time_s,
@@ -161,29 +165,4 @@ def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> dict
         },
         "division": None if tuning.divided is None else tuning.divided.division.to_json(),
         "curve": [asdict(point) for point in curve],
-    }
-
-
-def _accounts(tuning: TableTuning) -> list[dict[str, Any] | None]:
-    return [None if row.tuned.account is None else row.tuned.account.to_json() for row in tuning.rows]
-
-
-def _tuned(row: TunedLayer) -> dict[str, Any]:
-    tuned = row.tuned
-    return {
-        "layer": ", ".join(row.names),
-        "operation": tuned.problem.operation,
-        "count": row.count,
-        "batch_size": tuned.batch_size,
-        "problem": asdict(tuned.problem),
-        "torch_s": tuned.baseline_s,
-        "mucudnn_s": tuned.time_s,
-        "predicted_s": tuned.configuration.time_s,
-        "speedup": tuned.speedup,
-        "configuration": str(tuned.configuration),
-        "workspace_bytes": tuned.configuration.workspace_bytes,
-        "relative_error": tuned.relative_error,
-        "reason": tuned.reason,
-        "failures": [{**asdict(failure.micro_config), "reason": failure.why} for failure in tuned.failures],
-        "unmeasured": [asdict(one) for one in tuned.left_out],
     }
