@@ -75,7 +75,9 @@ class Prior:
         here = _place(problem)
         alike = self._known.get(_class(problem), {})
         known = sorted(
-            (_distance(here, place), ratios[algorithm]) for place, ratios in alike.items() if algorithm in ratios
+            (sum(abs(a - b) for a, b in zip(here, place, strict=True)), ratios[algorithm])
+            for place, ratios in alike.items()
+            if algorithm in ratios
         )
         near = [ratio for distance, ratio in known[:_NEIGHBOURS] if distance <= _REACH]
         return Expectation(min(near), _HOPELESS_IN_LIKE[len(near)]) if len(near) in _HOPELESS_IN_LIKE else None
@@ -89,7 +91,3 @@ def _class(problem: ConvProblem) -> _Class:
 
 def _place(problem: ConvProblem) -> _Place:
     return log2(problem.c), log2(problem.k), log2(problem.p * problem.q)
-
-
-def _distance(one: _Place, other: _Place) -> float:
-    return sum(abs(a - b) for a, b in zip(one, other, strict=True))

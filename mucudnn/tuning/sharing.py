@@ -108,14 +108,8 @@ def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file
         "batch size": ", ".join(str(size) for size in sorted({task.batch_size for task in tasks}, reverse=True)),
     }
     kind = f"{environment.device_type}, {environment.device} ({environment.capability})"
-    return Fingerprint(kind, _place(file), everywhere, in_kind, tuple(map(_in_words, tasks)))
-
-
-def _place(file: Database) -> str:
-    """Return a name of the database file that is equal on all ranks that share the file."""
-    if file.path == MEMORY:
-        return f"{socket.gethostname()}:{os.getpid()}"
-    return f"{socket.gethostname()}:{file.path.absolute().resolve()}"
+    place = os.getpid() if file.path == MEMORY else file.path.absolute().resolve()  # equal where ranks share the file
+    return Fingerprint(kind, f"{socket.gethostname()}:{place}", everywhere, in_kind, tuple(map(_in_words, tasks)))
 
 
 def _in_words(task: Task) -> str:

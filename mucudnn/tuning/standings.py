@@ -305,14 +305,14 @@ class Standings:
         return {name: self.prior.expected(self.task.problem, name) for name in names}
 
     def _least_s(self, candidate: Candidate) -> float:
-        """Return the seconds that the candidate's FLOPs for the mini-batch take at the device's peak rate."""
+        """Return the seconds that the candidate's FLOPs for the mini-batch take at the highest rate seen.
+
+        That is the sampled peak rate, or a higher one of a measured candidate.
+        """
         if self.flops_per_s == inf:
             return 0.0
-        return self._least_flops(candidate) / self._full_rate()
-
-    def _full_rate(self) -> float:
-        """Return the highest rate seen in FLOP/s: the sampled peak rate, or a higher one of a measured candidate."""
-        return max(self.flops_per_s, *(self._least_flops(c) / self.total_s(m) for c, m in self._measured()), 0.0)
+        seen = (self._least_flops(c) / self.total_s(m) for c, m in self._measured())
+        return self._least_flops(candidate) / max(self.flops_per_s, *seen, 0.0)
 
     def _least_flops(self, candidate: Candidate) -> float:
         """Return the fewest FLOPs of the candidate for the mini-batch; the baseline counts as direct convolution."""
