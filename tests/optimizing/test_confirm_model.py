@@ -17,7 +17,7 @@ import torch
 from support.clock.machine import FakeClock
 from support.clock.shared_machine import SharedProcessors
 from support.confirmed_net import REST_S, Machine, Net, X, confirmed, made_up_machine, torchs, tuned_net
-from support.ranks.alone import group_of_one
+from support.ranks.group import group_of_one
 from torch import Tensor, nn
 
 import mucudnn

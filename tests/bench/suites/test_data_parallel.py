@@ -9,9 +9,8 @@ from contextlib import closing
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks.alone import group_of_one
 from support.ranks.data_parallel import PARTING, PERIOD, ROUNDS, SETTING, SMALL_CAP, digests, measured
-from support.ranks.group import Ranks
+from support.ranks.group import Ranks, group_of_one
 
 from mucudnn.bench.results.variants import Communication, Variant
 from mucudnn.bench.results.writing import Row

@@ -6,8 +6,8 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -128,3 +128,16 @@ def error_of(call: Callable[[], object]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "none"
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """Be the only rank of a group.
+
+    Free models that synchronize over the group before its end: torch deadlocks, now and then, on those that outlive it.
+    """
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
