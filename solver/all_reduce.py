@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from math import inf
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.values import real, settle, whole
-from mucudnn.solver.front import IntArray
+
+if TYPE_CHECKING:
+    from mucudnn.solver.front import IntArray
 
 
 class AllReduce(StrEnum):
@@ -164,6 +165,8 @@ def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
 
     Raises ``InvalidInputError`` for gradients out of order.
     """
+    import numpy as np  # here, because help texts import this module for the names of the algorithms
+
     sums = _sums(gradients)
     if not gradients:
         return Buckets((), 0.0)
@@ -188,6 +191,8 @@ def _sums(gradients: Sequence[Gradient]) -> IntArray:
 
     Raises ``InvalidInputError`` for gradients out of order.
     """
+    import numpy as np
+
     before_s = 0.0
     for number, gradient in enumerate(gradients):
         if gradient.size_bytes < 1 or not before_s <= gradient.ready_s < inf:
