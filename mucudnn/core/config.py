@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import partial, wraps
 from pathlib import Path
 from sys import float_info
 from typing import Any, TypeVar
 
-from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.errors import InvalidInputError, warn
 from mucudnn.core.problem import Operation
 from mucudnn.core.torch_settings import TORCHS_OWN, rounds_to_tf32
 from mucudnn.core.values import (
@@ -394,6 +394,13 @@ def from_text(name: str, text: str) -> Any:
     if metavar or text.lower() not in (*_TRUE, *_FALSE):
         return text
     return text.lower() in _TRUE
+
+
+def without_cache_budget(config: Config) -> Config:
+    """Return the config of convolutions outside a graph, which keep no filters; warn if ``cache_budget`` is not 0."""
+    if config.cache_budget_bytes != 0:
+        warn("cache_budget keeps filters in models that run as graphs: it has no effect without fuse or memory_budget")
+    return replace(config, cache_budget=0)
 
 
 def config_or_default(config: object) -> Config:

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from mucudnn.core.config import Config, config_or_default
+from mucudnn.core.config import Config, config_or_default, without_cache_budget
 from mucudnn.core.errors import InvalidInputError, MucudnnError, warn
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ _sessions: dict[Config, Session] = {}  # kept, so that a config that is used aga
 def _session(config: Config | None) -> Session:
     from mucudnn.enabling.session import Session
 
-    config = config_or_default(config)
+    config = without_cache_budget(config_or_default(config))
     if config.workspace_budget_bytes is not None:
         raise InvalidInputError(
             f"workspace_budget is {config.workspace_budget!r}, which is divided over a whole model: use "

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
-from mucudnn.core.config import Config, config_or_default
+from mucudnn.core.config import Config, config_or_default, without_cache_budget
 from mucudnn.core.errors import InvalidInputError, warn, warnings_deferred
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, Task
@@ -30,26 +31,25 @@ from mucudnn.running.dispatcher import untouched
 from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
 from mucudnn.tuning.own_step import undisturbed
 from mucudnn.tuning.result import TunedProblem, configurations_of
-from mucudnn.tuning.trace import Call, trace
+from mucudnn.tuning.trace import trace
 from mucudnn.tuning.tuner import machine_and_database, tune_tasks
 
 if TYPE_CHECKING:
     from mucudnn.distributed import Team
-    from mucudnn.tuning.headroom import Limits
 
 _Wanted = dict[str, list[Task]]  # module name -> its tasks, largest batch first
 
 
 @warnings_deferred()
 def optimize(
-    model: torch.nn.Module,
+    model: nn.Module,
     sample_input: Any,
     config: Config | None = None,
     *,
     progress: Progress | bool | None = None,
     step: Step | None = None,
     process_group: ProcessGroup | None = None,
-) -> torch.nn.Module:
+) -> nn.Module:
     """Tune the convolutions that ``model(sample_input)`` runs, convert them to mucudnn modules, and return the model.
 
     Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d`` and ``ConvTranspose2d``; all
@@ -87,107 +87,107 @@ def optimize(
     they are errors.
     """
     config = config_or_default(config)
-    _require_step(step)
-    _require_own_tensors(instance(torch.nn.Module, model, "model"))
+    if not (step is None or callable(step)):
+        raise InvalidInputError(f"step is {shown(step)}; give a function that runs a step of a model, or None")
+    for name, tensor in chain(instance(nn.Module, model, "model").named_parameters(), model.named_buffers()):
+        if not is_lazy(tensor) and tensor.is_inference():
+            raise InvalidInputError(
+                f"{name} of the model was made in torch.inference_mode() and can never be saved for gradients: make "
+                "the model outside of that mode, or give copy.deepcopy(model), copied outside of it"
+            )
     if config.memory_budget_bytes is not None:
-        from mucudnn.graph.memory_budget import fit_in_memory  # lazy, as below
+        from mucudnn.graph.memory_budget import fit_in_memory  # lazy, since most calls do not need it
 
         samples = sample_input if isinstance(sample_input, list) else [sample_input]
         with progress_of(progress) as report_progress:
             return fit_in_memory(model, samples, config, report_progress)
     team = team_of(config, process_group)
     if config.fuse:
-        from mucudnn.graph.memory_budget import run_as_graph  # lazy, since most calls do not need it
+        from mucudnn.graph.memory_budget import run_as_graph  # lazy, as above
 
         with progress_of(progress) as report_progress:
             why = "ranks tune together" if team else "its step is given" if step else None
             graph = run_as_graph(model, sample_input, config, report_progress, why)
         if graph is not None:
             return graph
-        config = replace(config, operations=(Operation.FORWARD,))
-    elif config.cache_budget_bytes != 0:
-        warn("cache_budget keeps filters in models that run as graphs: it has no effect without fuse or memory_budget")
-    config = replace(config, cache_budget=0)
+        config = replace(config, operations=(Operation.FORWARD,), cache_budget=0)
+    config = without_cache_budget(config)
+    with progress_of(progress) as report_progress:
+        _optimize_modules(model, sample_input, config, step, team, report_progress)
+    return model
+
+
+def _optimize_modules(
+    model: nn.Module, sample_input: Any, config: Config, step: Step | None, team: Team | None, progress: Progress
+) -> None:
+    """Tune the convolutions of the model, apply the choices to its modules, and confirm them in steps of the model."""
     device = device_of_convolutions(model)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
         warn(
             "Config(deterministic=True) holds only for mucudnn's algorithms; PyTorch's own convolutions, which run "
             f"where nothing is faster, are deterministic only with {DETERMINISTIC_SETTING} = True"
         )
-    with progress_of(progress) as report_progress, made_current(device), undisturbed(model):
-        sample_input = tree_map(_recordable, sample_input)
+    with made_current(device), undisturbed(model):
+        # autograd cannot save a tensor that was made in inference mode, but a copy
+        sample_input = tree_map(
+            lambda one: one.clone() if isinstance(one, torch.Tensor) and one.is_inference() else one, sample_input
+        )
         with propagate_errors(team), untouched:
-            tuned = _tune(model, sample_input, config, device.type, report_progress, team)
+            wanted = _wanted(model, sample_input, config)
+            tuned = _tuned(wanted, config, device.type, progress, team)
+            modules, kept_bytes = dict(model.named_modules()), _most_kept(tuned.values())
+            for name, tasks in wanted.items():
+                its_own = tuple(tuned[task] for task in tasks)
+                make_tunable(modules[name])
+                swapped = cast(TunedModule, modules[name])
+                swapped.confirmation = swapped.unconfirmed = None
+                _put_in(swapped, its_own, config, kept_bytes)
         confirm_model(
             model,
             sample_input,
             config,
-            partial(_put_in, config=config, kept_bytes=_most_kept(tuned)),
+            partial(_put_in, config=config, kept_bytes=kept_bytes),
             device_type=device.type,
             step=step,
             team=None if team is None else team.again(),
-            progress=report_progress,
+            progress=progress,
         )
-    return model
 
 
-def _tune(
-    model: torch.nn.Module,
-    sample_input: Any,
-    config: Config,
-    device_type: str,
-    progress: Progress,
-    team: Team | None,
-) -> Sequence[TunedProblem]:
-    """Tune the convolutions of the model, apply the choices to its modules, and return them."""
-    wanted = _wanted(model, trace(model, sample_input), config, _limits(model, sample_input, config))
+def _tuned(
+    wanted: _Wanted, config: Config, device_type: str, progress: Progress, team: Team | None
+) -> dict[Task, TunedProblem]:
+    """Tune all tasks, each once, under a name such as ``layer1.0.conv1 +3, forward ...``.
+
+    ``+3`` counts the other modules that share the task with the first one.
+    """
     needing: dict[Task, list[str]] = {}
     for name, of_module in wanted.items():
         for task in of_module:
             needing.setdefault(task, []).append(name)
     tasks = sorted(needing, key=lambda task: -task.batch_size)
-    named = [replace(task, count=len(needing[task]), name=_task_name(task, needing[task])) for task in tasks]
+    named = []
+    for task in tasks:
+        first, *others = needing[task]
+        text = f"{first or 'the model itself'}{f' +{len(others)}' if others else ''}, {task.problem}"
+        named.append(replace(task, count=len(needing[task]), name=text))
     with machine_and_database(config, device_type) as (machine, database):
         tuning = tune_tasks(named, config, progress=progress, machine=machine, database=database, team=team)
-        _swap(model, wanted, dict(zip(tasks, tuning.problems, strict=True)), config)
-    return tuning.problems
+    return dict(zip(tasks, tuning.problems, strict=True))
 
 
-def _limits(model: torch.nn.Module, sample_input: Any, config: Config) -> Limits | None:
-    """Return workspace limits that preserve the peak memory of a training step; None if there is no such limit."""
-    if not config.has_headroom_limit:
-        return None
-    from mucudnn.tuning.headroom import find_headroom
+def _wanted(model: nn.Module, sample_input: Any, config: Config) -> _Wanted:
+    """Trace the model, and return a task for each operation to tune, but not for the unused gradient of its input.
 
-    return find_headroom(model, sample_input)
-
-
-def _require_step(step: object) -> None:
-    if not (step is None or callable(step)):
-        raise InvalidInputError(f"step is {shown(step)}; give a function that runs a step of a model, or None")
-
-
-def _require_own_tensors(model: torch.nn.Module) -> None:
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if not is_lazy(tensor) and tensor.is_inference():
-            raise InvalidInputError(
-                f"{name} of the model was made in torch.inference_mode() and can never be saved for gradients: make "
-                "the model outside of that mode, or give copy.deepcopy(model), copied outside of it"
-            )
-
-
-def _recordable(value: Any) -> Any:
-    """Return a value; if it is a tensor made in inference mode, a copy that autograd can save for gradients."""
-    return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
-
-
-def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limits: Limits | None) -> _Wanted:
-    """Return a task for each operation to tune, without the gradient of the model's own input, which is not used.
-
-    The config's operations are the modules': FORWARD of a transposed convolution has a backward data problem. limits:
-    the headroom of each call (the memory free below the peak of a training step); 0 for calls outside a training step;
-    None to use the config's limit for all calls.
+    The config's operations are the modules': FORWARD of a transposed convolution has a backward data problem. With a
+    headroom limit, each call has the memory that is free below the peak of a training step, and one outside such a step
+    has none.
     """
+    calls, limits = trace(model, sample_input), None
+    if config.has_headroom_limit:
+        from mucudnn.tuning.headroom import find_headroom  # lazy, since few calls need it
+
+        limits = find_headroom(model, sample_input)
     modules = dict(model.named_modules())
     wanted: _Wanted = {}
     for call in sorted(calls, key=lambda call: -call.batch_size):
@@ -209,59 +209,37 @@ def _wanted(model: torch.nn.Module, calls: Iterable[Call], config: Config, limit
     return wanted
 
 
-def _task_name(task: Task, modules: Sequence[str]) -> str:
-    """Return the name of a task: ``layer1.0.conv1 +3, forward ...``.
-
-    ``+3`` counts the other modules that share the task with the first one.
-    """
-    more = f" +{len(modules) - 1}" if len(modules) > 1 else ""
-    return f"{modules[0] or 'the model itself'}{more}, {task.problem}"
-
-
-def _swap(model: torch.nn.Module, wanted: _Wanted, tuned: Mapping[Task, TunedProblem], config: Config) -> None:
-    modules, kept_bytes = dict(model.named_modules()), _most_kept(tuned.values())
-    for name, tasks in wanted.items():
-        its_own = tuple(tuned[task] for task in tasks)
-        make_tunable(modules[name])
-        swapped = cast(TunedModule, modules[name])
-        swapped.confirmation = swapped.unconfirmed = None
-        _put_in(swapped, its_own, config, kept_bytes)
-
-
 def _most_kept(tuned: Iterable[TunedProblem]) -> int:
     """Return the largest workspace in bytes that any of these choices keeps allocated between calls."""
     return max((one.configuration.workspace_bytes for one in tuned if not one.configuration.is_baseline), default=0)
 
 
 def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config, kept_bytes: int = 0) -> None:
-    """Apply tuned choices to their module. kept_bytes: workspace that other modules' calls may leave allocated."""
-    module.tuned = tuple(its_own)
-    module.choices = _choices(its_own, config, cast(_ConvNd, module).weight.device.type, kept_bytes)
+    """Apply tuned choices to their module. kept_bytes: workspace that other modules' calls may leave allocated.
 
-
-def _choices(its_own: Sequence[TunedProblem], config: Config, device_type: str, kept_bytes: int) -> Choices | None:
-    """Return the choices that a module's operator runs; None if torch's convolution won everywhere.
-
-    Without choices the module calls torch directly and saves the operator's overhead. If a limit also applies to
-    torch's convolution, and ``kept_bytes`` of other modules would exceed it, choices are returned anyway, since the
+    A module whose convolutions are all torch's own calls torch directly, and saves the operator's overhead. But if a
+    limit also applies to torch's convolution, and ``kept_bytes`` would exceed it, the module gets choices, since the
     operator frees those bytes before it calls torch's convolution.
 
     Divisions of torch's own convolution are not used for batches smaller than the tuned one, since they were not
     compared with the undivided convolution there.
     """
+    module.tuned = tuple(its_own)
+    limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
     configurations: dict[ConvProblem, dict[int, Configuration]] = {}
+    are_torchs, most_bytes = True, kept_bytes
     for tuned in its_own:  # largest batch first, so that tuned smaller batches override
         for n, configuration in configurations_of(tuned).items():
             if n == tuned.batch_size or configuration.algorithms != (TORCHS_OWN,):
+                if config.baseline_exempt and configuration.is_baseline:
+                    configuration = replace(configuration, workspace_bytes=0)
                 configurations.setdefault(tuned.problem, {})[n] = configuration
-    limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
-    if config.baseline_exempt:
-        configurations = {
-            problem: {n: replace(c, workspace_bytes=0) if c.is_baseline else c for n, c in by_size.items()}
-            for problem, by_size in configurations.items()
-        }
-    every = [configuration for by_size in configurations.values() for configuration in by_size.values()]
-    most_bytes = kept_bytes + max((c.workspace_bytes for c in every), default=0)
-    if all(c.is_baseline for c in every) and (limit_bytes is None or most_bytes <= limit_bytes):
-        return None
-    return Choices.of(configurations, device_type, not config.has_headroom_limit, limit_bytes)
+    for by_size in configurations.values():
+        for configuration in by_size.values():
+            are_torchs = are_torchs and configuration.is_baseline
+            most_bytes = max(most_bytes, kept_bytes + configuration.workspace_bytes)
+    if are_torchs and (limit_bytes is None or most_bytes <= limit_bytes):
+        module.choices = None
+    else:
+        device_type = cast(_ConvNd, module).weight.device.type
+        module.choices = Choices.of(configurations, device_type, not config.has_headroom_limit, limit_bytes)

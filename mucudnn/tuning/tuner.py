@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import ProcessGroup
 
-from mucudnn.core.config import Config, config_or_default
+from mucudnn.core.config import Config, config_or_default, without_cache_budget
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem, Operation
 from mucudnn.core.records import Failure, Measurement, Task
@@ -82,7 +82,7 @@ def tune(
     process skips it), ``SharingError`` if ranks differ or one of them is lost, and ``TuningInterrupted`` on Ctrl-C,
     with the finished problems.
     """
-    config, place = config_or_default(config), device_named(device)
+    config, place = without_cache_budget(config_or_default(config)), device_named(device)
     names = instance(Mapping, {} if names is None else names, "names")  # type: ignore[type-abstract]
     samples, limit = whole(batch_size, "batch_size", 1), config.workspace_limit_bytes
     given = [instance(ConvProblem, problem, "one of problems") for problem in several(problems)]

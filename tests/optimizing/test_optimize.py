@@ -150,3 +150,10 @@ def test_a_generator_in_inference(tmp_path: Path) -> None:
 def test_a_cache_budget_without_a_graph_has_no_effect_and_it_is_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="cache_budget keeps filters in models that run as graphs"):
         mucudnn.optimize(nn.Conv2d(2, 2, 3).eval(), torch.randn(1, 2, 4, 4), config(tmp_path, cache_budget="1MiB"))
+    with pytest.warns(UserWarning, match="cache_budget keeps filters in models that run as graphs"):
+        mucudnn.tune([], 1, config(tmp_path, cache_budget="1MiB"))
+    try:
+        with pytest.warns(UserWarning, match="cache_budget keeps filters in models that run as graphs"):
+            mucudnn.enable(config(tmp_path, cache_budget="1MiB"))
+    finally:
+        mucudnn.disable()
