@@ -60,7 +60,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     config = Config(
         workspace_limit="headroom",
         algorithms=ALGORITHMS,
-        time_limit="100ms",
+        time_limit="1s",
         database=tmp_path_factory.mktemp("headroom") / "measurements.sqlite",
         confirm=False,
     )
