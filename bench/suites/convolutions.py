@@ -349,9 +349,7 @@ def convolutions_tables(folder: ResultFolder) -> Iterator[Table | str]:
     ours = _choices_rows(rows)
     if len(ours[_CONTESTANT].drop_duplicates()) == 1:
         yield _layers_table(folder, rows)
-    summary = summary_table(summary_rows(rows))
-    summary.caption = ""  # It is for readers of a page.
-    yield summary
+    yield summary_table(summary_rows(rows))
     yield left_out_in_words(folder)
     for name, failed in rows[rows["failure"].notna()].groupby("contestant", sort=False):
         yield f"{shown_name(str(name))}: no time in {len(failed)} rows, as {failed['failure'].iloc[0]}"
