@@ -72,8 +72,8 @@ class Confirmation:
     summed time of all convolutions in such a step. over_tuned: median over the tuned convolutions of the time in the
     step / the time in tuning; None if unknown. put_back: problems for which torch's own was restored, since ours was
     slower in place. is_withdrawn: whether torch's own was restored everywhere, since the step was still slower. kept:
-    problems for which ours is slower in place but stays, since torch's own needs more workspace than the limit. load:
-    as in ``Measurement``.
+    problems for which ours stays all the same, since torch's own needs more workspace than the limit. load: as in
+    ``Measurement``.
     """
 
     step: Comparison
@@ -121,7 +121,7 @@ class Confirmation:
             f"step {before} -> {after} ms, {step.speedup:.2f}x ± {step.noise:.2f}{verdict}",
             f"convolutions {self.convolutions.speedup:.2f}x",
             f"{100 * self.share:.0f} % of the step were convolutions{bound}",
-            *(["PyTorch's own runs everywhere"] if self.is_withdrawn else []),
+            *([f"PyTorch's own runs {'where the limit allows it' if self.kept else 'everywhere'}"] * self.is_withdrawn),
             *([f"measured on a busy machine, {self.load:.0%} of its speed was missing"] if self.is_disturbed else []),
         )
         return "; ".join(parts)
@@ -292,6 +292,7 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
                 lost.append(PutBack(name, one.problem, one.batch_size, f"slower in the step, {with_noise(in_place)}"))
     steps.put_in(noted)
     put_back = _put_back(steps, lost)
+    kept = [one for one in lost if one not in put_back]
     if of_rank_0(bool(put_back)):
         recorded = steps_in_turns(steps, recorded=True)
 
@@ -310,10 +311,15 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
     is_withdrawn = found.step.is_slower(LEAST_CHANGE) and not found.is_disturbed
     if is_withdrawn:
         why = f"the step was slower with the tuned choices, {with_noise(found.step)}"
-        everywhere = (PutBack(name, one.problem, one.batch_size, why) for name, of in steps.tuned.items() for one in of)
-        _put_back(steps, list(everywhere))
-    kept = tuple(one for one in lost if one not in put_back)
-    return replace(found, put_back=tuple(put_back), is_withdrawn=is_withdrawn, kept=kept)
+        lost = [
+            PutBack(name, one.problem, one.batch_size, why)
+            for name, every in steps.tuned.items()
+            for one in every
+            if not one.configuration.is_baseline
+        ]
+        withdrawn = _put_back(steps, lost)
+        kept = [one for one in lost if one not in withdrawn]
+    return replace(found, put_back=tuple(put_back), is_withdrawn=is_withdrawn, kept=tuple(kept))
 
 
 _Layer = tuple[ConvProblem, int, bool]  # forward problem, batch size, whether in the backward pass

@@ -396,7 +396,11 @@ class Race:
             yield from self._failed(entry.candidate, entry.timer.error)
 
     def _failed(self, candidate: Candidate, error: Exception) -> Iterator[Failure]:
-        """Record the candidate's failure and yield it. Raise ``BrokenDeviceError`` if the device is unusable."""
+        """Record the candidate's failure and yield it. Raise ``BrokenDeviceError`` if the device is unusable.
+
+        A candidate that died, hung or was wrong, here or in its proof, has failed for good: its failure is stored, and
+        later tunings leave it out. A lack of memory, and a proof that could not be made, are not stored.
+        """
         try:
             self.machine.clock.now()
         except RuntimeError as broken:  # a sticky CUDA error, with which every call on the device fails

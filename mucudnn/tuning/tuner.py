@@ -170,7 +170,9 @@ def require_callable(progress: object) -> None:
 def _tune(context: Context, tasks: Sequence[Task]) -> Tuning:
     """Find the tasks' candidates, measure them, solve, and verify the choices by whole runs; return the results.
 
-    Ctrl-C keeps the finished problems.
+    Stored results are not measured again, but for disturbed ones, if the machine is quiet now, and failures of torch's
+    own. A candidate whose failure is stored is left out, unless nothing else fits a limit. Ctrl-C keeps the finished
+    problems.
     """
     config, machine = context.config, context.machine
     divided = None

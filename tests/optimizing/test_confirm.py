@@ -167,6 +167,13 @@ def test_a_slower_step_has_torchs_own_everywhere() -> None:
         "2.40x; PyTorch's own runs everywhere"
     )
     assert "the step was slower with the tuned choices, 0.92 ± 0.00" in steps.tuned["a"][0].reason
+    steps = MadeUpSteps(
+        {"a": all_three(SMALL), "b": all_three(LARGE)}, rest_s=(0.05, 0.09), allowed=lambda one: one.problem != SMALL
+    )
+    found = confirmed(steps)
+    assert len(steps.torchs) == 5
+    assert [(one.module, one.problem) for one in found.kept] == [("a", SMALL)]
+    assert str(found).endswith("PyTorch's own runs where the limit allows it")
 
 
 def test_what_is_not_clear_stays_and_is_called_so() -> None:
