@@ -113,7 +113,7 @@ def _cases() -> Iterator[tuple[Algorithm, str, ConvProblem]]:
 
 def _takes(algorithm: Algorithm, name: str) -> bool:
     """Tell whether it is made for these channels, in any build."""
-    if isinstance(algorithm, compiled.Pointwise):
+    if algorithm == compiled.POINTWISE:
         return name != "depthwise"
     if algorithm == compiled.DEPTHWISE:
         return "groups" in _GEOMETRIES[name]
