@@ -130,13 +130,19 @@ def error_of(call: Callable[[], object]) -> str:
     return "none"
 
 
+_GROUPS_OF_ONE: list[object] = []
+
+
 @contextmanager
 def group_of_one() -> Iterator[None]:
     """Be the only rank of a group.
 
     Free models that synchronize over the group before its end: torch deadlocks, now and then, on those that outlive it.
+    The group itself is kept, since its threads may hold the last work: one that freed the group would join itself,
+    which ends the process.
     """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    _GROUPS_OF_ONE.append(dist.group.WORLD)
     try:
         yield
     finally:
