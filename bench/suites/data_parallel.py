@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
-from random import Random
 from statistics import median
 from typing import Any
 
@@ -43,6 +42,7 @@ from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.distributed import gathered
 from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.measuring.clocks import Clock, wall_clock
+from mucudnn.measuring.turns import in_turns
 from mucudnn.running.environment import Environment
 
 _TUNING = 0.5  # fraction of the displayed progress that tuning takes
@@ -126,14 +126,11 @@ def measure_data_parallel(
         for cap in setting.bucket_caps
         for which in models
     ]
-    every: list[_Alone | _Together] = [*alone.values(), *together]
-    order = Random(0)  # the same on all ranks
+    turns = in_turns([*(one.sample for one in alone.values()), *(one.sample for one in together)])
     progress = share_of(progress, _TUNING, 1 - _TUNING)
     for number in range(rounds):
         progress("steps in turns", number / rounds)
-        order.shuffle(every)
-        for one in every:
-            one.sample()
+        next(turns)
     columns = {which: one.columns() for which, one in alone.items()}
     return [one.row(setting, columns[one.which]) for one in together]
 

@@ -28,12 +28,12 @@ from mucudnn.graph.steps import array_of, run_array
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer, peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock
+from mucudnn.measuring.quiet import BUSY_TEXT, Quiet
 from mucudnn.measuring.turns import Rounds, compare_in_turns, in_turns
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.solver.bands import Costs, Reach
 from mucudnn.store.database import Database
 from mucudnn.store.tuning_store import EnvironmentStore
-from mucudnn.tuning.quiet import BUSY_TEXT, Quiet
 
 _ROWS = 4, 32  # two heights of bands, between which costs are linear
 _CALLS = 3

@@ -27,6 +27,7 @@ from mucudnn.distributed import Team
 from mucudnn.kernels.memory import give_back_cache
 from mucudnn.measuring.clocks import wall_clock
 from mucudnn.measuring.load import watch_of
+from mucudnn.measuring.quiet import Quiet
 from mucudnn.optimizing.steps import (
     LEAST_CHANGE,
     InPlaceTimes,
@@ -43,7 +44,6 @@ from mucudnn.optimizing.steps import (
 from mucudnn.running.modules import TunedModule
 from mucudnn.tuning.choose import baseline_of, with_noise
 from mucudnn.tuning.own_step import OwnStep
-from mucudnn.tuning.quiet import Quiet
 from mucudnn.tuning.result import TunedProblem, relative_error_of, tuned_of
 
 SHORTEST_S, LONGEST_S = 0.002, 2.5  # range of the step time for automatic confirmation

@@ -22,6 +22,7 @@ from mucudnn.core.torch_settings import deterministic_torch
 from mucudnn.core.values import instance, several, shown, whole
 from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.measuring.clocks import kept_heap, peak_flops_per_s
+from mucudnn.measuring.quiet import MOST_WAITED_S, Quiet, undisturbed
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import device_named, made_current
 from mucudnn.running.dispatcher import untouched
@@ -38,7 +39,6 @@ from mucudnn.tuning.feasible import (
     require_feasible,
 )
 from mucudnn.tuning.job import Context, Job, Priors, expected_s, job_of, permitted_algorithms
-from mucudnn.tuning.quiet import MOST_WAITED_S, Quiet, undisturbed
 from mucudnn.tuning.race import Race
 from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
 

@@ -17,7 +17,7 @@ import mucudnn
 from mucudnn.core import errors
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import MicroConfig
-from mucudnn.tuning.quiet import Quiet
+from mucudnn.measuring.quiet import Quiet
 from mucudnn.tuning.result import tuned_of
 
 KIB = 1024

@@ -13,10 +13,10 @@ from support.clock.shared_machine import SharedProcessors
 from mucudnn.core import errors
 from mucudnn.core.config import Config
 from mucudnn.core.records import Comparison, Configuration, Failure, FailureKind, Measurement, MicroConfig, Task
+from mucudnn.measuring import quiet
 from mucudnn.measuring.load import Watch
 from mucudnn.store.database import Database
 from mucudnn.store.tuning_store import EnvironmentStore
-from mucudnn.tuning import quiet
 from mucudnn.tuning.choose import run_whole
 from mucudnn.tuning.job import Context, Job
 from mucudnn.tuning.tuner import Tuning
