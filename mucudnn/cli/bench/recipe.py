@@ -40,9 +40,9 @@ def recipe(context: click.Context, /, name: str | None, outputs: Outputs, **give
         printed.caption = f"to start your own, copy a file of {SHIPPED[each].parent}"
         outputs.tell(printed)
         return
+    read = read_recipe(name, given["device"].partition(":")[0])
     if outputs.out is None:
         raise click.UsageError("a recipe needs a folder for its results: add --out DIR", context)
-    read = read_recipe(name, given["device"].partition(":")[0])
     command: click.Command | None = context.find_root().command
     for part in read.command.split():
         command = command.get_command(context, part) if isinstance(command, click.Group) else None
