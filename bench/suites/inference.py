@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -29,9 +30,9 @@ from mucudnn.bench.results.bounds import kinds_table
 from mucudnn.bench.results.reading import Header, ResultFolder, with_time
 from mucudnn.bench.results.variants import TORCH, Runtime
 from mucudnn.bench.results.writing import Row, config_record, open_folder
-from mucudnn.bench.suites.shared.apart import PAUSE_S, Apart, Entrant, OwnProcess, Ready, require_torch, sampled
+from mucudnn.bench.suites.shared.apart import Entrant, Ready, contestant, pickled, require_torch, sampled
 from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes, resident_growth
-from mucudnn.bench.suites.shared.processes import OwnProcessError
+from mucudnn.bench.suites.shared.processes import WorkerError
 from mucudnn.bench.suites.shared.step_parts import KindTimes, median_by_kind
 from mucudnn.core.config import Config
 from mucudnn.core.errors import UnavailableError
@@ -186,15 +187,13 @@ def compare_runtimes(
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     rounds: int = ROUNDS,
     runtimes: Sequence[Runtime] = tuple(Runtime),
-    job: Callable[..., Callable[[], Ready[_Found]]] = RuntimeJob,
-    pause_s: float = PAUSE_S,
     progress: Progress = silent,
 ) -> None:
     """Prepare each runtime in its own process, one after the other, then time their calls of the model, interleaved.
 
     The rows are written into the folder ``out``; nothing is measured if it has them. x: (N, C, H, W), in
     ``memory_format``. config: for mucudnn's tuning; its operations are ignored. runtimes: torch is always added, as the
-    reference for outputs. job: makes the job of a runtime. pause_s: seconds between samples.
+    reference for outputs.
 
     A runtime that is not installed, fails, is killed or times out gets a row with the reason, and the others continue.
     Raises ``UnavailableError`` if the model cannot be pickled or torch itself fails, and the errors of ``open_folder``.
@@ -214,11 +213,12 @@ def compare_runtimes(
             folder.write_summary()
             return
         entrants: dict[Runtime, Entrant[_Found]] = {}
-        with Apart(ready_s=READY_S, sample_s=SAMPLE_S, pause_s=pause_s) as apart:
-            handed = apart.handed((model, x))
+        with pickled((model, x)) as handed, ExitStack() as stack:
             for index, runtime in enumerate(asked):
                 progress(f"{runtime} gets ready", index / len(asked) / 2)
-                entrants[runtime] = Entrant.started(apart, job(runtime, handed, torch.get_num_threads(), config))
+                job = RuntimeJob(runtime, handed, torch.get_num_threads(), config)
+                worker = stack.enter_context(contestant(job))
+                entrants[runtime] = Entrant(worker, ready_s=READY_S, sample_s=SAMPLE_S)
             torchs = entrants[Runtime.TORCH]
             require_torch(torchs)
             for done in sampled(entrants.values(), rounds):
@@ -228,24 +228,24 @@ def compare_runtimes(
             rows = []
             for runtime, one in entrants.items():
                 more: dict[str, Any] = {"version": version_of(runtime)}
-                if one.process is not None and one.found is not None:
+                if one.found is not None:
                     outputs, memory = one.found
                     more |= {
                         "relative_difference": relative_difference(outputs, expected),
                         **memory,
-                        "ready_after_s": one.process.ready_after_s,
-                        "kinds_s": _kinds(one.process) if runtime.tells_layers else {},
+                        "ready_after_s": one.ready_after_s,
+                        "kinds_s": _kinds(one) if runtime.tells_layers else {},
                     }
                 rows.append(Row(subject, runtime, one.samples_s, failure=one.failure, more=more))
         folder.add(rows)
         folder.write_summary()
 
 
-def _kinds(process: OwnProcess[_Found]) -> dict[str, float]:
+def _kinds(entrant: Entrant[_Found]) -> dict[str, float]:
     """Return the median seconds of each kind of layer in a call of the runtime; empty if layers cannot be timed."""
     try:
-        return median_by_kind([process.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
-    except OwnProcessError:
+        return median_by_kind([entrant.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
+    except WorkerError:
         return {}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby, product
@@ -29,9 +29,9 @@ from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
 from mucudnn.bench.sources.networks import NETWORKS, input_shape_of
 from mucudnn.bench.sources.trainee import Batch, Loss, Trainee, labelled_batches, loss_for
-from mucudnn.bench.suites.shared.apart import SAMPLED, Apart, Entrant, Ready, sampled
+from mucudnn.bench.suites.shared.apart import SAMPLED, Entrant, Ready, contestant, pickled, sampled
 from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes
-from mucudnn.bench.suites.shared.processes import OwnProcessError
+from mucudnn.bench.suites.shared.processes import WorkerError
 from mucudnn.bench.suites.shared.step_parts import KindTimes, StepSplit, StepSplitter, median_by_kind
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, MucudnnError, first_line
@@ -149,7 +149,7 @@ class TrainingOptions:
     precisions: None for ``known_precisions``. variants: None for all that the device supports; torch's own variant is
     always added. rounds: time samples of each variant, each of one or more steps. seconds: the time limit, after which
     no further setting is started, or None. how: the way mucudnn is applied to the step. clock: times the steps, but not
-    the tuning; None for a wall clock. apart: starts the processes of the variants.
+    the tuning; None for a wall clock.
     """
 
     config: Config = field(default_factory=Config)
@@ -160,7 +160,6 @@ class TrainingOptions:
     seconds: float | None = None
     how: How = How.OPTIMIZE
     clock: Clock | None = None
-    apart: Callable[[], Apart] = Apart
 
 
 def benchmark_training(
@@ -261,22 +260,20 @@ def measured_rows(
     variants = chosen_variants(options.variants, setting.device)
     entrants: dict[Variant, Entrant[int]] = {}
     parts: dict[Variant, list[_Parts]] = {variant: [] for variant in variants}
-    with options.apart() as apart:
-        handed = apart.handed(subject)
+    with pickled(subject) as handed, ExitStack() as stack:
         for index, variant in enumerate(variants):
             progress(f"{setting}: {variant} gets ready", index / len(variants))
             job = StepJob(handed, setting, variant, options.config, threads, clock)
-            entrants[variant] = Entrant.started(apart, job)
+            entrants[variant] = Entrant(stack.enter_context(contestant(job)))
         for _ in sampled(entrants.values(), options.rounds):
             for variant, one in entrants.items():
-                timer, process, own = one.timer, one.process, parts[variant]
-                if timer is None or process is None or timer.error is not None or (own and isinstance(own[-1], str)):
+                own = parts[variant]
+                if setting.device not in SPLIT_ON or one.failure or (own and isinstance(own[-1], str)):
                     continue
-                if setting.device in SPLIT_ON:
-                    try:
-                        own.append(process.ask(max(1, round(SAMPLED.sample_s / timer.samples_s[-1]))))
-                    except OwnProcessError as error:
-                        timer.error = error
+                try:
+                    own.append(one.ask(max(1, round(SAMPLED.sample_s / one.timer.samples_s[-1]))))
+                except WorkerError as error:
+                    one.timer.error = error
         return [
             Row(
                 setting.subject(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ def exiting_in_a_call() -> Ready[str]:
 
 def hanging_in_a_call() -> Ready[str]:
     return Ready(lambda: time.sleep(600), "ready")
+
+
+def starting_another() -> Ready[int]:
+    return Ready(lambda: time.sleep(600), subprocess.Popen(["sleep", "600"]).pid)
 
 
 def talking() -> Ready[str]:

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from support.clock.ticking import TickingClock
-from support.in_threads import InThreads
+from support.in_threads import training_in_threads
 from torch import nn
 from torch.nn import functional as F
 
@@ -35,8 +35,9 @@ def measured_variants(
     memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
 ) -> list[Row]:
     options = options or TrainingOptions(CONFIG, rounds=2, clock=TickingClock())
-    options = replace(options, apart=InThreads, variants=options.variants or (Variant.TORCH, Variant.MUCUDNN))
+    options = replace(options, variants=options.variants or (Variant.TORCH, Variant.MUCUDNN))
     (batch,) = labelled_batches(1, 2, (3, 6, 6))
     subject = (model or tiny(), batch, F.cross_entropy)
     settings = [Setting("tiny", 2, "cpu", *each, options.how) for each in product(precisions, memory_formats)]
-    return [row for setting in settings for row in measured_rows(setting, subject, options)]
+    with training_in_threads():
+        return [row for setting in settings for row in measured_rows(setting, subject, options)]

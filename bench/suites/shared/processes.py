@@ -1,4 +1,4 @@
-"""Runs functions in supervised child processes, which end with their parent. Does not import torch."""
+"""Supervised child processes, which call functions on request and end with their parent. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,88 +12,90 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
 from math import inf, isfinite
 from multiprocessing.connection import Connection
-from typing import Any, Self, TypeVar
+from typing import Any, Self
+
+import psutil
 
 from mucudnn.core.errors import MucudnnError, first_line
 from mucudnn.core.values import format_seconds
 
-T = TypeVar("T")
-
 _END_S = 2.0  # for a process to end itself
 
 
-class OwnProcessError(RuntimeError):
-    """Raised if the function of a child process raised an error, or the process ended early or timed out."""
+class WorkerError(RuntimeError):
+    """Raised if a function raised an error in a child process, or the process ended early or timed out.
 
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A picklable description of an error that was raised in a child process.
-
-    trace: the traceback, empty for mucudnn's own errors. moment_s: time of the error on the monotonic clock.
+    trace: the traceback of the function's error, empty for mucudnn's own errors. moment_s: time of the function's error
+    on the monotonic clock, which processes share; 0 if there was none.
     """
 
-    reason: str
-    trace: str = ""
-    moment_s: float = field(default_factory=time.monotonic)
-
-
-def attempt(function: Callable[[], T]) -> T | Failed:
-    """Call a function and return its result; if it raises an error, return a picklable ``Failed`` instead."""
-    try:
-        return function()
-    except MucudnnError as error:
-        return Failed(str(error))
-    except Exception as error:
-        return Failed(f"{type(error).__name__}: {first_line(error)}", traceback.format_exc())
+    def __init__(self, reason: str, trace: str = "", moment_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.trace, self.moment_s = trace, moment_s
 
 
 class Worker:
-    """A child process that calls a function, with a connection to it. Leaving the context ends the process."""
+    """A child process that makes an object, and then calls functions with it on request, until one of them fails.
 
-    def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Start a process that calls ``function`` with its end of the connection and the given arguments."""
+    Leaving the context ends the process. connection: has something to read when ``answer`` would not wait.
+    """
+
+    def __init__(self, make: Callable[..., object], *arguments: Any) -> None:
+        """Start a process that calls ``make`` with these arguments, all picklable, to make its object."""
         spawn = multiprocessing.get_context("spawn")
-        self.told, there = spawn.Pipe()
-        self.process = spawn.Process(target=_run, args=(function, there, *arguments), daemon=True)
-        self.process.start()
+        self.connection, there = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(there, make, *arguments), daemon=True)
+        self._process.start()
         there.close()
 
-    def send(self, message: object) -> None:
-        """Send a picklable message to the process. Raises ``OwnProcessError`` if the process has ended."""
-        try:
-            self.told.send(message)
-        except OSError:
-            raise OwnProcessError(self.how_it_ended()) from None
+    def ask(self, function: Callable[[Any], Any], limit_s: float = inf, what: str = "an answer") -> Any:
+        """Return the result of the picklable function, called with the object in the process. Raises as ``answer``."""
+        self.request(function)
+        return self.answer(limit_s, what)
 
-    def receive(self, limit_s: float = inf, what: str = "an answer") -> Any:
-        """Wait for a message from the process and return it; kill the process after ``limit_s`` seconds.
+    def request(self, function: Callable[[Any], Any]) -> None:
+        """Let the process call the picklable function with its object; ``answer`` returns the result."""
+        with suppress(OSError):  # The process has ended, and ``answer`` says how.
+            self.connection.send(function)
 
-        what: the name of the message in errors. Raises ``OwnProcessError`` on a timeout, and if the process has ended.
+    def answer(self, limit_s: float = inf, what: str = "an answer") -> Any:
+        """Wait for the result of a request and return it; kill the process after ``limit_s`` seconds.
+
+        what: the name of the result in errors. Raises ``WorkerError`` if the object could not be made, if the function
+        failed, on a timeout, and if the process has ended.
         """
-        if not self.told.poll(limit_s if isfinite(limit_s) else None):
-            self.process.kill()
-            raise OwnProcessError(f"{what} took longer than {format_seconds(limit_s)} and was killed")
+        if not self.connection.poll(limit_s if isfinite(limit_s) else None):
+            self._kill()
+            raise WorkerError(f"{what} took longer than {format_seconds(limit_s)} and was killed")
         try:
-            return self.told.recv()
+            answer = self.connection.recv()
         except (EOFError, ConnectionResetError):
-            raise OwnProcessError(self.how_it_ended()) from None
-
-    def how_it_ended(self) -> str:
-        """Wait for the process to end, and describe how it ended, such as ``killed by SIGSEGV``."""
-        self.process.join()
-        code = self.process.exitcode or 0
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+            self._process.join()
+            code = self._process.exitcode or 0
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+            raise WorkerError(how) from None
+        if isinstance(answer, WorkerError):
+            raise answer
+        return answer
 
     def end(self) -> None:
         """End the process: it ends itself when it reads from the closed connection, and is killed if it does not."""
-        self.told.close()
-        self.process.join(_END_S)
-        self.process.kill()
-        self.process.join()
+        self.connection.close()
+        self._kill(_END_S)
+
+    def _kill(self, grace_s: float = 0.0) -> None:
+        """Kill the process, if it does not end within this time, and the processes that it has started."""
+        alive = self._process.is_alive()  # otherwise another process may have its number
+        started = psutil.Process(self._process.pid).children(recursive=True) if alive else []
+        self._process.join(grace_s)
+        self._process.kill()
+        self._process.join()
+        for process in started:
+            with suppress(psutil.Error):  # It has ended.
+                process.kill()
 
     def __enter__(self) -> Self:
         return self
@@ -102,28 +104,36 @@ class Worker:
         self.end()
 
 
-def _run(function: Callable[..., None], told: Connection, *arguments: Any) -> None:
-    """Call a function, then exit this process at once, because leftover library threads can abort a normal exit.
+def _serve(connection: Connection, make: Callable[..., object], *arguments: Any) -> None:
+    """Answer the parent's requests, then exit this process at once: leftover library threads can abort a normal exit.
 
     Semaphores and other resources that multiprocessing counts are freed first.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent ends this process.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.showwarning = _show_warning
-    status = 1
+    failure = None
     try:
-        function(told, *arguments)
-        status = 0
-    except (EOFError, KeyboardInterrupt):  # The parent closed the connection.
-        pass
-    except BaseException:
-        traceback.print_exc()
+        made = make(*arguments)
+        while True:
+            try:
+                function = connection.recv()
+            except EOFError:  # The parent closed the connection.
+                break
+            connection.send(function(made))
+    except MucudnnError as error:
+        failure = WorkerError(str(error), moment_s=time.monotonic())
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        failure = WorkerError(reason, traceback.format_exc(), time.monotonic())
     try:
+        if failure is not None:
+            connection.send(failure)
         sys.stdout.flush()
         sys.stderr.flush()
         multiprocessing.util._run_finalizers(0)  # type: ignore[attr-defined]
     finally:
-        os._exit(status)
+        os._exit(0 if failure is None else 1)
 
 
 def _end_with_parent() -> None:

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from math import inf
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from mucudnn.bench.suites.shared.processes import Failed, OwnProcessError, Worker, attempt
+from mucudnn.bench.suites.shared.processes import Worker, WorkerError
 from mucudnn.cli.shared.commands import show_warning
 from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
 from mucudnn.cli.shared.options import use_threads
@@ -79,35 +80,35 @@ def on_every_rank(job: Callable[[], T], ranks: int, device: str, *, timeout_s: f
 
 def _in_workers(job: Callable[[], T], ranks: int, device: str, timeout_s: float) -> T:
     """Run a job in a worker process for each rank. After a failure the others have ``_OTHERS_S`` seconds to end."""
-    outcomes: dict[int, Any] = {}
+    results: dict[int, Any] = {}
+    failed: dict[int, WorkerError] = {}
     with TemporaryDirectory() as folder, ExitStack() as stack:
         how = (ranks, device, (Path(folder) / "ranks").as_uri(), timeout_s)
-        workers = [stack.enter_context(Worker(_work, job, rank, *how)) for rank in range(ranks)]
-        left, left_s, until_s = {worker.told: rank for rank, worker in enumerate(workers)}, None, inf
+        workers = [stack.enter_context(Worker(_join, rank, *how)) for rank in range(ranks)]
+        for rank, worker in enumerate(workers):
+            worker.request(partial(_done, job, rank))
+        left, left_s, until_s = {worker.connection: rank for rank, worker in enumerate(workers)}, None, inf
         while left and (ready := wait([*left], left_s)):
-            for told in ready:
-                rank = left.pop(cast(Connection, told))
+            for connection in ready:
+                rank = left.pop(cast(Connection, connection))
                 try:
-                    outcomes[rank] = workers[rank].receive()
-                except OwnProcessError as error:  # earlier than failures of ranks that only lost the connection
-                    outcomes[rank] = Failed(str(error), moment_s=0.0)
-                if isinstance(outcomes[rank], Failed):
+                    results[rank] = workers[rank].answer()
+                except WorkerError as error:  # Its moment is before those of ranks that fail because of this one.
+                    failed[rank] = error
                     until_s = min(until_s, time.monotonic() + _OTHERS_S)
             left_s = None if until_s == inf else max(0.0, until_s - time.monotonic())
-    failed = {rank: outcome for rank, outcome in outcomes.items() if isinstance(outcome, Failed)}
     if not failed:
-        return cast(T, outcomes[0])
+        return cast(T, results[0])
     rank, first = min(failed.items(), key=lambda item: item[1].moment_s)
     if first.trace:
         click.echo(first.trace, err=True)
-    if len(failed) == ranks and {outcome.reason for outcome in failed.values()} == {first.reason}:
-        raise SharingError(first.reason)
-    raise SharingError(f"rank {rank}: {first.reason}; all others were ended with it")
+    if len(failed) == ranks and {str(error) for error in failed.values()} == {str(first)}:
+        raise SharingError(str(first))
+    raise SharingError(f"rank {rank}: {first}; all others were ended with it")
 
 
-def _work(
-    told: Connection, job: Callable[[], object], rank: int, ranks: int, device: str, meeting: str, timeout_s: float
-) -> None:
+def _join(rank: int, ranks: int, device: str, meeting: str, timeout_s: float) -> ExitStack:
+    """Join the process group of all ranks for as long as this process runs: a rank that leaves makes others fail."""
     warnings.showwarning = show_warning
     if rank:
         warnings.simplefilter("ignore")  # rank 0 shows warnings
@@ -116,10 +117,14 @@ def _work(
     os.environ.update({name: str(value) for name, value in here.items()})
     from mucudnn.distributed import joined
 
-    with joined(device, meeting, timeout_s):
-        outcome = attempt(job)
-        told.send(outcome if rank == 0 or isinstance(outcome, Failed) else None)
-        # sent before the rank leaves the group, which makes others fail
+    membership = ExitStack()
+    membership.enter_context(joined(device, meeting, timeout_s))
+    return membership
+
+
+def _done(job: Callable[[], T], rank: int, _: ExitStack) -> T | None:
+    result = job()
+    return result if rank == 0 else None
 
 
 def tune_on_ranks(

@@ -40,17 +40,18 @@ def tiny() -> nn.Sequential:
     return layers.eval()
 
 
-def compared(out: Path, job: Any, *runtimes: Runtime) -> ResultFolder:
-    compare_runtimes(tiny(), X, Config(), out, name="tiny", rounds=2, runtimes=runtimes, job=job, pause_s=0.0)
+def compared(out: Path, *runtimes: Runtime) -> ResultFolder:
+    compare_runtimes(tiny(), X, Config(), out, name="tiny", rounds=2, runtimes=runtimes)
     return read_folder(out)
 
 
-def test_runtimes_take_turns_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_runtimes_take_turns_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is killed in its first call, and the others go on; the next run measures nothing."""
     log = tmp_path / "log"
     job = partial(MadeUpRuntime, outputs={"torch": [3.0, 4.0], "openvino": [3.0, 4.5]}, log=log)
+    monkeypatch.setattr(inference, "RuntimeJob", job)
     torch.set_num_threads(2)
-    folder = compared(tmp_path / "folder", job, Runtime.OPENVINO, Runtime.ONNX_RUNTIME)
+    folder = compared(tmp_path / "folder", Runtime.OPENVINO, Runtime.ONNX_RUNTIME)
     torchs, killed, other = folder.lines
     assert [line["contestant"] for line in folder.lines] == [Runtime.TORCH, Runtime.ONNX_RUNTIME, Runtime.OPENVINO]
     assert (torchs["relative_difference"], other["relative_difference"]) == (0.0, pytest.approx(0.1))
@@ -69,7 +70,8 @@ def test_runtimes_take_turns_in_processes_of_their_own(tmp_path: Path) -> None:
     turns = [name for name, what, *_ in notes if what == "called"]
     changes = sum(before != after for before, after in pairwise(turns))
     assert changes in (2, 3)  # two rounds of two runtimes, each round in an order of its own
-    assert compared(tmp_path / "folder", None, Runtime.OPENVINO, Runtime.ONNX_RUNTIME).lines == folder.lines
+    monkeypatch.delattr(inference, "RuntimeJob")
+    assert compared(tmp_path / "folder", Runtime.OPENVINO, Runtime.ONNX_RUNTIME).lines == folder.lines
 
 
 def test_outputs_are_compared_together() -> None:

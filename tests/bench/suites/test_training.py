@@ -14,7 +14,7 @@ import torch
 from support.clock.machine import ENVIRONMENT
 from support.clock.ticking import TickingClock
 from support.command_line import invoke
-from support.in_threads import InThreads, train_in_threads
+from support.in_threads import training_in_threads
 from support.snapshots import assert_as_stored
 from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, tiny
 from torch import Tensor, nn
@@ -154,9 +154,7 @@ def two_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_benchmark, "input_shape_of", lambda name: (3, 6, 6))
 
 
-OPTIONS = TrainingOptions(
-    replace(CONFIG, database=None), rounds=1, clock=TickingClock(), variants=(Variant.MUCUDNN,), apart=InThreads
-)
+OPTIONS = TrainingOptions(replace(CONFIG, database=None), rounds=1, clock=TickingClock(), variants=(Variant.MUCUDNN,))
 
 
 @pytest.mark.usefixtures("two_networks")
@@ -164,7 +162,8 @@ def test_networks_are_measured_once_each_with_its_batch_and_the_next_run_measure
     told: list[tuple[str, float]] = []
     asked = ["alexnet", "vgg16", "alexnet"], [2, 3, 2], replace(OPTIONS, **FLOAT32), tmp_path
     for _ in range(2):
-        benchmark_training(*asked, progress=lambda text, fraction: told.append((text, fraction)))
+        with training_in_threads():
+            benchmark_training(*asked, progress=lambda text, fraction: told.append((text, fraction)))
     folder = read_folder(tmp_path)
     assert (folder.problems, folder.left_out) == ((), ())
     settings = [(line["network"], line["batch_size"]) for line in folder.lines]
@@ -272,10 +271,10 @@ def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
         done.append(setting)
         return measure(setting, *given)
 
-    train_in_threads(monkeypatch)
     monkeypatch.setattr(models, "build", lambda name: tiny())
     monkeypatch.setattr(training_benchmark, "measured_rows", interrupted)
-    result = invoke("bench", "training", "alexnet", *QUICK, *SOME, "--out", tmp_path / "out")
+    with training_in_threads():
+        result = invoke("bench", "training", "alexnet", *QUICK, *SOME, "--out", tmp_path / "out")
     assert result.exit_code == 130
     assert "alexnet, batch 2: training steps" in result.stdout
     assert "alexnet, batch 2, bfloat16 channels_last: the run was stopped before" in result.stdout

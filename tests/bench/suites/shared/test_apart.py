@@ -1,23 +1,20 @@
-"""Contestants in processes of their own: what they tell and how long calls take, and each way to fail."""
+"""Contestants in processes of their own: what they tell and how long calls take, each way to fail, and their end."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
+import psutil
 import pytest
 from support import own_jobs
 
-from mucudnn.bench.suites.shared.apart import OwnProcess
-from mucudnn.bench.suites.shared.processes import OwnProcessError
-from mucudnn.measuring.turns import Stop, Timer
+from mucudnn.bench.suites.shared.apart import Entrant, contestant
+from mucudnn.bench.suites.shared.processes import WorkerError
+from mucudnn.measuring.turns import Stop
 
 LONG_S = 120.0
-
-
-def started(job: Callable[[], Any], ready_s: float = LONG_S, sample_s: float = LONG_S) -> OwnProcess[str]:
-    return OwnProcess(job, ready_s=ready_s, sample_s=sample_s)
 
 
 @pytest.fixture(autouse=True)
@@ -28,38 +25,53 @@ def no_process_is_left() -> Any:
 
 
 def test_it_tells_what_it_found_and_times_as_many_calls_as_asked(capfd: pytest.CaptureFixture[str]) -> None:
-    with started(own_jobs.talking) as process:
-        assert process.found == "ready"
-        assert 0 < process.time(process.call, 1000) < 1000 * process.time(process.call, 1000)
-        with pytest.raises(TypeError, match="timed by the process"):
-            process.call()
+    with contestant(own_jobs.talking) as worker:
+        entrant = Entrant(worker)
+        assert (entrant.found, entrant.failure) == ("ready", None)
+        assert 0 < entrant.time(print, 1000) < 1000 * entrant.time(print, 1000)
+        entrant.timer.sample()
+        assert len(entrant.samples_s) == 1
     said = capfd.readouterr()
     assert said.out == ""
     assert "what a library says" in said.err
 
 
-def test_a_failed_preparation_is_reported_with_its_reason() -> None:
-    for job, ready_s, words in (
-        (own_jobs.refusing, LONG_S, "^no such library$"),
-        (own_jobs.raising, LONG_S, "^KeyError: 'an operator"),
-        (own_jobs.hanging, 0.1, "getting ready took longer than 100 ms and was killed"),
+def test_a_failed_preparation_is_kept_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    for job, ready_s, reason, is_traced in (
+        (own_jobs.refusing, LONG_S, "no such library", False),
+        (own_jobs.raising, LONG_S, "KeyError: 'an operator\\nthat nobody knows'", True),
+        (own_jobs.hanging, 0.1, "getting ready took longer than 100 ms and was killed", False),
     ):
-        with pytest.raises(OwnProcessError, match=words):
-            started(job, ready_s=ready_s)
+        with contestant(job) as worker:
+            entrant = Entrant(worker, ready_s=ready_s)
+            entrant.timer.sample()
+            assert (entrant.failure, entrant.found, entrant.samples_s) == (reason, None, [])
+        assert ("Traceback" in capfd.readouterr().err) == is_traced
 
 
-def test_a_timer_keeps_the_failure_of_a_call() -> None:
-    for job, sample_s, words in (
-        (own_jobs.raising_in_a_call, LONG_S, "^KeyError: 'an operator"),
-        (own_jobs.killed_in_a_call, LONG_S, "^killed by SIGKILL$"),
-        (own_jobs.exiting_in_a_call, LONG_S, "^ended with exit status 7$"),
-        (own_jobs.hanging_in_a_call, 0.1, "a sample of 1 calls took longer than 100 ms"),
+def test_a_failure_of_a_call_is_kept() -> None:
+    for job, sample_s, reason in (
+        (own_jobs.raising_in_a_call, LONG_S, "KeyError: 'an operator\\nthat nobody knows'"),
+        (own_jobs.killed_in_a_call, LONG_S, "killed by SIGKILL"),
+        (own_jobs.exiting_in_a_call, LONG_S, "ended with exit status 7"),
+        (own_jobs.hanging_in_a_call, 0.1, "a sample of 1 calls took longer than 100 ms and was killed"),
     ):
-        with started(job, sample_s=sample_s) as process:
-            timer = Timer(process.call, process)
-            timer.sample()
-            assert timer.stop is Stop.FAILED
-            with pytest.raises(OwnProcessError, match=words):
-                raise timer.error or AssertionError
-            with pytest.raises(OwnProcessError):
-                process.time(process.call, 1)  # and it stays failed
+        with contestant(job) as worker:
+            entrant = Entrant(worker, sample_s=sample_s)
+            entrant.timer.sample()
+            assert (entrant.timer.stop, entrant.failure) == (Stop.FAILED, reason)
+            with pytest.raises(WorkerError):
+                entrant.time(print, 1)  # and it stays failed
+
+
+def test_processes_that_it_started_end_with_it() -> None:
+    for sample_s in (LONG_S, 0.1):
+        with contestant(own_jobs.starting_another) as worker:
+            entrant = Entrant(worker, sample_s=sample_s)
+            other = psutil.Process(entrant.found)
+            if sample_s < LONG_S:
+                entrant.timer.sample()
+                assert "took longer" in str(entrant.failure)
+        until_s = monotonic() + LONG_S
+        while other.is_running() and other.status() != psutil.STATUS_ZOMBIE:
+            assert monotonic() < until_s

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from support.clock.ticking import TickingClock
-from support.in_threads import _InThread
 from support.training_steps import CONFIG, FLOAT32, measured_variants
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.bench.suites.shared.apart import Entrant
 from mucudnn.bench.suites.shared.step_parts import StepSplitter
 from mucudnn.bench.suites.training import TrainingOptions
 from mucudnn.running import dispatcher
@@ -64,9 +64,9 @@ def test_a_step_that_cannot_be_split_is_told_and_its_time_kept(monkeypatch: pyte
 def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading the clock around every convolution would slow them."""
     recording, timed = [False], []
-    ask, time = _InThread.ask, TickingClock.time
+    ask, time = Entrant.ask, TickingClock.time
 
-    def marked(self: _InThread[Any], steps: int) -> Any:
+    def marked(self: Entrant[Any], steps: int) -> Any:
         recording[0] = True
         parts = ask(self, steps)
         recording[0] = False
@@ -77,7 +77,7 @@ def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) 
             timed.append(bool(dispatcher._wrappers))
         return time(self, function, *given)
 
-    monkeypatch.setattr(_InThread, "ask", marked)
+    monkeypatch.setattr(Entrant, "ask", marked)
     monkeypatch.setattr(TickingClock, "time", watched)
     measured_variants(**FLOAT32)
     assert timed
