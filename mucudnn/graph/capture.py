@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import operator
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mucudnn.core.errors import MucudnnError, first_line, no_images
-from mucudnn.graph.fusions import Fused, Node, fused_convolutions, linear_as_convolutions
-from mucudnn.graph.guards import Guards
-from mucudnn.graph.makers import MAKERS, Builder, convolution_of, described, local_operator
-from mucudnn.graph.operators import VIEWS, Barrier, Captured, Copy, Input, Moments, Ref, aten
-from mucudnn.graph.sharing import memories_of_results
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.graph.guards import Guards, memories_of_results
+from mucudnn.graph.makers import MAKERS, NORM, Builder, Node, arguments_of, described, local_operator, two
+from mucudnn.graph.operators import VIEWS, Barrier, Captured, Copy, Input, Moments, Ref, aten, function_of
+from mucudnn.graph.windows import Convolution
+from mucudnn.kernels.algorithm import ACTIVATIONS
+from mucudnn.running.problems import problem_of_call
 
 _IDENTITIES = {
     aten.dropout.default,
@@ -23,6 +28,21 @@ _IDENTITIES = {
     aten.detach.default,
     aten.clone.default,
     aten.contiguous.default,
+}
+
+
+_CONVOLUTIONS = {
+    aten.conv2d.default,
+    aten.conv2d.padding,
+    aten.conv_transpose2d.input,
+    aten.convolution.default,
+}
+_BETWEEN_LINEAR = {
+    aten.relu.default,
+    aten.silu.default,
+    aten.hardtanh.default,
+    aten.dropout.default,
+    aten.clone.default,
 }
 
 
@@ -85,8 +105,8 @@ def _graph_of(exported: torch.export.ExportedProgram) -> Captured:
         spec.arg.name: _detached(state[spec.target]) for spec in signature.input_specs if spec.target is not None
     }
     _compute_constants(graph, constants)
-    linear_as_convolutions(graph, constants)
-    fused = fused_convolutions(graph, constants, builder.made.samples)
+    _linear_as_convolutions(graph, constants)
+    fused = _fused_convolutions(graph, constants, builder.made.samples)
     inside = {node for parts in fused.values() for node in parts.nodes[:-1]}
     results: dict[fx.Node, Any] = {}
     inputs = 0
@@ -132,7 +152,7 @@ def _compute_constants(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
 def _value_of(builder: Builder, node: Node, fused: dict[Node, Fused]) -> Any:
     """Add the operators of a node, and return what its value is."""
     if node in fused:
-        return convolution_of(builder, fused[node])
+        return _convolution_of(builder, fused[node])
     first = builder.values.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
     if node.target in _IDENTITIES and isinstance(first, Ref):
         return first
@@ -205,3 +225,204 @@ def _result(builder: Builder, leaf: Any) -> Any:
         value = builder.add(Copy(**described(leaf, name=f"{leaf.name}, result"), sources=(value.index,)))
     direct[value.index] = memory_format
     return value
+
+
+# Convolutions with what surrounds them, folded into their filters or as their epilogues
+
+
+@dataclass
+class Fused:
+    """A convolution with the nodes after it that are computed with it, of which the last has the result."""
+
+    nodes: list[Node]
+    problem: ConvProblem
+    weight: Tensor
+    bias: Tensor | None
+    output_padding: tuple[int, int]
+    added: Node | None = None
+    activation: str | None = None
+
+
+def _fused_convolutions(graph: fx.Graph, constants: Mapping[str, Tensor], samples: int) -> dict[Node, Fused]:
+    """Return what is computed with each convolution of constants, by the node that has the result.
+
+    constants: by name of the node. The later of two convolutions that are added takes the addition.
+    """
+    found: dict[Node, Fused] = {}
+    taken: set[Node] = set()
+    for node in reversed(graph.nodes):
+        fused = None
+        if node.op == "call_function" and node.target in _CONVOLUTIONS:
+            fused = _convolution_at(node, constants, samples)
+        if fused is not None:
+            _extend(fused, constants, taken)
+            taken.update(fused.nodes)
+            found[fused.nodes[-1]] = fused
+    return found
+
+
+def _convolution_at(node: Node, constants: Mapping[str, Tensor], samples: int) -> Fused | None:
+    """Return a convolution by itself; None for one that is a barrier."""
+    given = arguments_of(node)
+    weight, bias = (constants.get(getattr(given.get(name), "name", "")) for name in ("weight", "bias"))
+    x = getattr(given["input"], "meta", {}).get("val")
+    if weight is None or (given.get("bias") is not None and bias is None):
+        return None
+    if not isinstance(x, Tensor) or x.dim() != 4 or weight.dim() != 4:
+        return None
+    is_transposed = bool(given.get("transposed")) or node.target is aten.conv_transpose2d.input
+    padding, dilation = given.get("padding", 0), two(given.get("dilation", 1))
+    if padding == "same":
+        totals = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=True)]
+        if any(total % 2 for total in totals):
+            return None
+        padding = [total // 2 for total in totals]
+    elif padding == "valid":
+        padding = 0
+    if x.dtype != weight.dtype or x.shape[0] != samples:
+        return None
+    output_padding = two(given.get("output_padding", 0))
+    problem = problem_of_call(
+        *(x, weight, two(given.get("stride", 1)), two(padding), dilation, given.get("groups", 1)),
+        is_transposed=is_transposed,
+        output_padding=output_padding,
+        memory_format=MemoryFormat.CHANNELS_LAST,
+    )
+    if problem is None:
+        return None
+    return Fused([node], problem, weight.detach(), None if bias is None else bias.detach(), output_padding)
+
+
+def _convolution_of(builder: Builder, parts: Fused) -> Ref:
+    """Add a convolution with what is computed with it, once the tensors that it reads are there."""
+    read = parts.nodes[0].args[0], parts.added
+    sources = tuple(index for index in map(builder.image, read) if index is not None)
+    assert len(sources) == (1 if parts.added is None else 2)
+    return builder.add(
+        Convolution(
+            **described(parts.nodes[-1]),
+            sources=sources,
+            problem=parts.problem,
+            weight=parts.weight.contiguous(memory_format=torch.channels_last),
+            bias=parts.bias,
+            activation=parts.activation,
+            output_padding=parts.output_padding,
+        )
+    )
+
+
+def _extend(fused: Fused, constants: Mapping[str, Tensor], taken: set[Node]) -> None:
+    """Add the nodes that can be computed with a convolution: batch norm, a factor, an addition, an activation."""
+    y, is_transposed = fused.nodes[0], fused.problem.operation is Operation.BACKWARD_DATA
+    following = _only_reader(y)
+    if following is not None and following.target is NORM and y is following.args[0]:
+        normed = _only_reader(following)
+        is_foldable = normed is not None and normed.target is operator.getitem and normed.args[1] == 0
+        if is_foldable and _fold_norm(fused, following, constants):
+            fused.nodes += [following, normed]
+            following = _only_reader(normed)
+    if following is not None and following.target is aten.mul.Tensor and isinstance(following.args[1], (int, float)):
+        fused.weight = fused.weight * following.args[1]
+        fused.bias = None if fused.bias is None else fused.bias * following.args[1]
+        fused.nodes.append(following)
+        following = _only_reader(following)
+    if following is not None and following not in taken and not is_transposed:
+        other = _other_of_sum(following, fused.nodes[-1])
+        if other is not None:
+            fused.added = other
+            fused.nodes.append(following)
+            following = _only_reader(following)
+    if following is not None and following not in taken and following.op == "call_function":
+        activation = function_of(following.target, following.args)
+        if activation in ACTIVATIONS:
+            fused.activation = activation
+            fused.nodes.append(following)
+
+
+def _only_reader(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _other_of_sum(node: Node, y: Node) -> Node | None:
+    """Return what is added to y, if the node adds another result of the same shape and dtype."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return None
+    first, second = node.args
+    other = second if first is y else first
+    if not isinstance(other, fx.Node) or other is y or other.op != "call_function":
+        return None
+    value, own = other.meta.get("val"), y.meta["val"]
+    is_alike = isinstance(value, Tensor) and own.shape == value.shape and own.dtype == value.dtype
+    return other if is_alike else None
+
+
+def _fold_norm(fused: Fused, norm: Node, constants: Mapping[str, Tensor]) -> bool:
+    """Fold batch norm into the filter and the bias, in float64, rounded once; return whether that was possible."""
+    is_transposed = fused.problem.operation is Operation.BACKWARD_DATA
+    *nodes, _, eps = norm.args[1:]
+    given = [node for node in nodes if node is not None]
+    if (is_transposed and fused.problem.groups > 1) or any(node.name not in constants for node in given):
+        return False
+    scale, shift, mean, variance = (None if node is None else constants[node.name].double() for node in nodes)
+    if mean is None or variance is None:
+        return False
+    bias = None if fused.bias is None else fused.bias.double()
+    weight, bias = fuse_conv_bn_weights(fused.weight.double(), bias, mean, variance, eps, scale, shift, is_transposed)
+    folded = [one.detach().to(fused.weight.dtype) for one in (weight, bias)]
+    if not all(one.isfinite().all() for one in folded):
+        return False
+    fused.weight, fused.bias = folded
+    return True
+
+
+# Linear layers become convolutions of images of one pixel, which read their filters faster than torch's products do
+
+
+def _linear_as_convolutions(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
+    """Replace linear layers of constants on (N, C) by 1x1 convolutions of (N, C, 1, 1), in place.
+
+    constants: by name of the node; the filters of the convolutions are added.
+    """
+    images: dict[fx.Node, fx.Node] = {}  # (N, C) -> (N, C, 1, 1)
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not node.args:
+            continue
+        x, shape = node.args[0], _shape(node)
+        of_x = _shape(x)
+        if node.target in VIEWS and len(of_x) == 4 and of_x == (*shape, 1, 1):
+            images[node] = x
+        elif node.target is aten.mean.dim:
+            if len(of_x) == 4 and {dim % 4 for dim in node.args[1] or ()} == {2, 3} and len(shape) == 2:
+                _replace(graph, node, (x, node.args[1], True), node.target, images)
+        elif node.target in _BETWEEN_LINEAR and x in images:
+            _replace(graph, node, (images[x], *node.args[1:]), node.target, images)
+        elif node.target is aten.linear.default and len(of_x) == 2 and node.args[1].name in constants:
+            weight = node.args[1]
+            with graph.inserting_before(node):
+                image = images.get(x) or _viewed(graph, x, (*of_x, 1, 1))
+                filters = _viewed(graph, weight, (*_shape(weight), 1, 1))
+            constants[filters.name] = constants[weight.name].view(*_shape(weight), 1, 1)
+            _replace(graph, node, (image, filters, *node.args[2:]), aten.conv2d.default, images)
+    graph.eliminate_dead_code()
+
+
+def _replace(graph: fx.Graph, node: Node, args: tuple[Any, ...], target: Any, images: dict[fx.Node, fx.Node]) -> None:
+    """Replace a node on (N, C) by a call on (N, C, 1, 1), followed by a view of its result."""
+    with graph.inserting_before(node):
+        made = graph.call_function(target, args, node.kwargs)
+        made.meta["val"] = node.meta["val"].view(*_shape(node), 1, 1)
+        viewed = _viewed(graph, made, _shape(node))
+    images[viewed] = made
+    node.replace_all_uses_with(viewed)
+    graph.erase_node(node)
+
+
+def _viewed(graph: fx.Graph, node: Node, shape: tuple[int, ...]) -> fx.Node:
+    made = graph.call_function(aten.view.default, (node, list(shape)))
+    made.meta["val"] = node.meta["val"].reshape(shape)
+    return made
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return tuple(value.shape) if isinstance(value, Tensor) else ()

@@ -14,7 +14,6 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Measurement, MicroConfig, Task
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.costs import (
     CALL_S,
     Timings,
@@ -23,12 +22,12 @@ from mucudnn.graph.costs import (
     digest,
     every_cost,
     graph_of,
-    key_of,
     named,
     operator_costs,
 )
 from mucudnn.graph.operators import Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.graph.windows import Choice, Convolution
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer
 from mucudnn.kernels.registry import algorithm as algorithm_named
@@ -188,10 +187,8 @@ class ConvolutionChoices:
         whole: _Costs = {}
         measured: dict[str, Costs] = {}
         for index, one in self.convolutions.items():
-            key = key_of(self.captured, index)
-            if key not in measured:
-                measured[key] = operator_costs(self.captured, index, self.timings)
-            of_torch, variants = measured[key], self._variants(index, measured[key])
+            of_torch = operator_costs(self.captured, index, self.timings, measured)
+            variants = self._variants(index, of_torch)
             one.choices = tuple(Choice(*map(_algorithm_of, variant)) for variant in variants)
             known[index] = tuple(of_torch if of is None else self._costs_in_bands(index, of) for _, of in variants)
             whole[index] = tuple(of_torch if of is None else self._costs_of_whole(index, of) for of, _ in variants)

@@ -21,10 +21,10 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import say_once
 from mucudnn.core.records import Comparison, is_busy
 from mucudnn.core.terminal import Progress
-from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.operators import Band, Barrier, Captured, Input, Moments, Operator, Ref, perform
 from mucudnn.graph.schedule import Schedule
 from mucudnn.graph.steps import array_of, run_array
+from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer, peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock
@@ -184,13 +184,21 @@ def digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-@torch.no_grad()
-def operator_costs(captured: Captured, index: int, timings: Timings | None) -> Costs:
+def operator_costs(captured: Captured, index: int, timings: Timings | None, known: dict[str, Costs]) -> Costs:
     """Return the costs of an operator by itself: seconds, and bytes that torch allocates beside the result.
 
     Operands are random, since there need not be memory for the model's own. A barrier that refuses them costs nothing.
-    The seconds are measured; where there is no time for that, they are those of a made-up processor.
+    The seconds are measured; where there is no time for that, they are those of a made-up processor. known: what was
+    returned before, of operators of equal costs, to which this is added.
     """
+    key = key_of(captured, index)
+    if key not in known:
+        known[key] = _operator_costs(captured, index, key, timings)
+    return known[key]
+
+
+@torch.no_grad()
+def _operator_costs(captured: Captured, index: int, key: str, timings: Timings | None) -> Costs:
     operators = captured.operators
     one = operators[index]
     if isinstance(one, Input):
@@ -199,7 +207,7 @@ def operator_costs(captured: Captured, index: int, timings: Timings | None) -> C
         try:
             calls = [partial(one.call, {whole: _some(operators[whole]) for whole in one.wholes})]
             scratch_bytes = max(_allocated_bytes(calls[0], one.device) - one.nbytes, 0)
-            seconds = _seconds(key_of(captured, index), lambda: calls, one.device, timings)
+            seconds = _seconds(key, lambda: calls, one.device, timings)
         except Exception:  # torch may raise anything for random operands
             return Costs()
         call_s = CALL_S + BYTE_S * one.nbytes if seconds is None else seconds[0]
@@ -207,7 +215,7 @@ def operator_costs(captured: Captured, index: int, timings: Timings | None) -> C
     heights = _heights(one)
     calls = [partial(perform, one, _band(operators, index, height)) for height in heights]
     sizes = [_allocated_bytes(call, one.device) for call in calls]
-    seconds = _seconds(key_of(captured, index), lambda: calls, one.device, timings)
+    seconds = _seconds(key, lambda: calls, one.device, timings)
     row_bytes = 0 if len(heights) == 1 else max(-(-(sizes[1] - sizes[0]) // (heights[1] - heights[0])), 0)
     fixed_bytes = sizes[0] if len(heights) == 1 else max(sizes[0] - row_bytes * heights[0], 0)
     costs = estimated_costs(one) if seconds is None else _line(heights, seconds)
@@ -328,12 +336,5 @@ def every_cost(
 ) -> dict[int, tuple[Costs, ...]]:
     """Return the costs of all operators by index. known: of those that need not be measured."""
     measured: dict[str, Costs] = {}
-    costs = dict(known)
-    for index in range(len(captured.operators)):
-        if index in costs:
-            continue
-        key = key_of(captured, index)
-        if key not in measured:
-            measured[key] = operator_costs(captured, index, timings)
-        costs[index] = (measured[key],)
-    return costs
+    others = (index for index in range(len(captured.operators)) if index not in known)
+    return {**known, **{index: (operator_costs(captured, index, timings, measured),) for index in others}}

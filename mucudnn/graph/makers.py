@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from mucudnn.graph.convolution import Convolution
-from mucudnn.graph.fusions import NORM, Fused, Node, arguments_of, two
 from mucudnn.graph.operators import (
     Captured,
     Concatenation,
@@ -34,8 +32,10 @@ from mucudnn.graph.operators import (
 from mucudnn.graph.windows import AveragePool, MaxPool, Padding, Resize
 from mucudnn.kernels.algorithm import ACTIVATIONS
 
+Node: TypeAlias = Any  # a torch.fx.Node, or what else is an argument of one
 Made: TypeAlias = "Ref | tuple[Ref | None, ...] | None"
 
+NORM = aten._native_batch_norm_legit_no_training.default
 _ALONG_CHANNELS = {aten.softmax.int, aten.log_softmax.int, aten._softmax.default}
 _LOCAL = {aten.hardswish.default, aten.prelu.default, aten.to.dtype, aten._to_copy.default}
 
@@ -91,22 +91,15 @@ def described(node: Node, **changes: Any) -> dict[str, Any]:
     return {"name": node.name, "shape": tuple(value.shape), "dtype": value.dtype, "device": value.device} | changes
 
 
-def convolution_of(builder: Builder, parts: Fused) -> Ref:
-    """Add a convolution with what is computed with it, once the tensors that it reads are there."""
-    read = parts.nodes[0].args[0], parts.added
-    sources = tuple(index for index in map(builder.image, read) if index is not None)
-    assert len(sources) == (1 if parts.added is None else 2)
-    return builder.add(
-        Convolution(
-            **described(parts.nodes[-1]),
-            sources=sources,
-            problem=parts.problem,
-            weight=parts.weight.contiguous(memory_format=torch.channels_last),
-            bias=parts.bias,
-            activation=parts.activation,
-            output_padding=parts.output_padding,
-        )
-    )
+def arguments_of(node: Node) -> dict[str, Any]:
+    """Return the arguments of a call by name, without those left at their defaults."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def two(value: Any) -> tuple[int, int]:
+    values = [value] if isinstance(value, int) else list(value) or [0]
+    return (values[0], values[-1])
 
 
 def local_operator(builder: Builder, node: Node) -> Made:

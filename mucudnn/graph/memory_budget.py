@@ -20,18 +20,25 @@ from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.graph.capture import NotCapturedError, capture
-from mucudnn.graph.convolution import Convolution
-from mucudnn.graph.convolution_choices import ConvolutionChoices, each_by_itself, refined
-from mucudnn.graph.costs import Timings, described, digest
-from mucudnn.graph.leanest import leanest
+from mucudnn.graph.convolution_choices import (
+    BAND_ROWS,
+    ConvolutionChoices,
+    each_by_itself,
+    refined,
+    runs_bands,
+    scratch_bytes,
+)
+from mucudnn.graph.costs import Timings, described, digest, estimated_costs, operator_costs
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.graph.windows import Choice, Convolution
 from mucudnn.kernels.memory import peak_allocated_bytes
+from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.turns import Rounds
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
-from mucudnn.solver.bands import Graph
+from mucudnn.solver.bands import Costs, Graph
 from mucudnn.solver.plans import Plan, plans, undominated
 from mucudnn.solver.recompute import in_order, orders_within
 from mucudnn.tuning.own_step import undisturbed
@@ -40,7 +47,12 @@ from mucudnn.tuning.tuner import machine_and_database
 
 _CONTENDERS = 4  # plans that are run whole
 _FEW_OPERATORS = 0.2  # of a graph: plans that differ in fewer are as fast as each other
-_ARENA_SHARE = 0.85  # of the budget that plans which recompute may need: overlaps make arenas larger than predicted
+_ARENA_SHARE = (
+    0.85  # of a budget or goal that plans which recompute may need: overlaps make arenas larger than predicted
+)
+_LEAST_PLANS = 3  # with the least predicted memory, of which the buffers are placed
+_NEXT = 0.9  # of the bytes of a schedule: the goal of the next one, which recomputes more results
+_MARGIN = 1.25  # predicted bytes that are further below the budget need not be counted
 _FAST_ENOUGH = 1.02  # of the fastest time without a budget: slower plans are compared with recomputation
 _NEAR = 1.15  # predicted times within this factor of the best may win
 _LARGEST_ERROR = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a whole model, relative; otherwise
@@ -190,7 +202,7 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
     lean: list[Schedule] = []
     if budget is not None:
         progress("finding the smallest budget", 0.0)
-        lean.append(leanest(captured, config, budget, partial(_count, arguments)))
+        lean.append(_leanest(captured, config, budget, arguments))
         if (least := lean[0].needed_bytes) > budget:
             raise InfeasibleError(
                 f"the memory budget is {exact_bytes(budget)}; with this input the model needs at least "
@@ -351,3 +363,65 @@ def _are_alike(first: Schedule, second: Schedule) -> bool:
     )
     differ: int = sum(map(ne, *cuts))
     return differ <= _FEW_OPERATORS * len(first.operators)
+
+
+# The schedule of a graph that needs the fewest bytes, found without a timing: the same in every process
+
+
+def _leanest(captured: Captured, config: Config, budget_bytes: int, arguments: tuple[Any, ...]) -> Schedule:
+    """Return a schedule within the budget; if there is none, the one that needs the fewest bytes.
+
+    It depends on the graph, on the bytes that algorithms and torch's operators need on this kind of machine, and on the
+    algorithms and the cache budget of the config. What it needs is counted by running it.
+    """
+    captured = captured.in_order(range(len(captured.operators)))  # whose operators have other choices
+    graph = solver_graph(captured, _least_costs(captured, config), {})
+    best = _least(captured, graph)
+    if best.needed_bytes * _MARGIN > budget_bytes:
+        _count(arguments, best)
+    while best.needed_bytes > budget_bytes:
+        goal = int(best.needed_bytes * _NEXT)
+        orders = list(orders_within(graph, int(goal * _ARENA_SHARE), inf))
+        found = _least(captured.in_order(orders[-1]), in_order(graph, orders[-1])) if orders else best
+        if found.needed_bytes < best.needed_bytes:
+            _count(arguments, found)
+        if found.needed_bytes >= best.needed_bytes:
+            break
+        best = found
+    return best
+
+
+def _least(captured: Captured, graph: Graph) -> Schedule:
+    schedules = (Schedule(captured, graph, plan, 0) for plan in plans(graph)[:_LEAST_PLANS])
+    return min(schedules, key=lambda one: one.needed_bytes)
+
+
+def _least_costs(captured: Captured, config: Config) -> dict[int, tuple[Costs, ...]]:
+    """Return the bytes of all operators, after each convolution has its two leanest choices: one of ours, and torch's.
+
+    Ours are the algorithms that run bands, and add up the same products as torch's own: no errors are measured here.
+    Seconds are those of a made-up processor.
+    """
+    known: dict[str, Costs] = {}
+    costs: dict[int, tuple[Costs, ...]] = {}
+    named = [one for one in algorithms() if config.algorithms is None or one.name in config.algorithms]
+    for index, one in enumerate(captured.operators):
+        made_up = estimated_costs(one)
+        bytes_of_torch = operator_costs(captured, index, None, known)
+        of_torch = replace(bytes_of_torch, call_s=made_up.call_s, row_s=made_up.row_s)
+        costs[index] = (of_torch,)
+        if not isinstance(one, Convolution):
+            continue
+        one.keeps = config.cache_budget_bytes is None
+        offered = []
+        for algorithm in named:
+            runs = not algorithm.is_last_resort and runs_bands(algorithm.name, one.problem)
+            if runs and algorithm.is_local(one.problem):
+                prepared = one.prepared_bytes(algorithm)
+                scratch = scratch_bytes(one, algorithm, min(BAND_ROWS, one.rows))
+                own = replace(made_up, scratch_bytes=scratch, prepared_bytes=prepared)
+                offered.append((own, algorithm))
+        ours = min(offered, key=lambda of: of[0].prepared_bytes + of[0].scratch_bytes, default=(of_torch, None))
+        one.choices = Choice(ours[1], ours[1]), Choice()
+        costs[index] = ours[0], of_torch
+    return costs

@@ -29,7 +29,7 @@ from mucudnn.kernels.compiled.library import FUNCTIONS, ProgramStep
 from mucudnn.solver.bands import Reach
 
 if TYPE_CHECKING:
-    from mucudnn.graph.sharing import ResultMemory
+    from mucudnn.graph.guards import ResultMemory
 
 aten = torch.ops.aten
 VIEWS = {aten.view.default, aten._unsafe_view.default}  # of tensors in another memory format, which may need a copy

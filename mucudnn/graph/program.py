@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from mucudnn.graph import steps
-from mucudnn.graph.convolution import Convolution
+from mucudnn.graph.guards import extent
 from mucudnn.graph.operators import Band, Barrier, Copy, Input, Moments, Operator
-from mucudnn.graph.sharing import extent
+from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.compiled.library import ProgramStep
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mucudnn.graph.capture import flattened
-from mucudnn.graph.convolution import Convolution, keep_filters
+from mucudnn.graph.guards import unshared
 from mucudnn.graph.operators import Barrier, Captured, Moments, Ref
 from mucudnn.graph.program import Frame, Program, record
-from mucudnn.graph.sharing import unshared
+from mucudnn.graph.windows import Convolution, keep_filters
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, workspace_of

@@ -23,11 +23,11 @@ from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import silent
 from mucudnn.graph import memory_budget
-from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.convolution_choices import ConvolutionChoices
 from mucudnn.graph.memory_budget import fit_in_memory
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.schedule import Schedule
+from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.memory import peak_allocated_bytes
 

@@ -20,11 +20,11 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import Operation
 from mucudnn.graph import steps
 from mucudnn.graph.capture import capture
-from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.convolution_choices import each_by_itself
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.operators import Barrier
 from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.compiled.library import ProgramStep, loaded_build
 
 pytestmark = pytest.mark.skipif(bool(loaded_build().why_not_compiled), reason="there is no C++ build")

@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_leaves
 
 from mucudnn.graph import steps
 from mucudnn.graph.capture import capture
-from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.costs import every_cost
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Captured, Local
 from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.graph.windows import Choice, Convolution
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithms
 from mucudnn.running.workspace import release_workspaces

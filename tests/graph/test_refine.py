@@ -12,10 +12,10 @@ from support.clock.graph import made_up_timings
 
 from mucudnn.bench.sources.networks.large_images import DnCNN
 from mucudnn.graph.capture import capture
-from mucudnn.graph.convolution import Choice, Convolution
 from mucudnn.graph.convolution_choices import refined
 from mucudnn.graph.costs import every_cost
 from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.graph.windows import Choice, Convolution
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
 from mucudnn.solver.bands import Cut, Segment

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.core.terminal import silent
-from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.costs import Timings
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.schedule import Schedule
+from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.whole_runs import Machine, run_torch, whole_run
 from mucudnn.store.database import Database
