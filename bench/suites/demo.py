@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 import torch
@@ -26,6 +27,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.tables import Table, milliseconds, new_table, ratio
 from mucudnn.core.terminal import output, progress_bar
 from mucudnn.kernels.torch_convolution import relative_l2_error
+from mucudnn.measuring.turns import in_turns
 from mucudnn.running.environment import current_environment
 
 NETWORK = "alexnet"
@@ -42,6 +44,19 @@ class Training:
     losses: list[float] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
 
+    def steps(self, model: nn.Module, batches: Sequence[Batch]) -> Iterator[None]:
+        """Train the model, one step and batch after the other, with random numbers that depend on the step alone."""
+        trainee = Trainee(model)
+        for seed, (images, labels) in enumerate(batches):
+            x = images.to(next(model.parameters()).dtype)
+            torch.manual_seed(seed)
+            begun_s = time.perf_counter()
+            self.losses.append(trainee.learn(x, labels).item())  # This waits for the GPU.
+            self.times_s.append(time.perf_counter() - begun_s)
+            if seed == 0:
+                self.gradients.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
+            yield
+
     def gradient_difference(self, reference: Training) -> float:
         """Return the largest relative difference ‖a - b‖ / ‖b‖ of a parameter's gradient in the first step."""
         return max(map(relative_l2_error, self.gradients, reference.gradients))
@@ -53,16 +68,11 @@ class Training:
 
 def train_in_turns(models: Sequence[nn.Module], batches: Sequence[Batch]) -> list[Training]:
     """Train the models, interleaved, for one step per batch, with the same random numbers for dropout."""
-    trainees, found = [Trainee(model) for model in models], [Training() for _ in models]
-    for seed, (images, labels) in enumerate(batches):
-        for trainee, training in zip(trainees, found, strict=True):
-            x = images.to(next(trainee.model.parameters()).dtype)
-            torch.manual_seed(seed)
-            begun_s = time.perf_counter()
-            training.losses.append(trainee.learn(x, labels).item())  # This waits for the GPU.
-            training.times_s.append(time.perf_counter() - begun_s)
-            if seed == 0:
-                training.gradients.extend(p.grad.clone() for p in trainee.model.parameters() if p.grad is not None)
+    found = [Training() for _ in models]
+    steps = [one.steps(model, batches) for one, model in zip(found, models, strict=True)]
+    turns = in_turns([partial(next, each) for each in steps])
+    for _ in batches:
+        next(turns)
     return found
 
 
