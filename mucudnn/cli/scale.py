@@ -9,7 +9,6 @@ import click
 
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.commands import FileCommand, Outputs
-from mucudnn.cli.shared.layer_tables import tuning_environment
 from mucudnn.cli.shared.options import outputs
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
@@ -78,10 +77,13 @@ def scale(
     from mucudnn.bench.suites.scaling import in_words, measure_steps, predict, scale_table
     from mucudnn.core.tables import memory_bound
     from mucudnn.core.terminal import progress_bar
+    from mucudnn.core.torch_settings import deterministic_torch
     from mucudnn.measuring.clocks import wall_clock
     from mucudnn.optimizing.optimize import optimize
+    from mucudnn.running.environment import current_environment
 
-    environment = tuning_environment(device, config)  # fails early if the device is missing
+    with deterministic_torch(config.deterministic):
+        environment = current_environment(device)  # fails early if the device is missing
     up_to = max(2, min(up_to, batch))
     model, x = seeded_model(source, up_to, device, **sizes)
     model.train()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +13,9 @@ from mucudnn.bench.sources.networks import NETWORKS
 from mucudnn.bench.sources.published import TABLES
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.commands import FileCommand, Outputs
-from mucudnn.cli.shared.layer_tables import load_limited
 from mucudnn.cli.shared.options import outputs
 from mucudnn.cli.shared.parameters import OutputFile
-from mucudnn.cli.shared.ranks import tune_on_ranks
+from mucudnn.cli.shared.ranks import on_every_rank, ranks_of_torchrun
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.files import whole_text
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from mucudnn.bench.sources.layers import LayerTable
     from mucudnn.bench.sources.table_tuning import TableTuning
     from mucudnn.tuning.headroom import Limits
+
+_TIMEOUT_S = 1800.0  # timeout of a rank that waits for another one: torch's default for gloo
 
 _HELP = f"""Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
 
@@ -81,7 +84,7 @@ def tune(
         table, limits = load_limited(source, sizes, config, device)
         tuning = solve_stored(table, config, environment, limits)
     else:
-        found = tune_on_ranks(source, sizes, config, threads, device)
+        found = tune_now(source, sizes, config, threads, device)
         if found is None:
             return
         tuning = found
@@ -98,6 +101,56 @@ def tune(
     )
     if tuning.interrupted:
         raise KeyboardInterrupt(f"{len(tuning.rows)} of {tuning.wanted} are ready")
+
+
+def load_limited(
+    source: str, sizes: Mapping[str, Any], config: Config, device: str
+) -> tuple[LayerTable, Limits | None]:
+    """Load the layers of a source, and the limit of each module if the workspace limit is the headroom, else None.
+
+    Headroom is the memory that is free in a training step; the table then has a layer per module. sizes: further
+    arguments of ``load_source``. device: where the training step runs.
+    """
+    if not config.has_headroom_limit:
+        from mucudnn.bench.sources.layers import load_source
+
+        return load_source(source, **sizes), None
+    from mucudnn.bench.sources.table_tuning import table_with_headroom
+
+    return table_with_headroom(source, **sizes, device=device)
+
+
+def tune_now(
+    source: str, sizes: Mapping[str, Any], config: Config, threads: int | None, device: str
+) -> TableTuning | None:
+    """Tune a layer table on a device, under torchrun on all ranks together. Return None on ranks other than 0.
+
+    sizes: further arguments of ``load_source``. threads: number of threads; None for torch's default. device: ``cuda``
+    is the GPU of the local rank. After Ctrl-C the result has the rows that are ready.
+    """
+
+    def tuned() -> TableTuning:
+        import torch
+
+        from mucudnn.bench.sources.table_tuning import tune_table
+        from mucudnn.core.terminal import progress_bar
+        from mucudnn.running.devices import device_named, made_current
+        from mucudnn.running.environment import current_environment
+
+        options.use_threads(threads)
+        gpus = torch.cuda.device_count() if device == "cuda" and ranks_of_torchrun() is not None else 0
+        own = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % gpus}" if gpus > 1 else device
+        place = device_named(own)
+        with made_current(place):
+            current_environment(place.type)  # fails early if the device is missing
+            table, limits = load_limited(source, sizes, config, place.type)
+            with progress_bar() as progress:
+                return tune_table(table, config, limits=limits, device=place.type, progress=progress)
+
+    ranks = ranks_of_torchrun() or 1
+    if ranks == 1:
+        return tuned()
+    return on_every_rank(tuned, ranks, "cpu", timeout_s=_TIMEOUT_S)  # gloo suffices, since they exchange only text
 
 
 def solve_stored(

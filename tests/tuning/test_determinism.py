@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, fake_machine, linear, made_ready
+from support.command_line import fail
 from support.cudnn.backend import RANDOM, FakeBackend
 
-from mucudnn.cli.shared import layer_tables
 from mucudnn.core.config import Config
+from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
@@ -73,9 +74,14 @@ def test_engines_that_are_not_deterministic_are_barred_however_that_is_asked_for
 
 
 def test_the_command_shows_the_environment_that_was_measured_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
     def now(device: str) -> Environment:
-        return Environment(device, "sm90", 1, "torch", "cuDNN", "torch", str(TorchSettings.current()))
+        seen.append(str(TorchSettings.current()))
+        raise UnavailableError("enough")
 
     monkeypatch.setattr("mucudnn.running.environment.current_environment", now)
-    assert layer_tables.tuning_environment("cuda", Config(deterministic=True)).numerics == "tf32 deterministic"
-    assert layer_tables.tuning_environment("cuda", Config()).numerics == "tf32"
+    for setting in ("1", "0"):
+        monkeypatch.setenv("MUCUDNN_DETERMINISTIC", setting)
+        assert "enough" in fail("scale", "alexnet")
+    assert seen == ["tf32 deterministic", "tf32"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.commands import FileCommand, Outputs
-from mucudnn.cli.shared.layer_tables import named_layer
 from mucudnn.cli.shared.options import outputs
 from mucudnn.core.config import Config, from_text
+from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.records import Configuration, counts_in
+
+if TYPE_CHECKING:
+    from mucudnn.bench.sources.layers import Layer, LayerTable
 
 
 def parse_configuration(text: str) -> Configuration:
@@ -122,3 +126,20 @@ def metrics(
             loss=loss_for(source),
             progress=progress,
         )
+
+
+def named_layer(table: LayerTable, name: str | None) -> Layer:
+    """Return the layer that has this name; for None, the only layer of the table.
+
+    Raises ``InvalidInputError`` if there is no such layer.
+    """
+    by_name = {name: layer for layer in table.layers for name in (layer.name, *layer.names)}
+    if name in by_name:
+        return by_name[name]
+    if name is None and len(table.layers) == 1:
+        return table.layers[0]
+    close = get_close_matches(name or "", by_name, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    asked = "no layer is named" if name is None else f"{table.source} has no layer {name!r}"
+    names = ", ".join(layer.names[0] for layer in table.layers)
+    raise InvalidInputError(f"{asked}; {hint}give --layer NAME, one of {names}")

@@ -76,18 +76,12 @@ def training(
     asked = TrainingOptions(
         config, precisions, memory_formats, variants, rounds=rounds, seconds=run_time_limit, how=how
     )
-    sizes = _batch_sizes(batch_sizes or (_BATCH_SIZES[device],), sources)
+    sizes = batch_sizes or (_BATCH_SIZES[device],)
+    if len(sizes) not in (1, len(sources)):
+        raise click.UsageError(
+            f"--batch has {len(sizes)} sizes for {len(sources)} sources: give one for all, or one for each"
+        )
+    if len(sizes) == 1:
+        sizes *= len(sources)
     with outputs.shown(training_tables) as folder, progress_bar() as progress:
         benchmark_training(*(sources, sizes, asked, folder), input_size=input_shape, device=device, progress=progress)
-
-
-def _batch_sizes(given: tuple[int, ...], sources: tuple[str, ...]) -> tuple[int, ...]:
-    """Return one batch size for each source; a single given size applies to all sources.
-
-    Raises ``UsageError`` for several sizes that do not match the number of sources.
-    """
-    if len(given) not in (1, len(sources)):
-        raise click.UsageError(
-            f"--batch has {len(given)} sizes for {len(sources)} sources: give one for all, or one for each"
-        )
-    return given * len(sources) if len(given) == 1 else given

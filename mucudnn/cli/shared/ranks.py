@@ -9,32 +9,25 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from math import inf
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
 
 from mucudnn.bench.suites.shared.processes import Worker, WorkerError
 from mucudnn.cli.shared.commands import show_warning
-from mucudnn.cli.shared.layer_tables import load_limited, tune_with_progress, tuning_environment
-from mucudnn.cli.shared.options import use_threads
 from mucudnn.core.errors import SharingError
-
-if TYPE_CHECKING:
-    from mucudnn.bench.sources.table_tuning import TableTuning
-    from mucudnn.core.config import Config
 
 T = TypeVar("T")
 
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables that torchrun sets
 _OTHERS_S = 2.0  # grace period for other ranks after a failure: one of them may be the cause
-_TIMEOUT_S = 1800.0  # timeout of a rank that waits for another one while tuning: torch's default for gloo
 
 
 def ranks_of_torchrun() -> int | None:
@@ -125,32 +118,3 @@ def _join(rank: int, ranks: int, device: str, meeting: str, timeout_s: float) ->
 def _done(job: Callable[[], T], rank: int, _: ExitStack) -> T | None:
     result = job()
     return result if rank == 0 else None
-
-
-def tune_on_ranks(
-    source: str, sizes: Mapping[str, Any], config: Config, threads: int | None, device: str
-) -> TableTuning | None:
-    """Tune a layer table on a device, under torchrun on all ranks together. Return None on ranks other than 0.
-
-    sizes: further arguments of ``load_source``. threads: number of threads; None for torch's default. device: ``cuda``
-    is the GPU of the local rank.
-    """
-
-    def tune() -> TableTuning:
-        import torch
-
-        from mucudnn.running.devices import device_named, made_current
-
-        use_threads(threads)
-        gpus = torch.cuda.device_count() if device == "cuda" and ranks_of_torchrun() is not None else 0
-        own = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % gpus}" if gpus > 1 else device
-        place = device_named(own)
-        with made_current(place):
-            tuning_environment(place.type, config)  # fails early if the device is missing
-            table, limits = load_limited(source, {**sizes}, config, place.type)
-            return tune_with_progress(table, config, place.type, limits)
-
-    ranks = ranks_of_torchrun() or 1
-    if ranks == 1:
-        return tune()
-    return on_every_rank(tune, ranks, "cpu", timeout_s=_TIMEOUT_S)  # gloo suffices, since they exchange only text
