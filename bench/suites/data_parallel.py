@@ -34,7 +34,7 @@ from mucudnn.bench.results.variants import TORCH, Communication, Variant
 from mucudnn.bench.results.writing import Row, config_record
 from mucudnn.bench.sources.models import blamed_in_training
 from mucudnn.bench.sources.trainee import Batch, Loss, Trainee, labelled_batches
-from mucudnn.bench.suites.shared.step_parts import StepSplit, StepSplitter
+from mucudnn.bench.suites.shared.step_costs import StepSplit, StepSplitter
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.tables import Table, milliseconds, new_table, ratio

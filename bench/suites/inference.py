@@ -31,9 +31,8 @@ from mucudnn.bench.results.reading import Header, ResultFolder, with_time
 from mucudnn.bench.results.variants import TORCH, Runtime
 from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.suites.shared.apart import Entrant, Ready, contestant, pickled, require_torch, sampled
-from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes, resident_growth
 from mucudnn.bench.suites.shared.processes import WorkerError
-from mucudnn.bench.suites.shared.step_parts import KindTimes, median_by_kind
+from mucudnn.bench.suites.shared.step_costs import KindTimes, allocator_peak_bytes, median_by_kind, resident_growth
 from mucudnn.core.config import Config
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import MemoryFormat, Operation

@@ -30,9 +30,14 @@ from mucudnn.bench.sources.models import blamed_in_training, importable, load_mo
 from mucudnn.bench.sources.networks import NETWORKS, input_shape_of
 from mucudnn.bench.sources.trainee import Batch, Loss, Trainee, labelled_batches, loss_for
 from mucudnn.bench.suites.shared.apart import SAMPLED, Entrant, Ready, contestant, pickled, sampled
-from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes
 from mucudnn.bench.suites.shared.processes import WorkerError
-from mucudnn.bench.suites.shared.step_parts import KindTimes, StepSplit, StepSplitter, median_by_kind
+from mucudnn.bench.suites.shared.step_costs import (
+    KindTimes,
+    StepSplit,
+    StepSplitter,
+    allocator_peak_bytes,
+    median_by_kind,
+)
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, MucudnnError, first_line
 from mucudnn.core.problem import MemoryFormat

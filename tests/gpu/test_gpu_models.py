@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.bench.sources.trainee import labelled_batches
 from mucudnn.bench.suites.demo import train_in_turns
-from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes
+from mucudnn.bench.suites.shared.step_costs import allocator_peak_bytes
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
 

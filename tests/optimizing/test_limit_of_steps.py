@@ -12,7 +12,7 @@ import torch
 from support.peaks import repeatable_step
 from torch import Tensor, nn
 
-from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes
+from mucudnn.bench.suites.shared.step_costs import allocator_peak_bytes
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
 from mucudnn.core.records import Configuration, MicroConfig

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import ParamSpec, Self, TypeVar
+from typing import ParamSpec, Self
 
 import torch
 
@@ -48,7 +48,6 @@ def try_in_turns(
 
 
 _Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
 
 
 class OwnThread:
@@ -59,7 +58,7 @@ class OwnThread:
         stream = torch.cuda.current_stream() if device == "cuda" else None
         self._executor = ThreadPoolExecutor(1, initializer=_prepare, initargs=(stream,))
 
-    def call(self, function: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+    def call(self, function: Callable[_Given, T], *args: _Given.args, **kwargs: _Given.kwargs) -> T:
         """Call a function in the thread; return its result, or raise its error."""
         return self._executor.submit(function, *args, **kwargs).result()
 

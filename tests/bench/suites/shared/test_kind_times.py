@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import mucudnn
 from mucudnn.bench.results.bounds import shares
-from mucudnn.bench.suites.shared.step_parts import REST, KindTimes, kind_of_operator, median_by_kind
+from mucudnn.bench.suites.shared.step_costs import REST, KindTimes, kind_of_operator, median_by_kind
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.measuring.clocks import WallClock

@@ -10,7 +10,7 @@ from support.peaks import compare_peaks
 from torch import nn
 
 import mucudnn
-from mucudnn.bench.suites.shared.peak_memory import allocator_peak_bytes, resident_growth
+from mucudnn.bench.suites.shared.step_costs import allocator_peak_bytes, resident_growth
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.running.choices import Choices
 from mucudnn.tuning.trace import trace

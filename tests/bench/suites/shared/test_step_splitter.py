@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.suites.shared.apart import Entrant
-from mucudnn.bench.suites.shared.step_parts import StepSplitter
+from mucudnn.bench.suites.shared.step_costs import StepSplitter
 from mucudnn.bench.suites.training import TrainingOptions
 from mucudnn.running import dispatcher
 

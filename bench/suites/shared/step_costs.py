@@ -1,4 +1,4 @@
-"""Splits the time of a training step into convolutions, other kinds of layers, and the rest.
+"""Measures what a call takes, often a training step: its peak memory, and the time of its parts.
 
 ``InPlaceTimes`` times the convolutions while the model runs. Normalization, activation, pooling and linear layers are
 recognized by the name of the torch operator, in forward and backward passes. In compiled models only convolutions are
@@ -9,21 +9,64 @@ Steps take longer while their parts are timed, so their total is not reported as
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.bench.results.bounds import kind_of_layer
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.clocks import Clock
-from mucudnn.measuring.turns import Runner, here
+from mucudnn.measuring.turns import Runner, T, here
 from mucudnn.optimizing.steps import InPlaceTimes
+from mucudnn.running.workspace import release_workspaces
+
+_RESET = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -> int:
+    """Return the peak bytes that torch's allocator holds during ``step``, beyond those allocated before the step.
+
+    A warm-up step runs first, in which libraries allocate the memory that they keep. Then mucudnn's CPU workspace is
+    released, so that it counts towards the peak, and the cache of the current CUDA device is emptied, because cached
+    blocks change the peak.
+    """
+    step()
+    release_workspaces()
+    if device_type == "cuda":
+        torch.cuda.empty_cache()
+    return peak_allocated_bytes(step, device_type)
+
+
+def resident_growth(call: Callable[[], T]) -> tuple[T, int | None]:
+    """Call a function for the first time; return its result, and the bytes by which the process grew meanwhile.
+
+    mucudnn's workspace is released before, and so is what the C library keeps. None on systems other than Linux.
+    """
+    if not _RESET.exists():
+        return call(), None
+    release_workspaces()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = _status_bytes("VmRSS")
+    _RESET.write_text("5")
+    result = call()
+    return result, max(_status_bytes("VmHWM") - before, 0)
+
+
+def _status_bytes(field: str) -> int:
+    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +170,14 @@ class KindTimes:
         Raises any error of the call, and ``UnavailableError`` if convolutions cannot be recorded.
         """
         operators = _Operators(self.times)
-        with ExitStack() as stack:
-            stack.enter_context(self.times.recording())
-            elapsed_s = self.runner(lambda: self.clock.time(self._watched(operators), 1))
+
+        def watched() -> None:
+            with operators:
+                self.call()
+
+        call = self.call if self.is_compiled else watched  # Under a dispatch mode, compiled models run uncompiled.
+        with self.times.recording():
+            elapsed_s = self.runner(lambda: self.clock.time(call, 1))
         spent_s = operators.spent_s
         for place, spent in self.times.take().items():
             spent_s[OTHER_CONVOLUTION if place.problem is None else kind_of_layer(place.problem)] += spent.time_s
@@ -138,28 +186,15 @@ class KindTimes:
         self.samples.append(found)
         return found
 
-    def _watched(self, operators: _Operators) -> Callable[[], object]:
-        if self.is_compiled:  # Under a dispatch mode a compiled model would run uncompiled.
-            return self.call
-
-        def watched() -> None:
-            with operators:
-                self.call()
-
-        return watched
-
 
 def median_by_kind(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the median seconds of each kind of layer over all samples, in descending order, with the rest last.
 
     The result is empty if there are no samples.
     """
-    kinds = {kind: median(sample.get(kind, 0.0) for sample in samples) for kind in _kinds(samples)}
+    every = dict.fromkeys(kind for sample in samples for kind in sample)
+    kinds = {kind: median(sample.get(kind, 0.0) for sample in samples) for kind in every}
     return dict(sorted(kinds.items(), key=lambda item: (item[0] == REST, -item[1])))
-
-
-def _kinds(samples: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    yield from dict.fromkeys(kind for sample in samples for kind in sample)
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
