@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, prod
 from statistics import mean, median
@@ -16,23 +16,22 @@ from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.graph.costs import (
     CALL_S,
+    Seconds,
     Timings,
     convolution_costs,
     described,
     digest,
-    every_cost,
     graph_of,
     named,
     operator_costs,
 )
 from mucudnn.graph.operators import Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.windows import Choice, Convolution
+from mucudnn.graph.windows import Choice, Convolution, convolutions_of
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
-from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.solver.bands import Costs, Cut, Graph, Segment
@@ -48,249 +47,255 @@ _LONGEST_IN_PLACE_S = 0.3  # of a call: in longer ones, overheads do not matter
 _IN_PLACE, _IN_BANDS = Rounds(2, 9, 3.0), Rounds(1, 3, 4.0)
 _Costs: TypeAlias = dict[int, tuple[Costs, ...]]  # of operators by index, of each variant
 _Variant: TypeAlias = tuple[Measurement | None, Measurement | None]  # of all rows, of bands; None for torch's own
-_Seconds: TypeAlias = dict[str | None, float]  # by algorithm; None for torch's own
 
 
-class ConvolutionChoices:
-    """The algorithms of each convolution of a graph.
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What may compute a convolution of a graph, beside torch's own.
 
-    tuned: the measurements of problems. in_place: seconds of all rows of a problem, in calls of the whole graph, if it
-    is short. band_costs: of problems by algorithms, and by the number of their operands. kept_bytes: what the cache
-    budget has for a prepared filter of a problem, where it is kept.
+    tuned: the choice for its problem, or for a band of it, with everything that was measured. ours: the measurements of
+    our algorithms that run bands. in_place: seconds of all rows in calls of the whole graph, by algorithm, None for
+    torch's own; ``ours`` has them as well. Empty if these were not timed.
     """
 
-    def __init__(
-        self,
-        captured: Captured,
-        config: Config,
-        machine: Machine,
-        database: Database,
-        progress: Progress,
-        timings: Timings,
-    ) -> None:
-        self.captured, self.config, self.progress, self.timings = captured, config, progress, timings
-        self.machine, self.database, self.budget = machine, database, config.memory_budget_bytes
-        self.convolutions: Mapping[int, Convolution] = {
-            index: one for index, one in enumerate(captured.operators) if isinstance(one, Convolution)
-        }
-        self.tasks: dict[ConvProblem, Task] = {}  # of convolutions that are tuned
-        self.tuned: dict[Task, TunedProblem] = {}
-        self.in_place: dict[ConvProblem, _Seconds] = {}
-        self.band_costs: dict[tuple[ConvProblem, str, int], Costs | None] = {}
-        self.kept_bytes: dict[ConvProblem, int] = {}
+    tuned: TunedProblem
+    ours: tuple[Measurement, ...]
+    in_place: Mapping[str | None, float] = field(default_factory=dict)
 
-    def tune(self) -> None:
-        """Tune the convolutions, unless all are torch's own, since no algorithm runs bands.
 
-        Only algorithms that run bands are measured, and torch's own; bands, of convolutions whose tensors alone exceed
-        the budget. Then filters are kept where that saves the most.
-        """
-        config, n = self.config, self.captured.samples
-        problems = {one.problem: one for one in self.convolutions.values()}
-        names = [one.name for one in algorithms()] if config.algorithms is None else config.algorithms
-        names = [name for name in names if any(runs_bands(name, problem) for problem in problems)]
-        if not names:
-            return
-        tuning = replace(
-            config,
-            algorithms=tuple(names),
-            operations=tuple(Operation),
-            memory_budget=None,
-            workspace_limit=None if config.has_headroom_limit else config.workspace_limit,
-            workspace_budget=None,
-        )
-        for problem, one in problems.items():
-            tuned, samples = problem, n
-            of_tensors = sum(map(prod, (problem.x_shape(n), problem.y_shape(n)))) * problem.item_bytes
-            if self.budget is not None and of_tensors > self.budget:
-                of_band = band_problem(problem, min(BAND_ROWS, one.rows))
-                tuned, samples = (problem, n) if of_band is None else (of_band, 1)
-            limit, exempt = tuning.workspace_limit_bytes, config.baseline_exempt
-            self.tasks[problem] = Task(tuned, samples, limit, name=str(tuned), baseline_exempt=exempt)
-        tasks = list(dict.fromkeys(self.tasks.values()))
-        found = tune_tasks(tasks, tuning, progress=self.progress, machine=self.machine, database=self.database)
-        self.tuned = dict(zip(tasks, found.problems, strict=True))
-        for index, one in self.convolutions.items():
-            self._time_leanest(index, self.tasks[one.problem], names)
-        self._keep_filters()
+def tuned_convolutions(
+    captured: Captured, config: Config, machine: Machine, database: Database, progress: Progress, timings: Timings
+) -> dict[str, Candidates]:
+    """Tune the convolutions of a graph, and return what may compute each, by name; nothing if no algorithm runs bands.
 
-    def _time_leanest(self, index: int, task: Task, names: Sequence[str]) -> None:
-        """Time the algorithms with the smallest prepared filters too, which tuning drops where others are faster.
+    Only algorithms that run bands are measured, and torch's own; bands, of convolutions whose tensors alone exceed the
+    budget. Then filters are kept where that saves the most.
+    """
+    convolutions, n, budget = convolutions_of(captured.operators), captured.samples, config.memory_budget_bytes
+    problems = {one.problem: one for one in convolutions.values()}
+    names = [one.name for one in algorithms()] if config.algorithms is None else config.algorithms
+    names = [name for name in names if any(runs_bands(name, problem) for problem in problems)]
+    if not names:
+        return {}
+    tuning = replace(
+        config,
+        algorithms=tuple(names),
+        operations=tuple(Operation),
+        memory_budget=None,
+        workspace_limit=None if config.has_headroom_limit else config.workspace_limit,
+        workspace_budget=None,
+    )
+    task_of: dict[ConvProblem, Task] = {}
+    for problem, one in problems.items():
+        measured, samples = problem, n
+        of_tensors = sum(map(prod, (problem.x_shape(n), problem.y_shape(n)))) * problem.item_bytes
+        if budget is not None and of_tensors > budget:
+            of_band = band_problem(problem, min(BAND_ROWS, one.rows))
+            measured, samples = (problem, n) if of_band is None else (of_band, 1)
+        limit, exempt = tuning.workspace_limit_bytes, config.baseline_exempt
+        task_of[problem] = Task(measured, samples, limit, name=str(measured), baseline_exempt=exempt)
+    tasks = list(dict.fromkeys(task_of.values()))
+    found = tune_tasks(tasks, tuning, progress=progress, machine=machine, database=database)
+    tuned = dict(zip(tasks, found.problems, strict=True))
+    for index, one in convolutions.items():
+        task = task_of[one.problem]
+        more = _leanest(captured, index, tuned[task], names, timings)
+        tuned[task] = replace(tuned[task], measurements=(*tuned[task].measurements, *more))
+    candidates: dict[str, Candidates] = {}
+    for one in convolutions.values():
+        of_task = tuned[task_of[one.problem]]
+        whole = [of for of in of_task.allowed_measurements if of.micro_config.micro_batch_size == of_task.batch_size]
+        ours = (of for of in whole if runs_bands(of.micro_config.algorithm, one.problem))
+        candidates[one.name] = Candidates(of_task, tuple(ours))
+    return with_kept_filters(convolutions.values(), candidates, config.cache_budget_bytes)
 
-        Their times are extrapolated from bands. They add up the same products as torch's own convolution, and count as
-        precise as that. names: of algorithms.
-        """
-        one, problem, known = self.convolutions[index], task.problem, self.tuned[task]
-        errors = {of.micro_config.algorithm: of.relative_error for of in known.measurements}
-        failed = {of.micro_config.algorithm for of in known.failures if not of.is_passed_over}
-        every = [algorithm_named(name) for name in sorted(names)]
-        offered = [of for of in every if not of.is_last_resort and runs_bands(of.name, problem)]
-        least = min((of.workspace(problem, 1).prepared_bytes for of in offered), default=0)
-        for algorithm in offered:
-            needed = algorithm.workspace(problem, task.batch_size)
-            is_known = algorithm.name in errors or algorithm.name in failed
-            if is_known or algorithm.workspace(problem, 1).prepared_bytes > least:
-                continue
-            buffer = aligned_buffer(needed.prepared_bytes)
-            opened = partial(algorithm.open, problem, one.weight, buffer)
-            what = f"filter prepared by {named(algorithm)}: {problem!r}"
-            setup = self.timings.of(what, partial(_timed_twice, self.machine.clock, opened))
-            costs = self._measured_in_bands(index, algorithm.name)
-            if setup is None or costs is None:  # there is no time for it
-                continue
-            timed = Measurement(
-                MicroConfig(algorithm.name, task.batch_size),
+
+def _leanest(
+    captured: Captured, index: int, tuned: TunedProblem, names: Iterable[str], timings: Timings
+) -> list[Measurement]:
+    """Measure the algorithms with the smallest prepared filters too, which tuning drops where others are faster.
+
+    Their times are extrapolated from bands. They add up the same products as torch's own convolution, and count as
+    precise as that. names: of algorithms.
+    """
+    weight, problem, clock = convolutions_of(captured.operators)[index].weight, tuned.problem, timings.machine.clock
+    errors = {of.micro_config.algorithm: of.relative_error for of in tuned.measurements}
+    failed = {of.micro_config.algorithm for of in tuned.failures if not of.is_passed_over}
+    every = [algorithm_named(name) for name in sorted(names)]
+    offered = [of for of in every if not of.is_last_resort and runs_bands(of.name, problem)]
+    least = min((of.workspace(problem, 1).prepared_bytes for of in offered), default=0)
+    found = []
+
+    def timed_twice(call: Callable[[], object]) -> Seconds:
+        return [[clock.time(call, 1) for _ in range(2)]]
+
+    for algorithm in offered:
+        is_known = algorithm.name in errors or algorithm.name in failed
+        if is_known or algorithm.workspace(problem, 1).prepared_bytes > least:
+            continue
+        needed = algorithm.workspace(problem, tuned.batch_size)
+        opened = partial(algorithm.open, problem, weight, aligned_buffer(needed.prepared_bytes))
+        setup = timings.of(f"filter prepared by {named(algorithm)}: {problem!r}", partial(timed_twice, opened))
+        costs = convolution_costs(captured, index, algorithm, timings)
+        if setup is None or costs is None:  # there is no time for it
+            continue
+        found.append(
+            Measurement(
+                MicroConfig(algorithm.name, tuned.batch_size),
                 setup_s=min(setup[0]),
-                step_s=costs.seconds(_rows(problem) * task.batch_size),
+                step_s=costs.seconds(_rows(problem) * tuned.batch_size),
                 prepared_bytes=needed.prepared_bytes,
                 scratch_bytes=needed.scratch_bytes,
                 relative_error=errors.get(TORCHS_OWN, 0.0),
             )
-            self.tuned[task] = replace(self.tuned[task], measurements=(*self.tuned[task].measurements, timed))
+        )
+    return found
 
-    def measure_in_place(self, arguments: tuple[Any, ...]) -> None:
-        """Time the fastest algorithms, and torch's own, in calls of the whole graph, unless these are long."""
-        if not self.tasks:
-            return
-        fastest = {index: self._fastest(one) for index, one in self.convolutions.items()}
-        if any(task.problem != problem for problem, task in self.tasks.items()):
-            return  # some were measured on bands, since their tensors are larger than the budget
-        if sum(_seconds(self.convolutions[index], of[0]) for index, of in fastest.items() if of) > _LONGEST_IN_PLACE_S:
-            return
-        offered = {index: (*map(_algorithm_of, of), None) for index, of in fastest.items()}
-        timed = [(index, variant) for index, of in offered.items() for variant in range(len(of))]
 
-        def schedules() -> list[Schedule]:
-            for index, of in offered.items():
-                self.convolutions[index].choices = tuple(Choice(one, one) for one in of)
-            graph = solver_graph(self.captured, dict.fromkeys(range(len(self.captured.operators)), (Costs(),)), {})
-            variants = range(max(map(len, offered.values())))
-            return [Schedule(self.captured, graph, each_by_itself(graph, variant)) for variant in variants]
+def with_kept_filters(
+    convolutions: Iterable[Convolution], candidates: Mapping[str, Candidates], budget: int | None
+) -> dict[str, Candidates]:
+    """Keep prepared filters between calls where they save the most time for each byte of the cache budget.
 
-        names = [(self.convolutions[index].keeps, [named(one) for one in of]) for index, of in offered.items()]
-        what = f"convolutions in place: {digest(f'{graph_of(self.captured)} {names}')}"
-        samples = self.timings.in_calls(what, schedules, arguments, timed, _IN_PLACE)
-        for one in self.convolutions.values():
-            one.forget()
-        seconds: dict[tuple[ConvProblem, str | None], list[float]] = {}
-        for (index, variant), of_one in zip(timed, samples or (), strict=bool(samples)):
-            one, measured = self.convolutions[index], [*fastest[index], None][variant]
-            setup_s = 0.0 if measured is None or one.keeps else measured.setup_s
-            name = None if measured is None else measured.micro_config.algorithm
-            seconds.setdefault((one.problem, name), []).extend(max(time_s - setup_s, 0.0) for time_s in of_one)
-        for (problem, name), of_one in seconds.items():
-            self.in_place.setdefault(problem, {})[name] = median(of_one)
-
-    def costs(self) -> tuple[_Costs, _Costs]:
-        """Choose each convolution's algorithms, and return the costs of all operators: in bands, and of all rows."""
-        known: _Costs = {}
-        whole: _Costs = {}
-        measured: dict[str, Costs] = {}
-        for index, one in self.convolutions.items():
-            of_torch = operator_costs(self.captured, index, self.timings, measured)
-            variants = self._variants(index, of_torch)
-            one.choices = tuple(Choice(*map(_algorithm_of, variant)) for variant in variants)
-            known[index] = tuple(of_torch if of is None else self._costs_in_bands(index, of) for _, of in variants)
-            whole[index] = tuple(of_torch if of is None else self._costs_of_whole(index, of) for of, _ in variants)
-        self.progress("measuring the other operators", 1.0)
-        return every_cost(self.captured, self.timings, known), whole
-
-    def _keep_filters(self) -> None:
-        """Keep prepared filters between calls where they save the most time for each byte of the cache budget."""
-        left = inf if self.config.cache_budget_bytes is None else self.config.cache_budget_bytes
-        found = []
-        for number, one in self.convolutions.items():
-            if ours := self._ours(one):
-                kept = min(ours, key=lambda one: one.step_s)
-                saved_s = min(one.setup_s + one.step_s for one in ours) - kept.step_s
-                found.append((-saved_s / (kept.prepared_bytes or 1), number, kept.prepared_bytes, one))
-        for _, _, size, one in sorted(found, key=lambda each: each[:2]):
-            one.keeps = size <= left
-            left -= size if one.keeps else 0
-            self.kept_bytes[one.problem] = size
-
-    def _variants(self, index: int, of_torch: Costs) -> tuple[_Variant, ...]:
-        """Return what computes all rows, and bands: the fastest, and ever smaller prepared filters."""
-        if not self.tasks:
-            return ((None, None),)
-        one = self.convolutions[index]
-        ours = self._fastest(one)
-        if one.rows == 1:
-            in_bands = ours
-        else:
-            costs = ((of, self._band_costs(index, of)) for of in ours)
-            in_bands = [replace(of, step_s=each.seconds(BAND_ROWS)) for of, each in costs]
-        is_whole = self.tasks[one.problem].problem == one.problem
-        torchs_s = self.in_place.get(one.problem, {}).get(None, of_torch.seconds(self.captured.samples * one.rows))
-        found: list[_Variant] = []
-        for share in _SHARES:
-            whole = _best(one, ours, torchs_s, share) if is_whole else None
-            found.append((whole, _best(one, in_bands, of_torch.seconds(BAND_ROWS), share)))
-        if one.rows == one.problem.h == 1 and not one.keeps:
-            found.append((None, None))  # the filters of a linear layer are as large as prepared ones
-        return tuple(dict.fromkeys(found))
-
-    def _fastest(self, one: Convolution) -> list[Measurement]:
-        """Return the fastest algorithms, and the one with the smallest buffers."""
-        ours = sorted(self._ours(one), key=lambda of: (_seconds(one, of), of.micro_config))
-        smallest = min(ours, key=_size, default=None)
-        return [of for number, of in enumerate(ours) if number < _CANDIDATES - 1 or of is smallest]
-
-    def candidates(self, one: Convolution) -> list[Algorithm]:
-        """Return the fastest algorithms of a convolution, and the one with the smallest buffers."""
-        return [algorithm_named(of.micro_config.algorithm) for of in self._fastest(one)]
-
-    def _band_costs(self, index: int, of: Measurement) -> Costs:
-        """Return the costs of bands by a measured algorithm; those of all rows, if there is no time to measure."""
-        costs = self._measured_in_bands(index, of.micro_config.algorithm)
-        rows = _rows(self.tasks[self.convolutions[index].problem].problem)
-        return costs or Costs(call_s=CALL_S, row_s=of.step_s / of.micro_config.micro_batch_size / rows)
-
-    def _measured_in_bands(self, index: int, name: str) -> Costs | None:
-        one = self.convolutions[index]
-        key = one.problem, name, len(one.sources)
-        if key not in self.band_costs:
-            self.band_costs[key] = convolution_costs(self.captured, index, algorithm_named(name), self.timings)
-        return self.band_costs[key]
-
-    def tuned_problems(self) -> Iterator[tuple[str, TunedProblem]]:
-        """Yield the name of each convolution with what was measured of it."""
-        for one in self.convolutions.values() if self.tasks else ():
-            yield one.name, self.tuned[self.tasks[one.problem]]
-
-    def _costs_in_bands(self, index: int, of: Measurement) -> Costs:
-        one, costs = self.convolutions[index], self._band_costs(index, of)
-        return self._with_buffers(one, of, min(BAND_ROWS, one.rows), costs)
-
-    def _costs_of_whole(self, index: int, of: Measurement) -> Costs:
-        one, name = self.convolutions[index], of.micro_config.algorithm
-        row_s = of.step_s / of.micro_config.micro_batch_size / one.rows
-        if len(one.sources) > 1 and name not in self.in_place.get(one.problem, {}):  # tuned without the addition
-            row_s = max(row_s, self._band_costs(index, of).row_s)
-        costs = Costs(row_s=row_s)
-        return self._with_buffers(one, of, one.rows, costs)
-
-    def _with_buffers(self, one: Convolution, of: Measurement, rows: int, costs: Costs) -> Costs:
-        scratch = scratch_bytes(one, algorithm_named(of.micro_config.algorithm), rows)
+    Returns the candidates without those whose filters need more than is kept.
+    """
+    left, found, kept_bytes = inf if budget is None else budget, [], dict[str, float]()
+    for number, one in enumerate(convolutions):
+        if ours := candidates[one.name].ours:
+            kept = min(ours, key=lambda of: of.step_s)
+            saved_s = min(of.setup_s + of.step_s for of in ours) - kept.step_s
+            found.append((-saved_s / (kept.prepared_bytes or 1), number, kept.prepared_bytes, one))
+    for _, _, size, one in sorted(found, key=lambda each: each[:2]):
+        one.keeps = size <= left
         if one.keeps:
-            return replace(costs, scratch_bytes=scratch)
-        return replace(costs, setup_s=of.setup_s, scratch_bytes=scratch, prepared_bytes=of.prepared_bytes)
+            left -= size
+            kept_bytes[one.name] = inf if budget is None else size
+    return {name: _with_smaller_filters(of, kept_bytes.get(name, inf)) for name, of in candidates.items()}
 
-    def _ours(self, one: Convolution) -> list[Measurement]:
-        """Return the measurements of our algorithms that run bands, in place where that was measured."""
-        task = self.tasks[one.problem]
-        known = self.in_place.get(one.problem, {})
-        most = inf
-        if one.keeps and self.config.cache_budget_bytes is not None:
-            most = self.kept_bytes[one.problem]
-        found = []
-        for of in self.tuned[task].allowed_measurements:
-            name = of.micro_config.algorithm
-            if of.prepared_bytes > most:
-                continue
-            if of.micro_config.micro_batch_size == task.batch_size and runs_bands(name, one.problem):
-                found.append(replace(of, step_s=known[name]) if name in known else of)
-        return found
+
+def _with_smaller_filters(candidates: Candidates, most_bytes: float) -> Candidates:
+    return replace(candidates, ours=tuple(of for of in candidates.ours if of.prepared_bytes <= most_bytes))
+
+
+def timed_in_place(
+    captured: Captured, candidates: dict[str, Candidates], arguments: tuple[Any, ...], timings: Timings
+) -> dict[str, Candidates]:
+    """Time the fastest algorithms, and torch's own, in calls of the graph, and return the candidates with these times.
+
+    Returns what is given where calls are long, and where some were measured on bands, since their tensors are larger
+    than the budget.
+    """
+    convolutions = convolutions_of(captured.operators)
+    if any(candidates[one.name].tuned.problem != one.problem for one in convolutions.values()):
+        return candidates
+    fastest = {index: fastest_of(one, candidates[one.name]) for index, one in convolutions.items()}
+    if sum(_seconds(convolutions[index], of[0]) for index, of in fastest.items() if of) > _LONGEST_IN_PLACE_S:
+        return candidates
+    offered = {index: (*map(_algorithm_of, of), None) for index, of in fastest.items()}
+    timed = [(index, variant) for index, of in offered.items() for variant in range(len(of))]
+
+    def schedules() -> list[Schedule]:
+        for index, of in offered.items():
+            convolutions[index].choices = tuple(Choice(one, one) for one in of)
+        graph = solver_graph(captured, dict.fromkeys(range(len(captured.operators)), (Costs(),)), {})
+        variants = range(max(map(len, offered.values())))
+        return [Schedule(captured, graph, each_by_itself(graph, variant)) for variant in variants]
+
+    names = [(convolutions[index].keeps, [named(one) for one in of]) for index, of in offered.items()]
+    what = f"convolutions in place: {digest(f'{graph_of(captured)} {names}')}"
+    samples = timings.in_calls(what, schedules, arguments, timed, _IN_PLACE)
+    for one in convolutions.values():
+        one.forget()
+    if samples is None:
+        return candidates
+    seconds: dict[ConvProblem, dict[str | None, list[float]]] = {}
+    for (index, variant), of_one in zip(timed, samples, strict=True):
+        one, measured = convolutions[index], [*fastest[index], None][variant]
+        setup_s = 0.0 if measured is None or one.keeps else measured.setup_s
+        name = None if measured is None else measured.micro_config.algorithm
+        of_problem = seconds.setdefault(one.problem, {})
+        of_problem.setdefault(name, []).extend(max(time_s - setup_s, 0.0) for time_s in of_one)
+    found = {}
+    for one in convolutions.values():
+        in_place = {name: median(of_one) for name, of_one in seconds[one.problem].items()}
+        known = candidates[one.name]
+        ours = (replace(of, step_s=in_place.get(of.micro_config.algorithm, of.step_s)) for of in known.ours)
+        found[one.name] = Candidates(known.tuned, tuple(ours), in_place)
+    return found
+
+
+def chosen_costs(captured: Captured, candidates: Mapping[str, Candidates], timings: Timings) -> tuple[_Costs, _Costs]:
+    """Choose each convolution's algorithms, and return the costs of the convolutions: in bands, and of all rows.
+
+    candidates: by name; torch's own run where there are none.
+    """
+    in_bands: _Costs = {}
+    whole: _Costs = {}
+    of_kind: dict[str, Costs] = {}
+    for index, one in convolutions_of(captured.operators).items():
+        of_torch = operator_costs(captured, index, timings, of_kind)
+        one.choices, in_bands[index], whole[index] = (Choice(),), (of_torch,), (of_torch,)
+        if one.name not in candidates:
+            continue
+        known = candidates[one.name]
+        band_costs = partial(_band_costs, captured, index, known.tuned.problem, timings)
+        variants = _variants(one, known, of_torch, captured.samples, band_costs)
+        one.choices = tuple(Choice(*map(_algorithm_of, variant)) for variant in variants)
+        in_bands[index] = tuple(
+            of_torch if of is None else _with_buffers(one, of, min(BAND_ROWS, one.rows), band_costs(of))
+            for _, of in variants
+        )
+        of_variants = []
+        for of, _ in variants:
+            costs = of_torch
+            if of is not None:
+                row_s = of.step_s / of.micro_config.micro_batch_size / one.rows
+                if len(one.sources) > 1 and of.micro_config.algorithm not in known.in_place:
+                    row_s = max(row_s, band_costs(of).row_s)  # it was tuned without the addition
+                costs = _with_buffers(one, of, one.rows, Costs(row_s=row_s))
+            of_variants.append(costs)
+        whole[index] = tuple(of_variants)
+    return in_bands, whole
+
+
+def _variants(
+    one: Convolution, known: Candidates, of_torch: Costs, samples: int, band_costs: Callable[[Measurement], Costs]
+) -> tuple[_Variant, ...]:
+    """Return what computes all rows, and bands: the fastest, and ever smaller prepared filters."""
+    ours = in_bands = fastest_of(one, known)
+    if one.rows > 1:
+        in_bands = [replace(of, step_s=band_costs(of).seconds(BAND_ROWS)) for of in ours]
+    torchs_s = known.in_place.get(None, of_torch.seconds(samples * one.rows))
+    found: list[_Variant] = []
+    for share in _SHARES:
+        whole = _best(one, ours, torchs_s, share) if known.tuned.problem == one.problem else None
+        found.append((whole, _best(one, in_bands, of_torch.seconds(BAND_ROWS), share)))
+    if one.rows == one.problem.h == 1 and not one.keeps:
+        found.append((None, None))  # the filters of a linear layer are as large as prepared ones
+    return tuple(dict.fromkeys(found))
+
+
+def fastest_of(one: Convolution, candidates: Candidates) -> list[Measurement]:
+    """Return the fastest algorithms of a convolution, and the one with the smallest buffers."""
+    ours = sorted(candidates.ours, key=lambda of: (_seconds(one, of), of.micro_config))
+    smallest = min(ours, key=_size, default=None)
+    return [of for number, of in enumerate(ours) if number < _CANDIDATES - 1 or of is smallest]
+
+
+def _band_costs(captured: Captured, index: int, problem: ConvProblem, timings: Timings, of: Measurement) -> Costs:
+    """Return the costs of bands by a measured algorithm; those of all rows, if there is no time to measure.
+
+    problem: that was measured.
+    """
+    costs = convolution_costs(captured, index, algorithm_named(of.micro_config.algorithm), timings)
+    return costs or Costs(call_s=CALL_S, row_s=of.step_s / of.micro_config.micro_batch_size / _rows(problem))
+
+
+def _with_buffers(one: Convolution, of: Measurement, rows: int, costs: Costs) -> Costs:
+    scratch = scratch_bytes(one, algorithm_named(of.micro_config.algorithm), rows)
+    if one.keeps:
+        return replace(costs, scratch_bytes=scratch)
+    return replace(costs, setup_s=of.setup_s, scratch_bytes=scratch, prepared_bytes=of.prepared_bytes)
 
 
 def scratch_bytes(one: Convolution, algorithm: Algorithm, rows: int) -> int:
@@ -300,10 +305,6 @@ def scratch_bytes(one: Convolution, algorithm: Algorithm, rows: int) -> int:
     made = algorithm.band(one.problem, 1, (rows, of_x) if one.is_transposed else (of_x, rows), 0)
     assert made is not None
     return made[1].scratch_bytes
-
-
-def _timed_twice(clock: Clock, call: Callable[[], object]) -> list[list[float]]:
-    return [[clock.time(call, 1) for _ in range(2)]]
 
 
 def _rows(problem: ConvProblem) -> int:
@@ -379,13 +380,9 @@ def refined(
     in as many bands have the same algorithm. The schedule itself is returned where the other would need more than
     ``limit_bytes``, and where there is no time to measure.
     """
-    kinds = {
-        index: (one.problem, len(one.sources), segment.cut)
-        for segment in schedule.plan.segments
-        for index, one in enumerate(schedule.operators[segment.start : segment.stop], segment.start)
-        if isinstance(one, Convolution)
-    }
-    own = {index: _convolution(schedule, index).algorithm(cut) for index, (_, _, cut) in kinds.items()}
+    own, convolutions = schedule.algorithms, convolutions_of(schedule.operators)
+    cuts = {index: one.cut for one in schedule.plan.segments for index in range(one.start, one.stop)}
+    kinds = {index: (one.problem, len(one.sources), cuts[index]) for index, one in convolutions.items()}
     offered = {index: [own[index], *(one for one in candidates[index] if one is not own[index])] for index in kinds}
     timed = [(index, number) for index, of in offered.items() for number in range(len(of))]
 
@@ -411,16 +408,10 @@ def _schedule_with(
     schedule: Schedule, algorithms: Mapping[int, Algorithm | None], limit_bytes: float = inf
 ) -> Schedule:
     """Return the schedule with other algorithms of its convolutions, which become another variant of their choices."""
-    known = max(len(_convolution(schedule, index).choices) for index in algorithms)
-    for index, algorithm in algorithms.items():
-        one = _convolution(schedule, index)
+    convolutions = convolutions_of(schedule.operators)
+    known = max(len(one.choices) for one in convolutions.values())
+    for index, one in convolutions.items():
         padding = (one.choices[-1],) * (known - len(one.choices))
-        one.choices = (*one.choices, *padding, Choice(algorithm, algorithm))
+        one.choices = (*one.choices, *padding, Choice(algorithms[index], algorithms[index]))
     segments = (replace(one, cut=replace(one.cut, variant=known)) for one in schedule.plan.segments)
     return Schedule(schedule.captured, schedule.graph, replace(schedule.plan, segments=tuple(segments)), limit_bytes)
-
-
-def _convolution(schedule: Schedule, index: int) -> Convolution:
-    one = schedule.operators[index]
-    assert isinstance(one, Convolution)
-    return one

@@ -19,12 +19,13 @@ from torch import Tensor
 from mucudnn.core import VERSION
 from mucudnn.core.config import Config
 from mucudnn.core.errors import say_once
+from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Comparison, is_busy
 from mucudnn.core.terminal import Progress
 from mucudnn.graph.operators import Band, Barrier, Captured, Input, Moments, Operator, Ref, perform
 from mucudnn.graph.schedule import Schedule
 from mucudnn.graph.steps import array_of, run_array
-from mucudnn.graph.windows import Convolution
+from mucudnn.graph.windows import Convolution, convolutions_of
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer, peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock
@@ -47,12 +48,13 @@ class Timings:
     """The timings of a graph: stored ones, and those that are measured now, and stored at once.
 
     All that are measured take ``config.time_limit`` together, or as long as they need. Disturbed ones are measured
-    again on a quiet machine.
+    again on a quiet machine. of_bands: costs of bands, by problem, algorithm and number of operands.
     """
 
     def __init__(self, machine: Machine, database: Database, config: Config, progress: Progress) -> None:
         self.machine = machine
         self.left_s = inf if config.time_limit_s is None else config.time_limit_s
+        self.of_bands: dict[tuple[ConvProblem, str, int], Costs | None] = {}
         self._store = EnvironmentStore(database, machine.environment)
         self._quiet = Quiet(machine.watch, progress, at=1.0)
 
@@ -159,12 +161,8 @@ def _in_words(value: object) -> object:
 
 def described(schedule: Schedule) -> str:
     """Return a text that differs for schedules of graphs, plans or algorithms that take other times."""
-    algorithms = [
-        f"{index} {one.keeps} {named(one.algorithm(segment.cut))}"
-        for segment in schedule.plan.segments
-        for index, one in enumerate(schedule.operators[segment.start : segment.stop], segment.start)
-        if isinstance(one, Convolution)
-    ]
+    keeps = {index: one.keeps for index, one in convolutions_of(schedule.operators).items()}
+    algorithms = [f"{index} {keeps[index]} {named(one)}" for index, one in schedule.algorithms.items()]
     cuts = [(one.start, one.stop, replace(one.cut, variant=0)) for one in schedule.plan.segments]
     return f"{graph_of(schedule.captured)} {cuts} {algorithms} {schedule.arena_bytes}"
 
@@ -230,6 +228,10 @@ def convolution_costs(captured: Captured, index: int, algorithm: Algorithm, timi
     """
     one = captured.operators[index]
     assert isinstance(one, Convolution)
+    kind = one.problem, algorithm.name, len(one.sources)
+    if kind in timings.of_bands:
+        return timings.of_bands[kind]
+    prepared = aligned_buffer(algorithm.workspace(one.problem, 1).prepared_bytes)
 
     def call(height: int) -> Callable[[], object]:
         band = _band(captured.operators, index, height)
@@ -237,24 +239,23 @@ def convolution_costs(captured: Captured, index: int, algorithm: Algorithm, timi
         _, workspace = one.stage(algorithm, 1, band.xs[0].shape[2], height, above)
         scratch = aligned_buffer(workspace.scratch_bytes)
         band.algorithm, band.prepared, band.scratch = algorithm, prepared.data_ptr(), scratch.data_ptr()
-        steps = one.steps(band)
-        return partial(_run, array_of(steps), one, band, scratch)
+        array = array_of(one.steps(band))
+
+        def run(scratch: Tensor = scratch) -> None:  # to which the band refers
+            if len(array):
+                run_array(array, (ctypes.c_void_p * 1)())
+            else:
+                one.compute(band)
+
+        return run
 
     def calls() -> list[Callable[[], object]]:
         algorithm.open(one.problem, one.weight, prepared)
         return [call(height) for height in _heights(one)]
 
-    prepared = aligned_buffer(algorithm.workspace(one.problem, 1).prepared_bytes)
     seconds = _seconds(f"{key_of(captured, index)} by {named(algorithm)}", calls, one.device, timings)
-    return None if seconds is None else _line(_heights(one), seconds)
-
-
-def _run(array: Any, one: Convolution, band: Band, scratch: Tensor) -> None:
-    """Run steps, or the convolution if it has none. scratch: to which the band refers."""
-    if len(array):
-        run_array(array, (ctypes.c_void_p * 1)())
-    else:
-        one.compute(band)
+    timings.of_bands[kind] = None if seconds is None else _line(_heights(one), seconds)
+    return timings.of_bands[kind]
 
 
 def _heights(one: Operator) -> list[int]:

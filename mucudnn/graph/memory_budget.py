@@ -22,18 +22,23 @@ from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution_choices import (
     BAND_ROWS,
-    ConvolutionChoices,
+    Candidates,
+    chosen_costs,
     each_by_itself,
+    fastest_of,
     refined,
     runs_bands,
     scratch_bytes,
+    timed_in_place,
+    tuned_convolutions,
 )
-from mucudnn.graph.costs import Timings, described, digest, estimated_costs, operator_costs
+from mucudnn.graph.costs import Timings, described, digest, estimated_costs, every_cost, operator_costs
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.windows import Choice, Convolution
+from mucudnn.graph.windows import Choice, Convolution, convolutions_of
 from mucudnn.kernels.memory import peak_allocated_bytes
+from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.turns import Rounds
 from mucudnn.running.devices import device_of_convolutions
@@ -197,7 +202,7 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
     progress("capturing the graph", 0.0)
     captured, budget = capture(model, arguments), config.memory_budget_bytes
     limit_bytes = inf if budget is None else budget
-    if not any(isinstance(one, Convolution) for one in captured.operators):
+    if not convolutions_of(captured.operators):
         raise NotCapturedError("it has no convolution of images")
     lean: list[Schedule] = []
     if budget is not None:
@@ -212,12 +217,14 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
     with machine_and_database(config, captured.device.type) as (machine, database):
         # Costs: of the convolutions' algorithms, by themselves and in place, and of the other operators
         timings = Timings(machine, database, config, progress)
-        choices = ConvolutionChoices(captured, config, machine, database, progress, timings)
+        candidates: dict[str, Candidates] = {}
         if captured.device.type == "cpu":  # elsewhere torch's own run
-            choices.tune()
-            if _may_run_whole(captured):
-                choices.measure_in_place(arguments)
-        graph = solver_graph(captured, *choices.costs())
+            candidates = tuned_convolutions(captured, config, machine, database, progress, timings)
+            if candidates and _may_run_whole(captured):
+                candidates = timed_in_place(captured, candidates, arguments, timings)
+        of_bands, of_whole = chosen_costs(captured, candidates, timings)
+        progress("measuring the other operators", 1.0)
+        graph = solver_graph(captured, every_cost(captured, timings, of_bands), of_whole)
 
         # Plans: the fastest predicted within the budget, one of them with the algorithms that are fastest in its bands
         options = [_Option(captured, graph, plan) for plan in plans(graph)]
@@ -229,11 +236,13 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
         contenders = _contenders([each, *options], budget, arguments)
         in_bands = (one for one in contenders if any(segment.cut.bands > 1 for segment in one.plan.segments))
         schedule = next(in_bands, None)
-        if schedule is not None and choices.tasks:
+        if schedule is not None and candidates:
             progress("timing convolutions in bands", 1.0)
-            every = enumerate(schedule.operators)
-            candidates = {index: choices.candidates(one) for index, one in every if isinstance(one, Convolution)}
-            found = refined(schedule, candidates, arguments, limit_bytes, timings)
+            offered = {
+                index: [algorithm_named(of.micro_config.algorithm) for of in fastest_of(one, candidates[one.name])]
+                for index, one in convolutions_of(schedule.operators).items()
+            }
+            found = refined(schedule, offered, arguments, limit_bytes, timings)
             if found is not schedule:
                 _count(arguments, found)
                 if found.needed_bytes <= limit_bytes:
@@ -264,7 +273,7 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
         run.time_s,
         None if torch_bytes is None else run,
         torch_bytes,
-        tuple(choices.tuned_problems()),
+        tuple((name, of.tuned) for name, of in candidates.items()),
     )
 
 

@@ -92,7 +92,7 @@ def record(frame: Frame, *, joins: bool = True) -> Program:
             one = schedule.operators[index]
             if isinstance(one, (Input, Barrier, Moments)):
                 recorder.do(index, partial(_make, index=index))
-            elif isinstance(one, Convolution) and not one.keeps and (algorithm := one.algorithm(cut)) is not None:
+            elif isinstance(one, Convolution) and not one.keeps and (algorithm := schedule.algorithms[index]):
                 offset = schedule.starts[number] + schedule.buffers[number][index].prepared
                 recorder.do(index, partial(_prepare_filter, one=one, algorithm=algorithm, offset=offset))
         turns: list[tuple[int, int, int, slice]] = []
@@ -267,7 +267,7 @@ def _band(frame: Frame, number: int, index: int, k: int, samples: slice) -> Band
     else:
         out = frame[index][samples, :, new:high]
     band = Band(xs, starts, frame, out, new, high, samples)
-    if isinstance(one, Convolution) and (algorithm := one.algorithm(cut)) is not None:
+    if isinstance(one, Convolution) and (algorithm := schedule.algorithms[index]):
         of, start = schedule.buffers[number][index], frame.arena.data_ptr() + schedule.starts[number]
         band.algorithm, band.scratch = algorithm, start + of.scratch
         band.prepared = one._kept[algorithm.name].data_ptr() if one.keeps else start + of.prepared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -19,7 +19,7 @@ from mucudnn.graph.capture import flattened
 from mucudnn.graph.guards import unshared
 from mucudnn.graph.operators import Barrier, Captured, Moments, Ref
 from mucudnn.graph.program import Frame, Program, record
-from mucudnn.graph.windows import Convolution, keep_filters
+from mucudnn.graph.windows import Convolution, convolutions_of, keep_filters
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, workspace_of
@@ -74,7 +74,8 @@ class Buffers:
 class Schedule:
     """A plan for a captured graph, ready to run.
 
-    arena_bytes: what the arena has, which is allocated once. ``run`` may be called by several threads.
+    algorithms: of convolutions, by index; None for torch's own. arena_bytes: what the arena has, which is allocated
+    once. ``run`` may be called by several threads.
 
     limit_bytes: buffers are placed by an integer program if the schedule would need more otherwise.
     """
@@ -82,6 +83,10 @@ class Schedule:
     def __init__(self, captured: Captured, graph: bands.Graph, plan: Plan, limit_bytes: float = inf) -> None:
         self.captured, self.graph, self.plan = captured, graph, plan
         self.operators = captured.operators
+        cuts = {index: one.cut for one in plan.segments for index in range(one.start, one.stop)}
+        self.algorithms: dict[int, Algorithm | None] = {
+            index: one.algorithm(cuts[index]) for index, one in convolutions_of(self.operators).items()
+        }
         self.ranges = [
             {} if self.operators[one.start].rows == 0 else dict(graph.ranges(one.start, one.stop, one.cut))
             for one in plan.segments
@@ -119,7 +124,7 @@ class Schedule:
                 last = max(readers, default=index) - segment.start
                 sized[index, "held"] = Buffer(rows.held * row_bytes, step, last)
                 sized[index, "kept"] = Buffer(rows.kept * row_bytes, 0, segment.stop)
-            if isinstance(one, Convolution) and (algorithm := one.algorithm(cut)) is not None:
+            if isinstance(one, Convolution) and (algorithm := self.algorithms[index]):
                 stages = (one.stage(algorithm, *call) for call in self._calls(one, index, rows, cut))
                 scratch = max((workspace.scratch_bytes for _, workspace in stages), default=0)
                 sized[index, "prepared"] = Buffer(one.prepared_bytes(algorithm), 0, segment.stop)
@@ -187,21 +192,18 @@ class Schedule:
         self.outside_bytes = max(peak - sum(own.values()), self.outside_bytes)
 
     def _keep_filters(self) -> None:
-        keep_filters((one, algorithm) for one, algorithm in self._algorithms() if algorithm is not None)
+        convolutions = convolutions_of(self.operators)
+        used = ((convolutions[index], algorithm) for index, algorithm in self.algorithms.items())
+        keep_filters((one, algorithm) for one, algorithm in used if algorithm is not None)
 
     def forget_other_filters(self) -> None:
         """Free the prepared filters that are kept for algorithms that this schedule does not run."""
-        used: dict[int, set[str]] = {}
-        for one, algorithm in self._algorithms():
-            used.setdefault(id(one._kept), set()).update(() if algorithm is None else (algorithm.name,))
-        for one, _ in self._algorithms():
+        convolutions, used = convolutions_of(self.operators), dict[int, set[str]]()
+        for index, algorithm in self.algorithms.items():
+            names = used.setdefault(id(convolutions[index]._kept), set())
+            names.update(() if algorithm is None else (algorithm.name,))
+        for one in convolutions.values():
             one.forget(except_for=used[id(one._kept)])
-
-    def _algorithms(self) -> Iterator[tuple[Convolution, Algorithm | None]]:
-        for segment in self.plan.segments:
-            for one in self.operators[segment.start : segment.stop]:
-                if isinstance(one, Convolution):
-                    yield one, one.algorithm(segment.cut)
 
     def _predicted_outside_bytes(self) -> int:
         """Return the most bytes of barriers' results, and of what torch needs for a step, that are alive together."""
@@ -218,7 +220,7 @@ class Schedule:
 
     def _extra_bytes(self, index: int, number: int) -> int:
         one, cut = self.operators[index], self.plan.segments[number].cut
-        if isinstance(one, Convolution) and one.algorithm(cut) is not None:
+        if self.algorithms.get(index) is not None:
             return 0
         costs = self.graph.operators[index].costs_of(cut)
         if one.rows == 0:

@@ -377,6 +377,11 @@ class Convolution(Operator):
         return made
 
 
+def convolutions_of(operators: Iterable[Operator]) -> dict[int, Convolution]:
+    """Return the convolutions among the operators of a graph, by index."""
+    return {index: one for index, one in enumerate(operators) if isinstance(one, Convolution)}
+
+
 def keep_filters(used: Iterable[tuple[Convolution, Algorithm]]) -> None:
     """Prepare the filters that are kept between calls, of convolutions with the algorithms that run them.
 

@@ -22,8 +22,8 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import silent
-from mucudnn.graph import memory_budget
-from mucudnn.graph.convolution_choices import ConvolutionChoices
+from mucudnn.graph import convolution_choices, memory_budget
+from mucudnn.graph.convolution_choices import with_kept_filters
 from mucudnn.graph.memory_budget import fit_in_memory
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.schedule import Schedule
@@ -86,7 +86,7 @@ def test_the_smallest_budget_is_named_before_anything_is_measured_and_then_reach
         for budget in (1000, 10_000):
             with (
                 pytest.raises(InfeasibleError, match=r"the memory budget is \S*B .*needs at least") as caught,
-                mock.patch.object(ConvolutionChoices, "tune", side_effect=AssertionError("it is measured")),
+                mock.patch.object(memory_budget, "tuned_convolutions", side_effect=AssertionError("it is measured")),
             ):
                 mucudnn.optimize(model.eval(), given, replace(config, memory_budget=budget), progress=False)
             named.append(caught.value.smallest_feasible_bytes)
@@ -194,25 +194,21 @@ def test_kept_filters_stay_within_the_cache_budget(quick: dict[str, Any]) -> Non
 
 def test_larger_filters_than_the_cache_has_room_for_are_no_candidates(quick: dict[str, Any]) -> None:
     model, x = DnCNN(4, 24).eval(), torch.randn(1, 1, 96, 80)
-    found: list[ConvolutionChoices] = []
-    tune = ConvolutionChoices.tune
-
-    def spy(self: ConvolutionChoices) -> None:
-        tune(self)
-        found.append(self)
-
-    with mock.patch.object(ConvolutionChoices, "tune", spy):
+    with mock.patch.object(convolution_choices, "with_kept_filters", wraps=with_kept_filters) as keeping:
         mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget="1MiB", **quick), progress=False)
-    (choices,) = found
-    one = next(one for one in choices.convolutions.values() if one.problem.c == one.problem.k == 24)
-    sizes = {
-        algorithm.name: algorithm.workspace(one.problem, 1).prepared_bytes for algorithm in choices.candidates(one)
-    }
+    convolutions, candidates, _ = keeping.call_args.args
+    one = next(of for of in convolutions if of.problem.c == of.problem.k == 24)
     assert one.keeps
-    least, most = min(sizes.values()), max(sizes.values())
-    for room, allowed in ((most, {*sizes.values()}), (least, {least}), (least - 1, set())):
-        choices.kept_bytes[one.problem] = room
-        assert {sizes[algorithm.name] for algorithm in choices.candidates(one)} == allowed
+    ours = candidates[one.name].ours
+    sizes = {of.prepared_bytes for of in ours}
+    assert len(sizes) > 1
+    for kept in (min(sizes), max(sizes)):
+        timed = tuple(replace(of, step_s=1.0 if of.prepared_bytes == kept else 2.0) for of in ours)
+        for room in (kept, kept - 1):
+            found = with_kept_filters([one], {one.name: replace(candidates[one.name], ours=timed)}, room)
+            left = {of.prepared_bytes for of in found[one.name].ours}
+            assert one.keeps == (room == kept)
+            assert left == ({size for size in sizes if size <= kept} if one.keeps else sizes)
 
 
 def test_other_calls_run_the_model_as_it_was(quick: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from mucudnn.core.terminal import silent
 from mucudnn.graph.costs import Timings
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.schedule import Schedule
-from mucudnn.graph.windows import Convolution
+from mucudnn.graph.windows import Convolution, convolutions_of
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.whole_runs import Machine, run_torch, whole_run
 from mucudnn.store.database import Database
@@ -101,24 +101,15 @@ class MadeUpRuns:
     def operator_times(self, schedule: Schedule) -> dict[int, float]:
         self.clock.timed += 1
         self.clock.advance(0.01)
-        found = {}
-        for segment in schedule.plan.segments:
-            for index in range(segment.start, segment.stop):
-                one, found[index] = schedule.operators[index], 0.001
-                if isinstance(one, Convolution):
-                    algorithm = one.algorithm(segment.cut)
-                    found[index] = self.seconds_of(one, None if algorithm is None else algorithm.name)
-        return found
+        seconds = dict.fromkeys(range(len(schedule.operators)), 0.001)
+        for index, one in convolutions_of(schedule.operators).items():
+            algorithm = schedule.algorithms[index]
+            seconds[index] = self.seconds_of(one, None if algorithm is None else algorithm.name)
+        return seconds
 
 
 def choices_of(model: nn.Module) -> list[object]:
     """Return the plan of a graph, and the algorithm of each convolution."""
     assert isinstance(model, BandedModel)
     schedule = model.findings[0].schedule
-    found: list[object] = [schedule.plan]
-    for segment in schedule.plan.segments:
-        for one in schedule.operators[segment.start : segment.stop]:
-            if isinstance(one, Convolution):
-                algorithm = one.algorithm(segment.cut)
-                found.append(None if algorithm is None else algorithm.name)
-    return found
+    return [schedule.plan, *(None if one is None else one.name for one in schedule.algorithms.values())]
