@@ -26,6 +26,7 @@ from mucudnn.core.tables import Table, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.values import format_bytes
 from mucudnn.measuring.clocks import Clock
+from mucudnn.measuring.turns import in_turns
 from mucudnn.solver.all_reduce import AllReduce, Gradient, Link, all_reduce_s, best_cap, ddp_default, rounds_and_volume
 from mucudnn.tuning.own_step import OwnStep
 
@@ -115,12 +116,11 @@ def measure_steps(
         arguments = arguments_of(n)
         ours = tuned(deepcopy(model), arguments, share_of(progress, index * share, _TUNING * share))
         both = [_Step(one, OwnStep(arguments), clock) for one in (model, ours)]
-        samples_s: list[list[float]] = [[], []]
+        turns, samples_s = in_turns([partial(clock.time, step, 1) for step in both]), list[list[float]]()
         for number in range(rounds + 1):
             progress(f"steps of {n} samples", (index + _TUNING + (1 - _TUNING) * number / (rounds + 1)) * share)
-            for step, taken in zip(both, samples_s, strict=True):
-                taken.append(clock.time(step, 1))
-        times_s = [median(taken[1:]) for taken in samples_s]
+            samples_s.append(next(turns))
+        times_s = [median(taken) for taken in zip(*samples_s[1:], strict=True)]
         moments = [step.moments() for step in both]
         order = order or sorted(moments[0][0], key=moments[0][0].__getitem__)
         which_runs = (0, int(times_s[1] < times_s[0]))
@@ -148,11 +148,15 @@ class _Step:
     def moments(self) -> tuple[dict[str, float], float]:
         """Run a step; return the fractions of it at which each gradient was ready and the backward pass ended."""
         moments: dict[str, float] = {}
+
+        def note(name: str, _: Tensor) -> None:
+            moments[name] = self.clock.now()
+
         handles = []
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
-                note = partial(self._note, moments, name)
-                handles.append(parameter.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
+                handle = parameter.register_post_accumulate_grad_hook(partial(note, name))  # type: ignore[no-untyped-call]
+                handles.append(handle)
         begun_s = self.clock.now()
         try:
             self._own(self.model)
@@ -164,9 +168,6 @@ class _Step:
         elapsed_s = self.clock.now() - begun_s
         parts = {name: (moment - begun_s) / elapsed_s for name, moment in moments.items()}
         return parts, (backward_end_s - begun_s) / elapsed_s
-
-    def _note(self, moments: dict[str, float], name: str, _: Tensor) -> None:
-        moments[name] = self.clock.now()
 
 
 class Scaling(StrEnum):
