@@ -104,7 +104,8 @@ def seeded_model(
 
 def _user_model(source: str) -> nn.Module:
     """Return the model that a user's module or file gives under a name, itself or by a function without arguments."""
-    with blamed_in_building(source):
+    advice = "name a function that needs no arguments and returns a torch.nn.Module"
+    with _blamed(source, "cannot be built", advice):
         place, _, attribute = source.rpartition(":")
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         if not hasattr(module, attribute):
@@ -151,11 +152,6 @@ def _module_of_file(path: Path) -> ModuleType:
     if module.__file__ is None or not path.samefile(module.__file__):
         raise InvalidInputError(f"there is another module {path.stem}, {module.__file__}: give the file another name")
     return module
-
-
-def blamed_in_building(source: str) -> AbstractContextManager[None]:
-    """Return a context that converts errors from building a model to ``InvalidInputError`` with the model's name."""
-    return _blamed(source, "cannot be built", "name a function that needs no arguments and returns a torch.nn.Module")
 
 
 def blamed_in_computing(source: str, shape: Sequence[int]) -> AbstractContextManager[None]:

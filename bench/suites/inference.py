@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -229,23 +229,19 @@ def compare_runtimes(
                 more: dict[str, Any] = {"version": version_of(runtime)}
                 if one.found is not None:
                     outputs, memory = one.found
+                    kinds_s: dict[str, float] = {}  # empty if layers cannot be timed
+                    if runtime.tells_layers:
+                        with suppress(WorkerError):
+                            kinds_s = median_by_kind([one.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
                     more |= {
                         "relative_difference": relative_difference(outputs, expected),
                         **memory,
                         "ready_after_s": one.ready_after_s,
-                        "kinds_s": _kinds(one) if runtime.tells_layers else {},
+                        "kinds_s": kinds_s,
                     }
                 rows.append(Row(subject, runtime, one.samples_s, failure=one.failure, more=more))
         folder.add(rows)
         folder.write_summary()
-
-
-def _kinds(entrant: Entrant[_Found]) -> dict[str, float]:
-    """Return the median seconds of each kind of layer in a call of the runtime; empty if layers cannot be timed."""
-    try:
-        return median_by_kind([entrant.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
-    except WorkerError:
-        return {}
 
 
 def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:

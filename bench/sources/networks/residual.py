@@ -150,7 +150,12 @@ def convnext_t(num_classes: int) -> nn.Module:
     features = nn.Sequential()
     in_channels, place, last = 3, 0, sum(blocks for _, blocks in _CONVNEXT) - 1
     for channels, blocks in _CONVNEXT:
-        features.append(_entry(in_channels, channels))
+        if in_channels == 3:  # The first stage cuts patches, and the others halve the size.
+            entry = nn.Sequential(nn.Conv2d(3, channels, 4, stride=4), ChannelNorm(channels, eps=_EPSILON))
+        else:
+            halving = nn.Conv2d(in_channels, channels, 2, stride=2)
+            entry = nn.Sequential(ChannelNorm(in_channels, eps=_EPSILON), halving)
+        features.append(entry)
         for _ in range(blocks):
             features.append(Added(nn.Sequential(_Body(channels), StochasticDepth(_MOST_DROPPED * place / last))))
             place += 1
@@ -160,13 +165,6 @@ def convnext_t(num_classes: int) -> nn.Module:
         *(nn.Flatten(), nn.Linear(in_channels, num_classes)),
     )
     return named(features=features, scores=scores)
-
-
-def _entry(in_channels: int, channels: int) -> nn.Module:
-    """Return the first module of a stage: it cuts patches in the first stage, and halves the size in the others."""
-    if in_channels == 3:
-        return nn.Sequential(nn.Conv2d(3, channels, 4, stride=4), ChannelNorm(channels, eps=_EPSILON))
-    return nn.Sequential(ChannelNorm(in_channels, eps=_EPSILON), nn.Conv2d(in_channels, channels, 2, stride=2))
 
 
 class _Body(nn.Module):
