@@ -41,7 +41,7 @@ from mucudnn.measuring.load import Load, Watch
 from mucudnn.solver.front import desirable_sets
 
 if TYPE_CHECKING:
-    from mucudnn.tuning.result import TunedProblem
+    from mucudnn.running.choices import TunedProblem
 
 _DECIDE_NOTHING = ("confirm", "first_call_time", "database")  # fields of a config
 
@@ -129,7 +129,7 @@ class FolderWriter:
         """
         if not tunings:
             return
-        from mucudnn.tuning.result import allowed  # Imported here because it loads torch, which readers do not need.
+        from mucudnn.running.choices import allowed  # Imported here because it loads torch, which readers do not need.
 
         by_name = {m.micro_config: m for tuned in tunings for m in tuned.measurements}
         measured = [by_name[name] for name in sorted(by_name)]

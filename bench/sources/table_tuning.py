@@ -17,10 +17,11 @@ from mucudnn.core.records import Task
 from mucudnn.core.terminal import Progress
 from mucudnn.distributed import team_of
 from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.running.choices import TunedProblem
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.divide import Divided
 from mucudnn.tuning.headroom import Limits, find_headroom
-from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
+from mucudnn.tuning.result import Tuning, TuningInterrupted
 from mucudnn.tuning.tuner import tune_tasks
 
 

@@ -39,9 +39,10 @@ from mucudnn.core.values import format_seconds
 from mucudnn.measuring.clocks import kept_heap
 from mucudnn.measuring.turns import Rounds, Runner
 from mucudnn.measuring.whole_runs import Machine, training_operands
+from mucudnn.running.choices import TunedProblem
 from mucudnn.store.database import Database
 from mucudnn.tuning.job import expected_s
-from mucudnn.tuning.result import TunedProblem, Tuning
+from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import Priors, machine_and_database, tune_tasks
 
 UNDIVIDED, OURS, DIVIDED = "undivided", "mucudnn", "mucudnn-wd"  # contestants; the last one has a budget

@@ -32,7 +32,6 @@ from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.kernels.torch_convolution import relative_l2_error
 from mucudnn.running.environment import current_environment
 from mucudnn.running.modules import TunedModule
-from mucudnn.tuning.result import tuned_of
 
 _ROUNDING = 1e-9  # A smaller gradient, as a share of the largest of its module, is zero but for rounding.
 
@@ -153,7 +152,7 @@ def _compared(row: Row, found: _Step, exact: _Step) -> Row:
     together = [
         torch.cat([step.gradients[name].double().flatten() for name in exact.gradients]) for step in (found, exact)
     ]
-    tuned = [of for module in found.model.modules() if isinstance(module, TunedModule) for of in tuned_of(module)]
+    tuned = [of for module in found.model.modules() if isinstance(module, TunedModule) for of in module.tuned]
     timed = [of for of in tuned if of.baseline_s is not None]
     more = {
         "output": relative_l2_error(found.output, exact.output),

@@ -15,8 +15,7 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, source_of
 from mucudnn.core.tables import Column, Table, filled
 from mucudnn.core.values import format_seconds
-from mucudnn.running.choices import Choices
-from mucudnn.tuning.result import TunedProblem
+from mucudnn.running.choices import Choices, TunedProblem
 
 if TYPE_CHECKING:
     import pandas

@@ -19,6 +19,7 @@ from mucudnn.core.torch_settings import TORCHS_OWN, TorchSettings, deterministic
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.measuring.candidates import is_foreign
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.running.choices import TunedProblem, configurations_of
 from mucudnn.running.devices import made_current
 from mucudnn.running.environment import Environment
 from mucudnn.running.executable import Executable
@@ -29,7 +30,6 @@ from mucudnn.store.selection import SelectedMeasurements
 from mucudnn.tuning.choose import refuted
 from mucudnn.tuning.job import permitted_algorithms
 from mucudnn.tuning.replay import replay
-from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.tuner import Priors, tune_tasks
 
 MachineOf = Callable[[str], Machine]

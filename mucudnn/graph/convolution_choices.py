@@ -34,10 +34,10 @@ from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.running.choices import TunedProblem
 from mucudnn.solver.bands import Costs, Cut, Graph, Segment
 from mucudnn.solver.plans import Plan
 from mucudnn.store.database import Database
-from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import tune_tasks
 
 BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, prod
@@ -41,13 +41,13 @@ from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.turns import Rounds
+from mucudnn.running.choices import TunedProblem
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.bands import Costs, Graph
 from mucudnn.solver.plans import Plan, plans, undominated
 from mucudnn.solver.recompute import in_order, orders_within
 from mucudnn.tuning.own_step import undisturbed
-from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import machine_and_database
 
 _CONTENDERS = 4  # plans that are run whole
@@ -70,8 +70,8 @@ class Fitted:
     """The schedule of a model for one input, with its measurements. Bytes are beside parameters, arguments and results.
 
     front: every plan worth having, from the least memory to the least time. whole_run: beside torch's own; None if it
-    was not run. torch_bytes: the peak of the model's own call; None if it was not run. convolutions: what was measured
-    of each.
+    was not run. torch_bytes: the peak of the model's own call; None if it was not run. tuned: the choices for each
+    convolution, by its name in the graph, as ``TunedModule.tuned``.
     """
 
     schedule: Schedule
@@ -80,7 +80,7 @@ class Fitted:
     time_s: float
     whole_run: Comparison | None
     torch_bytes: int | None
-    convolutions: tuple[tuple[str, TunedProblem], ...]
+    tuned: Mapping[str, tuple[TunedProblem, ...]]
 
     @property
     def needed_bytes(self) -> int:
@@ -273,7 +273,7 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
         run.time_s,
         None if torch_bytes is None else run,
         torch_bytes,
-        tuple((name, of.tuned) for name, of in candidates.items()),
+        {name: (of.tuned,) for name, of in candidates.items()},
     )
 
 

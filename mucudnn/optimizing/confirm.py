@@ -41,10 +41,10 @@ from mucudnn.optimizing.steps import (
     load_of,
     steps_in_turns,
 )
+from mucudnn.running.choices import TunedProblem, relative_error_of
 from mucudnn.running.modules import TunedModule
 from mucudnn.tuning.choose import baseline_of, with_noise
 from mucudnn.tuning.own_step import OwnStep
-from mucudnn.tuning.result import TunedProblem, relative_error_of, tuned_of
 
 SHORTEST_S, LONGEST_S = 0.002, 2.5  # range of the step time for automatic confirmation
 RECORD_S = 6e-5  # upper bound on the time to record a call, reached by torch's own
@@ -174,7 +174,7 @@ def confirm_model(
                 steps = ModelSteps(
                     model,
                     modules,
-                    {name: tuned_of(module) for name, module in modules.items()},
+                    {name: module.tuned for name, module in modules.items()},
                     step or OwnStep(sample_input),
                     config,
                     put_in,
@@ -217,7 +217,7 @@ def _why_not(
         return "confirm=False"
     if not ranks.anywhere(any(module.choices is not None for module in modules.values())):
         return "PyTorch's own convolutions run everywhere"
-    if ranks.anywhere(any(one.barred for module in modules.values() for one in tuned_of(module))):
+    if ranks.anywhere(any(one.barred for module in modules.values() for one in module.tuned)):
         return "PyTorch's own convolution is barred in some layers, so there is no step to compare with"
     ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
     # Cooperating processes must run the same number of steps, and gradient hooks may train the model

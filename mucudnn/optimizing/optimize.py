@@ -25,12 +25,11 @@ from mucudnn.core.values import instance, shown
 from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.optimizing.confirm import confirm_model
 from mucudnn.optimizing.steps import Step
-from mucudnn.running.choices import Choices
+from mucudnn.running.choices import Choices, TunedProblem, configurations_of
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
 from mucudnn.tuning.own_step import undisturbed
-from mucudnn.tuning.result import TunedProblem, configurations_of
 from mucudnn.tuning.trace import trace
 from mucudnn.tuning.tuner import machine_and_database, tune_tasks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from types import MethodType
@@ -19,9 +19,9 @@ from mucudnn.core.records import Configuration, FailureKind, MicroConfig, source
 from mucudnn.core.tables import Column, Table, filled, listed
 from mucudnn.core.values import format_bytes, format_seconds, instance
 from mucudnn.optimizing.confirm import Confirmation, PutBack
+from mucudnn.running.choices import TunedProblem, left_out_in_words, row_of
 from mucudnn.running.modules import OURS, ConvTranspose2d, TunedModule, torchs_class, why_left_alone
 from mucudnn.running.problems import problem_operation
-from mucudnn.tuning.result import TunedProblem, left_out_in_words, row_of, tuned_of
 
 if TYPE_CHECKING:
     import pandas
@@ -193,20 +193,25 @@ def report(model: torch.nn.Module) -> Report:
     graphs = sys.modules.get("mucudnn.graph.model")  # loaded for models that run as graphs alone
     if graphs is not None and isinstance(model, graphs.BandedModel):
         found: tuple[Fitted, ...] = model.findings
-        return Report(tuple(pair for one in found for pair in one.convolutions), memory=found)
+        return Report(_layers(one.tuned for one in found), memory=found)
     every = [*instance(torch.nn.Module, model, "model").named_modules()]
     modules = [(name, module) for name, module in every if isinstance(module, TunedModule)]
     convolutions = [(name, module) for name, module in every if isinstance(module, _ConvNd)]
     kept = _kept_forwards(every)
     reasons = [(name, _why_untuned(module, kept.get(module))) for name, module in convolutions]
     return Report(
-        tuple((name, tuned) for name, module in modules for tuned in tuned_of(module)),
+        _layers([{name: module.tuned for name, module in modules}]),
         sum(torchs_class(type(module)) is not None for _, module in convolutions),
         tuple((name, reason) for name, reason in reasons if reason is not None),
         tuple(name for name, module in modules if isinstance(module, ConvTranspose2d)),
         tuple(dict.fromkeys(cast(Confirmation, one.confirmation) for _, one in modules if one.confirmation)),
         tuple(dict.fromkeys(one.unconfirmed for _, one in modules if one.unconfirmed)),
     )
+
+
+def _layers(held: Iterable[Mapping[str, tuple[TunedProblem, ...]]]) -> tuple[tuple[str, TunedProblem], ...]:
+    """Return the choices that modules, or the convolutions of graphs, hold by name."""
+    return tuple((name, tuned) for one in held for name, its_own in one.items() for tuned in its_own)
 
 
 def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:

@@ -27,11 +27,11 @@ from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.running import operators
+from mucudnn.running.choices import TunedProblem
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, untouched, wrapped
 from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.running.problems import problem_of_call
 from mucudnn.tuning.choose import baseline_of
-from mucudnn.tuning.result import TunedProblem
 
 ROUNDS = Rounds(2, 25, 5.0, sure=5)  # of steps in turns, and of disturbed ones, which are counted apart
 LEAST_CHANGE = 0.01  # smaller changes of a step do not count: with few rounds the noise may be underestimated

@@ -9,7 +9,7 @@ import copyreg
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import new_class
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import ITEM_BYTES, ConvProblem, Operation
-from mucudnn.core.records import Configuration
+from mucudnn.core.problem import ITEM_BYTES, Operation
 from mucudnn.running import operators
-from mucudnn.running.choices import Choices
+from mucudnn.running.choices import Choices, TunedProblem
 from mucudnn.running.eager.hot_path import is_eager
 from mucudnn.running.problems import transposed_shape
 
@@ -30,19 +29,6 @@ _TORCHS: Any = Tensor.__torch_function__
 _USUAL_FUNCTIONS = _TORCHS.__func__, torch._C._disabled_torch_function_impl
 _FORWARD = Operation.FORWARD  # looked up in every call
 _DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
-
-
-class TunedOperation(Protocol):
-    """Choice for one operation of a module, made by tuning; ``str`` includes the reason."""
-
-    @property
-    def problem(self) -> ConvProblem: ...
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def configuration(self) -> Configuration: ...
 
 
 class TunedModule:
@@ -53,7 +39,7 @@ class TunedModule:
     why there was no comparison.
     """
 
-    tuned: tuple[TunedOperation, ...] = ()
+    tuned: tuple[TunedProblem, ...] = ()
     choices: Choices | None = None
     confirmation: object | None = None
     unconfirmed: str | None = None

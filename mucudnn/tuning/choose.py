@@ -13,10 +13,10 @@ from mucudnn.core.records import Comparison, Configuration, Measurement, MicroCo
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes
 from mucudnn.measuring.turns import QUICK, THOROUGH
+from mucudnn.running.choices import TunedProblem, relative_error_of
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import account_wr
 from mucudnn.tuning.job import Context, Job, Outcome
-from mucudnn.tuning.result import TunedProblem, relative_error_of
 
 MOST_CONTENDERS = 3
 NEARLY_AS_FAST = 1.15  # predictions this close may differ by noise and by the error of summing up parts

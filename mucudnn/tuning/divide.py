@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from mucudnn.core.records import Comparison, Configuration, Task
 from mucudnn.core.values import format_bytes
+from mucudnn.running.choices import TunedProblem
 from mucudnn.solver.division import Division, DivisionProblem, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import baseline_or_declared, is_gain, is_timed, run_whole, timed, with_noise
 from mucudnn.tuning.job import Context, Job, Outcome
-from mucudnn.tuning.result import TunedProblem
 
 _NO_GAIN = 1.001  # cost of configurations without a gain, as a multiple of the baseline: ties go to the baseline
 _MOST_ROUNDS = 8  # rounds of solving and whole runs

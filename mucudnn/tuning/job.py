@@ -17,11 +17,11 @@ from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.running.choices import TunedProblem, allowed
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.prior import Prior
-from mucudnn.tuning.result import TunedProblem, allowed
 
 if TYPE_CHECKING:
     from mucudnn.tuning.sharing import Sharing

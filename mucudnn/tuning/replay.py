@@ -9,13 +9,14 @@ from typing import Protocol
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.records import Comparison, Measurement, MicroConfig, Task
 from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.running.choices import TunedProblem
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.tuning.choose import choose, is_solvable
 from mucudnn.tuning.divide import Divided, divide
 from mucudnn.tuning.feasible import infeasible, smallest_bytes
 from mucudnn.tuning.job import Job
-from mucudnn.tuning.result import TunedProblem, Tuning
+from mucudnn.tuning.result import Tuning
 
 
 class Stored(Protocol):

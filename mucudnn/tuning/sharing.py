@@ -15,12 +15,12 @@ from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Task
 from mucudnn.distributed import Fingerprint, Team
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.running.choices import TunedProblem
 from mucudnn.store.database import Database
 from mucudnn.store.schema import Row
 from mucudnn.store.sqlite_file import MEMORY
 from mucudnn.store.tuning_store import CopyingDatabase
 from mucudnn.tuning.job import Job
-from mucudnn.tuning.result import TunedProblem
 
 _NO_REASON_TO_DIFFER = ("database",)  # config fields that may differ: ranks may have their own files
 

@@ -24,6 +24,7 @@ from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.measuring.clocks import kept_heap, peak_flops_per_s
 from mucudnn.measuring.quiet import MOST_WAITED_S, Quiet, undisturbed
 from mucudnn.measuring.whole_runs import Machine
+from mucudnn.running.choices import TunedProblem
 from mucudnn.running.devices import device_named, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.problems import largest_batch_size
@@ -40,7 +41,7 @@ from mucudnn.tuning.feasible import (
 )
 from mucudnn.tuning.job import Context, Job, Priors, expected_s, job_of, permitted_algorithms
 from mucudnn.tuning.race import Race
-from mucudnn.tuning.result import TunedProblem, Tuning, TuningInterrupted
+from mucudnn.tuning.result import Tuning, TuningInterrupted
 
 if TYPE_CHECKING:
     from mucudnn.distributed import Team

@@ -74,7 +74,7 @@ def test_calls_stay_within_the_budget(
     found = mucudnn.report(fitted)
     assert " within a budget of " in str(found)
     assert "conv2d" in found.details()
-    assert {*found.to_frame()["layer"]} == {name for name, _ in found.memory[0].convolutions}
+    assert {*found.to_frame()["layer"]} == {*found.memory[0].tuned}
 
 
 def test_the_smallest_budget_is_named_before_anything_is_measured_and_then_reached(quick: dict[str, Any]) -> None:

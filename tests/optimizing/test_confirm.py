@@ -16,7 +16,7 @@ from mucudnn.distributed import Team
 from mucudnn.optimizing import steps as steps_module
 from mucudnn.optimizing.confirm import Confirmation, confirm
 from mucudnn.optimizing.steps import LEAST_CHANGE, ROUNDS, ModelSteps, Spent, StepCall, StepTimes, TunedModules
-from mucudnn.tuning.result import TunedProblem
+from mucudnn.running.choices import TunedProblem
 
 FORWARD, DATA, FILTER = Operation
 N = 8

@@ -19,9 +19,9 @@ from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
 from mucudnn.optimizing.optimize import _most_kept, _put_in
+from mucudnn.running.choices import TunedProblem
 from mucudnn.running.executable import BUFFER_BYTES
 from mucudnn.running.modules import TunedModule, make_tunable
-from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.trace import trace
 from mucudnn.tuning.training_step import trace_step
 

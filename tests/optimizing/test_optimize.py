@@ -18,7 +18,6 @@ from mucudnn.core import errors
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import MicroConfig
 from mucudnn.measuring.quiet import Quiet
-from mucudnn.tuning.result import tuned_of
 
 KIB = 1024
 
@@ -116,7 +115,7 @@ def config(folder: Path, **options: Any) -> mucudnn.Config:
 
 
 def operations_of(module: Any) -> list[Operation]:
-    return [tuned.problem.operation for tuned in tuned_of(module)]
+    return [tuned.problem.operation for tuned in module.tuned]
 
 
 def test_every_kind_is_tuned_swapped_and_reported(tmp_path: Path) -> None:

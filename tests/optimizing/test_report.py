@@ -20,8 +20,7 @@ from mucudnn.core.records import Comparison, Configuration, MicroConfig
 from mucudnn.core.tables import WIDTH
 from mucudnn.optimizing.confirm import Confirmation, PutBack
 from mucudnn.optimizing.report import Report
-from mucudnn.running.choices import Choices
-from mucudnn.tuning.result import TunedProblem
+from mucudnn.running.choices import Choices, TunedProblem
 
 CHANNELS_LAST = MemoryFormat.CHANNELS_LAST
 PROBLEM = ConvProblem(Operation.FORWARD, 3, 8, 8, 4, 3, 3)

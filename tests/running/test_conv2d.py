@@ -13,8 +13,9 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, Measurement, MicroConfig, Task
+from mucudnn.running.choices import TunedProblem
 from mucudnn.running.environment import Environment
-from mucudnn.tuning.result import TunedProblem, Tuning
+from mucudnn.tuning.result import Tuning
 
 HERE = Environment("test", "none", 1, "2", "none", "torch")
 

@@ -21,9 +21,9 @@ from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.optimizing.confirm import Confirmation, confirm_model
 from mucudnn.optimizing.optimize import _put_in
 from mucudnn.running import operators
+from mucudnn.running.choices import TunedProblem
 from mucudnn.running.dispatcher import torchs_kernel
 from mucudnn.tuning.own_step import undisturbed
-from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.trace import trace
 
 N = 2

@@ -13,7 +13,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.records import Configuration, Measurement, MicroConfig, Task
 from mucudnn.enabling import switch
 from mucudnn.enabling.session import Session
-from mucudnn.tuning.result import TunedProblem
+from mucudnn.running.choices import TunedProblem
 
 Hook = Callable[[Task], None]
 

@@ -16,7 +16,7 @@ from mucudnn.bench.sources.layers import Layer, load_source
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, Measurement, MicroConfig
 from mucudnn.measuring.load import Load
-from mucudnn.tuning.result import TunedProblem
+from mucudnn.running.choices import TunedProblem
 
 MIB = 2**20
 LIMITS = (8 * MIB, 64 * MIB, 512 * MIB)

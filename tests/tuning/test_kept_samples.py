@@ -19,10 +19,11 @@ from mucudnn.core.config import Config
 from mucudnn.core.records import MicroConfig
 from mucudnn.core.statistics import spread, uncertainty
 from mucudnn.optimizing.report import Report
+from mucudnn.running.choices import TunedProblem
 from mucudnn.store.database import Database
 from mucudnn.store.schema import Row
 from mucudnn.store.values import unpacked
-from mucudnn.tuning.result import TunedProblem, Tuning
+from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
 
 THOROUGH = Config(workspace_limit=None, thorough=True)

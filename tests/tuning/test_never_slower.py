@@ -27,11 +27,11 @@ from mucudnn.core.records import (
     Task,
 )
 from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.running.choices import TunedProblem
 from mucudnn.tuning.choose import LEAST_GAIN, choose
 from mucudnn.tuning.divide import divide
 from mucudnn.tuning.job import Job, Outcome
 from mucudnn.tuning.replay import replay
-from mucudnn.tuning.result import TunedProblem
 from mucudnn.tuning.tuner import tune
 
 SEEDS = range(how_many(60, 2000))

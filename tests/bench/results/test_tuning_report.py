@@ -17,9 +17,9 @@ from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, Failure, Measurement, MicroConfig
 from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.running.choices import TunedProblem
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.replay import replay
-from mucudnn.tuning.result import TunedProblem
 
 ENVIRONMENT = Environment("a CPU", "AVX2", 2, "2.13.0", "oneDNN 3.12.0", "avx2")
 PROBLEM = ConvProblem(Operation.FORWARD, 64, 56, 56, 64, 3, 3, padding=(1, 1))

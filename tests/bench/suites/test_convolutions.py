@@ -20,9 +20,9 @@ from mucudnn.bench.suites.convolutions import Compared, convolutions_tables, lea
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Failure, MicroConfig
 from mucudnn.core.tables import Table
+from mucudnn.running.choices import TunedProblem
 from mucudnn.store.database import Database
 from mucudnn.tuning import tuner
-from mucudnn.tuning.result import TunedProblem
 
 BATCH = 8
 Wanted = tuple[Layer, ConvProblem]
