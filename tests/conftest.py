@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -86,6 +87,12 @@ def ranks() -> Iterator[Mapping[int, Ranks]]:
     yield groups
     for group in groups.values():
         group.close()
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage leave out what the imports of torch and of the tests have made."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

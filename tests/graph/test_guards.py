@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
+import multiprocessing
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import cycle
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -16,9 +17,9 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from support.model_changes import MODEL_CHANGES, WEIGHT_CHANGES
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mucudnn
@@ -30,6 +31,87 @@ from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, release_workspaces, workspace_of
+
+
+def step_of(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[[nn.Conv2d], None]:
+    def change(module: nn.Conv2d) -> None:
+        optimizer = make(module.parameters(), lr=0.1, **options)
+        for parameter in module.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+    return change
+
+
+def without_gradient(change: Callable[[Tensor], object], mode: Any = torch.no_grad) -> Callable[[nn.Conv2d], None]:
+    def changed(module: nn.Conv2d) -> None:
+        with mode():
+            change(module.weight)
+
+    return changed
+
+
+def load(module: nn.Conv2d, assign: bool = False) -> None:
+    module.load_state_dict(nn.Conv2d(4, 6, 3).state_dict(), assign=assign)
+
+
+def assign_data(module: nn.Conv2d) -> None:
+    module.weight.data = torch.randn_like(module.weight)
+
+
+def assign_parameter(module: nn.Conv2d) -> None:
+    module.weight = nn.Parameter(torch.randn_like(module.weight))
+
+
+def parametrized_and_changed(module: nn.Conv2d) -> None:
+    parametrizations.weight_norm(module)
+    with torch.no_grad():
+        cast(Any, module).parametrizations.weight.original0.mul_(3)
+
+
+def through_the_address(module: nn.Conv2d) -> None:
+    ctypes.c_float.from_address(module.weight.data_ptr() + 40).value = 7.5
+
+
+def by_another_process(module: nn.Conv2d) -> None:
+    module.share_memory()
+    array = module.weight.detach().numpy()
+    process = multiprocessing.get_context("fork").Process(target=array.fill, args=(0.5,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def by_one_ulp(weight: Tensor) -> None:
+    weight.view(torch.int32)[5, 3, 2, 2] += 1
+
+
+WEIGHT_CHANGES: dict[str, Callable[[nn.Conv2d], object]] = {
+    "SGD": step_of(torch.optim.SGD, foreach=False),
+    "SGD fused": step_of(torch.optim.SGD, fused=True),
+    "Adam": step_of(torch.optim.Adam, foreach=False),
+    "load_state_dict": load,
+    "load_state_dict assign": lambda module: load(module, assign=True),
+    "copy_": without_gradient(lambda w: w.copy_(torch.randn_like(w))),
+    "in place under no_grad": without_gradient(lambda w: w.mul_(2)),
+    "in place in inference mode": without_gradient(lambda w: w.mul_(2), torch.inference_mode),
+    "one element": without_gradient(lambda w: w[1, 2, 0, 1].add_(1e-3)),
+    "one ulp": without_gradient(by_one_ulp),
+    "two elements exchanged": without_gradient(lambda w: w[0, 0, 0, :2].copy_(w[0, 0, 0, :2].flip(0))),
+    ".data in place": lambda module: module.weight.data.mul_(2),
+    ".data =": assign_data,
+    "set_": without_gradient(lambda w: w.set_(torch.randn_like(w))),
+    "weight = Parameter": assign_parameter,
+    "view": lambda module: module.weight.detach().view(-1)[3:9].fill_(0.25),
+    "storage": lambda module: module.weight.untyped_storage().fill_(63),
+    "NumPy": lambda module: np.multiply(module.weight.detach().numpy(), 2, out=module.weight.detach().numpy()),
+    "DLPack": lambda module: torch.from_dlpack(module.weight.detach()).mul_(2),
+    "address": through_the_address,
+    "another process": by_another_process,
+    "parametrization changed": parametrized_and_changed,
+    "spectral_norm": parametrizations.spectral_norm,
+    "channels_last": lambda module: module.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+}
 
 
 @pytest.fixture(params=["C++", "Python"])
@@ -408,12 +490,3 @@ def test_a_copy_has_guards_of_its_own(runs: list[Schedule]) -> None:
     assert len(runs) == 1
     assert torch.equal(copy.deepcopy(fitted)(x), model(x)), "copied after it had changed"
     assert len(runs) == 1
-
-
-def test_all_changes_of_random_models_are_noticed_here() -> None:
-    for name, change in MODEL_CHANGES.items():
-        model = Block().eval()
-        noted = Guards(model)
-        with torch.no_grad():
-            change(model, Random(3))
-        assert noted.why_not() is not None, name

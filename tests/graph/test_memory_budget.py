@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.bench.sources.networks import large_images
 from mucudnn.bench.sources.networks.large_images import EDSR, DnCNN, SegmentingUNet
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
@@ -51,12 +52,17 @@ def peak_of(model: nn.Module, x: Tensor) -> tuple[int, Tensor]:
     return peak - found[0].nbytes, found[0]
 
 
+def unet() -> nn.Module:
+    with mock.patch.object(large_images, "_UNET_WIDTHS", (16, 32)):
+        return SegmentingUNet()
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "budget"),
     [
-        (DnCNN(5, 24), (1, 1, 96, 80), "900KiB"),
-        (EDSR(2, 16), (2, 3, 40, 44), "1MiB"),
-        (SegmentingUNet(), (1, 3, 32, 40), "12MiB"),
+        (DnCNN(4, 16), (1, 1, 48, 40), "160KiB"),
+        (EDSR(1, 8), (2, 3, 20, 24), "160KiB"),
+        (unet(), (1, 3, 32, 40), "250KiB"),
     ],
     ids=["dncnn", "edsr", "unet"],
 )
@@ -66,7 +72,8 @@ def test_calls_stay_within_the_budget(
     x = torch.randn(shape)
     with torch.no_grad():
         expected = copy.deepcopy(model).eval().double()(x.double())
-    fitted = mucudnn.optimize(model.eval(), x, Config(memory_budget=budget, **quick), progress=False)
+    assert peak_of(model.eval(), x)[0] > Config(memory_budget=budget).memory_budget_bytes
+    fitted = mucudnn.optimize(model, x, Config(memory_budget=budget, **quick), progress=False)
     assert isinstance(fitted, BandedModel)
     peak, y = peak_of(fitted, x)
     assert peak <= Config(memory_budget=budget).memory_budget_bytes
@@ -79,27 +86,28 @@ def test_calls_stay_within_the_budget(
 
 def test_the_smallest_budget_is_named_before_anything_is_measured_and_then_reached(quick: dict[str, Any]) -> None:
     """It is the same whatever is known, and whatever the timings: here every schedule that they choose fails."""
-    x = torch.randn(1, 1, 48, 40)
-    for model, options in ((DnCNN(3, 24), {"cache_budget": "none"}), (UpsamplingBlock(), {})):
-        given = torch.randn(1, 16, 16, 16) if isinstance(model, UpsamplingBlock) else x
+    nothing = mock.patch.object(memory_budget, "_contenders", return_value=[])
+    for model, x, options, contenders in (
+        (DnCNN(3, 16), torch.randn(1, 1, 24, 20), {"cache_budget": "none"}, (nullcontext(), nothing)),
+        (UpsamplingBlock(), torch.randn(1, 8, 8, 8), {}, (nothing,)),
+    ):
         config, named = Config(**quick, **options), list[int]()
-        for budget in (1000, 10_000):
+        for budget in (1000, 10_000)[: len(contenders)]:
             with (
                 pytest.raises(InfeasibleError, match=r"the memory budget is \S*B .*needs at least") as caught,
                 mock.patch.object(memory_budget, "tuned_convolutions", side_effect=AssertionError("it is measured")),
             ):
-                mucudnn.optimize(model.eval(), given, replace(config, memory_budget=budget), progress=False)
+                mucudnn.optimize(model.eval(), x, replace(config, memory_budget=budget), progress=False)
             named.append(caught.value.smallest_feasible_bytes)
         (least,) = {*named}
         with torch.no_grad():
-            expected = copy.deepcopy(model).double()(given.double())
-        nothing = mock.patch.object(memory_budget, "_contenders", return_value=[])
-        for chosen_by_timings in (nullcontext(), nothing):
+            expected = copy.deepcopy(model).double()(x.double())
+        for chosen_by_timings in contenders:
             with chosen_by_timings:
-                fitted = mucudnn.optimize(model, given, replace(config, memory_budget=least), progress=False)
+                fitted = mucudnn.optimize(model, x, replace(config, memory_budget=least), progress=False)
             with torch.no_grad():
-                fitted(given)
-            peak, y = peak_of(fitted, given)
+                fitted(x)
+            peak, y = peak_of(fitted, x)
             assert peak <= least
             assert torch.linalg.vector_norm(y - expected) < 1e-5 * torch.linalg.vector_norm(expected)
 
@@ -109,10 +117,10 @@ class UpsamplingBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.larger = nn.Conv2d(16, 64, 3, padding=1)
-        self.norms = nn.ModuleList([nn.GroupNorm(4, 64), nn.GroupNorm(4, 32)])
-        self.first, self.second = nn.Conv2d(64, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
-        self.shortcut, self.last = nn.Conv2d(64, 32, 1), nn.Conv2d(32, 3, 3, padding=1)
+        self.larger = nn.Conv2d(8, 32, 3, padding=1)
+        self.norms = nn.ModuleList([nn.GroupNorm(4, 32), nn.GroupNorm(4, 16)])
+        self.first, self.second = nn.Conv2d(32, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.shortcut, self.last = nn.Conv2d(32, 16, 1), nn.Conv2d(16, 3, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.larger(nn.functional.interpolate(x, scale_factor=2))
@@ -121,10 +129,10 @@ class UpsamplingBlock(nn.Module):
 
 
 def test_results_are_recomputed_within_a_small_budget(quick: dict[str, Any]) -> None:
-    model, x = UpsamplingBlock().eval(), torch.randn(1, 16, 32, 32)
+    model, x = UpsamplingBlock().eval(), torch.randn(1, 8, 24, 24)
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())
-    large = 64 * 64 * 64 * 4  # bytes of the tensor that is read three times
+    large = 32 * 48 * 48 * 4  # bytes of the tensor that is read three times
     fitted = mucudnn.optimize(model, x, Config(memory_budget=large, **quick), progress=False)
     assert isinstance(fitted, BandedModel)
     peak, y = peak_of(fitted, x)
@@ -151,7 +159,7 @@ def test_the_model_itself_runs_where_it_is_faster(quick: dict[str, Any]) -> None
 
 
 def test_without_a_budget_the_whole_front_is_known(quick: dict[str, Any]) -> None:
-    model, x = DnCNN(5, 24).eval(), torch.randn(1, 1, 96, 80)
+    model, x = DnCNN(4, 16).eval(), torch.randn(1, 1, 48, 40)
     (found,) = fit_in_memory(model, [x], Config(**quick), silent).findings
     memory = [plan.memory_bytes for plan in found.front]
     times = [plan.time_s for plan in found.front]
@@ -161,7 +169,7 @@ def test_without_a_budget_the_whole_front_is_known(quick: dict[str, Any]) -> Non
 
 
 def test_filters_are_kept_within_the_cache_budget(quick: dict[str, Any]) -> None:
-    model, x = DnCNN(5, 24).eval(), torch.randn(1, 1, 96, 80)
+    model, x = DnCNN(4, 16).eval(), torch.randn(1, 1, 48, 40)
     with torch.no_grad():
         expected = model(x)
         kept = mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget="none", **quick), progress=False)
@@ -180,7 +188,7 @@ def test_filters_are_kept_within_the_cache_budget(quick: dict[str, Any]) -> None
 
 
 def test_kept_filters_stay_within_the_cache_budget(quick: dict[str, Any]) -> None:
-    model, x = DnCNN(6, 24).eval(), torch.randn(1, 1, 96, 80)
+    model, x = DnCNN(5, 24).eval(), torch.randn(1, 1, 24, 20)
     for budget in (0, 40_000, 200_000):
         fitted = mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget=budget, **quick), progress=False)
         with torch.no_grad():
@@ -193,7 +201,7 @@ def test_kept_filters_stay_within_the_cache_budget(quick: dict[str, Any]) -> Non
 
 
 def test_larger_filters_than_the_cache_has_room_for_are_no_candidates(quick: dict[str, Any]) -> None:
-    model, x = DnCNN(4, 24).eval(), torch.randn(1, 1, 96, 80)
+    model, x = DnCNN(4, 24).eval(), torch.randn(1, 1, 24, 20)
     with mock.patch.object(convolution_choices, "with_kept_filters", wraps=with_kept_filters) as keeping:
         mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget="1MiB", **quick), progress=False)
     convolutions, candidates, _ = keeping.call_args.args

@@ -11,10 +11,9 @@ from unittest import mock
 
 import pytest
 import torch
-from support.clock.busy_bench import SharedClock
 from support.clock.graph import TWO, MadeUpRuns, choices_of, made_up_timings
 from support.clock.machine import fake_machine
-from support.clock.shared_machine import SharedProcessors
+from support.clock.shared_machine import SharedClock, SharedProcessors
 from torch import Tensor, nn
 
 from mucudnn.bench.sources.networks.large_images import DnCNN
@@ -27,7 +26,7 @@ from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.store.database import Database
 
-WAYS = [{"fuse": True}, {"fuse": True, "cache_budget": None}, {"memory_budget": "60KiB"}]
+WAYS = [{"fuse": True}, {"memory_budget": "40KiB"}]
 
 
 @pytest.fixture
@@ -37,9 +36,9 @@ def stored(tmp_path: Path) -> Path:
     return tmp_path / "db.sqlite"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def net() -> tuple[nn.Module, Tensor]:
-    return DnCNN(4, 8).eval(), torch.randn(1, 1, 48, 40)
+    return DnCNN(4, 8).eval(), torch.randn(1, 1, 32, 24)
 
 
 def is_right(tuned: nn.Module, model: nn.Module, x: Tensor) -> bool:
@@ -51,8 +50,7 @@ def is_right(tuned: nn.Module, model: nn.Module, x: Tensor) -> bool:
 def test_what_is_stored_is_not_measured_again(way: dict[str, Any], stored: Path, net: tuple[nn.Module, Tensor]) -> None:
     model, x = net
     first, second, elsewhere = (MadeUpRuns(stored) for _ in range(3))
-    of_first = first.optimize(model, x, **way)
-    of_second = second.optimize(model, x, **way)
+    of_first, of_second = (runs.optimize(model, x, **way) for runs in (first, second))
     assert first.clock.timed > 0
     assert {one.split(":")[0] for one in first.asked} >= {"operator by itself", "calls in turns"}
     assert (second.clock.timed, second.asked) == (0, [])
@@ -69,7 +67,7 @@ def test_other_sizes_and_settings_are_measured(stored: Path, net: tuple[nn.Modul
     MadeUpRuns(stored).optimize(model, x, fuse=True)
     for other, given, config in (
         (DnCNN(5, 8).eval(), x, {}),
-        (model, torch.randn(1, 1, 48, 56), {}),
+        (model, torch.randn(1, 1, 32, 40), {}),
         (model, x, {"cache_budget": None}),
     ):
         runs = MadeUpRuns(stored)
@@ -87,17 +85,17 @@ def test_convolutions_of_equal_sizes_and_other_filters_are_timed_apart(stored: P
 
 def test_new_weights_take_what_is_stored_and_give_their_own_values(stored: Path, net: tuple[nn.Module, Tensor]) -> None:
     """Times do not depend on values; prepared filters and the check of the result do."""
-    model, x = net
+    model, x = copy.deepcopy(net)
     tuned = MadeUpRuns(stored).optimize(model, x, fuse=True, cache_budget=None)
     assert isinstance(tuned, BandedModel)
     with torch.no_grad():
-        tuned.model.noise[0].weight.mul_(3.0)
+        model.noise[0].weight.mul_(3.0)
         with pytest.warns(RuntimeWarning, match=r"noise\.0\.weight have changed"):
-            assert torch.equal(tuned(x), tuned.model(x))
-    runs = MadeUpRuns(stored)
-    again = runs.optimize(tuned.model, x, fuse=True, cache_budget=None)
+            assert torch.equal(tuned(x), model(x))
+    runs, model = MadeUpRuns(stored), copy.deepcopy(model)
+    again = runs.optimize(model, x, fuse=True, cache_budget=None)
     assert runs.asked == []
-    assert is_right(again, tuned.model, x)
+    assert is_right(again, model, x)
     run = Schedule.run
     with mock.patch.object(Schedule, "run", lambda self, given: run(self, given) + 1):
         with pytest.warns(UserWarning, match="its graph gives other values"):
@@ -162,7 +160,7 @@ def test_the_time_limit_ends_each_step(
     assert [one for one in runs.asked if one.startswith(step)] == (runs.asked[-1:] if step == STEPS[-1] else [])
     assert runs.asked[-1].startswith("calls in turns")
     assert found.whole_run is not None
-    assert runs.ended or (step, way) != (STEPS[2], WAYS[2]), "bands are timed within a small budget"
+    assert runs.ended or (step, way) != (STEPS[2], WAYS[1]), "bands are timed within a small budget"
     assert len(found.whole_run.time_samples_s) <= 2 or not runs.ended
     later = MadeUpRuns(stored)
     later.optimize(model, x, **way)
@@ -183,7 +181,7 @@ def test_all_timings_take_the_time_of_one_problem() -> None:
     assert timings.of("1", measure) == [[4.0]], "what is stored is known after the limit, too"
 
 
-@pytest.mark.parametrize("budget", [None, "60KiB"])
+@pytest.mark.parametrize("budget", [None, "40KiB"])
 def test_ties_are_decided_in_the_same_way_in_each_run(
     budget: str | None, tmp_path: Path, stored: Path, net: tuple[nn.Module, Tensor]
 ) -> None:
@@ -191,10 +189,10 @@ def test_ties_are_decided_in_the_same_way_in_each_run(
     model, x = net
     way = {"fuse": True} if budget is None else {"memory_budget": budget}
     found = []
-    for number, reverses in enumerate((False, False, True)):
-        runs = MadeUpRuns(tmp_path / f"{number}.sqlite", reverses=reverses)
+    for reverses in (False, True):
+        runs = MadeUpRuns(tmp_path / f"{reverses}.sqlite", reverses=reverses)
         found.append(choices_of(runs.optimize(model, x, **way)))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def by(name: str | None) -> Callable[[Any, str | None], float]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.clock.busy_bench import BATCH, NO_LIMIT, BusyBench
-from support.clock.machine import ENVIRONMENT, FORWARD
-from support.clock.shared_machine import SharedProcessors
+from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm
+from support.clock.shared_machine import SharedClock, SharedProcessors
+from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 
 from mucudnn.core import errors
 from mucudnn.core.config import Config
 from mucudnn.core.records import Comparison, Configuration, Failure, FailureKind, Measurement, MicroConfig, Task
 from mucudnn.measuring import quiet
 from mucudnn.measuring.load import Watch
+from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database
 from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.choose import run_whole
@@ -22,6 +24,26 @@ from mucudnn.tuning.job import Context, Job
 from mucudnn.tuning.tuner import Tuning
 
 VERSIONS = {"native": 1, "quick": 1}
+
+
+class BusyBench(Bench):
+    """Torch at 20 ms a sample, ``quick`` at 10 ms. While others work: torch at 40 ms, quick at 80 ms."""
+
+    def __init__(self, processors: SharedProcessors) -> None:
+        super().__init__()
+        self.processors, self.clock, self.told = processors, SharedClock(processors), list[str]()
+        self.native = FakeAlgorithm("native", self.clock, self._linear(0.02, 0.04))
+        self.quick = FakeAlgorithm("quick", self.clock, self._linear(0.01, 0.08))
+
+    def _linear(self, quiet_s: float, busy_s: float) -> Callable[[int], float]:
+        return lambda size: size * (busy_s if self.processors.is_busy() else quiet_s)
+
+    @property
+    def machine(self) -> Machine:
+        return replace(super().machine, watch=self.processors.watch())
+
+    def progress(self, text: str, fraction: float) -> None:
+        self.told.append(text)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from support.clock.machine import FakeClock
-from support.problems.made_up_scaling import GRADIENTS, LINK, made_up_device, made_up_points
 from support.snapshots import assert_as_stored
 from torch import Tensor, nn
 
@@ -16,15 +15,35 @@ from mucudnn.bench.results.variants import Variant
 from mucudnn.bench.suites.scaling import (
     BOTH,
     MeasuredStep,
+    MeasuredSteps,
     Point,
     Scaling,
     in_words,
     measure_steps,
+    predict,
     scale_table,
 )
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.terminal import Progress
-from mucudnn.solver.all_reduce import AllReduce, all_reduce_s
+from mucudnn.solver.all_reduce import AllReduce, Link, all_reduce_s
+
+UP_TO, BATCH, RANKS = 8, 32, (1, 2, 4, 64)
+MIB = 2**20
+GRADIENTS = (MIB, 40 * MIB, 3 * MIB)  # bytes, the last layer's first
+LINK = Link(1e-5, 1e9)
+
+
+def made_up_device() -> MeasuredSteps:
+    """Steps of 20 + 4 n ms with PyTorch's convolutions, of 10 + 4 n with ours; a tenth of them is the optimizer."""
+    steps = {
+        which: tuple(MeasuredStep(n, (before_ms + 4 * n) / 1e3, (0.5, 0.6, 0.9), 0.9) for n in (1, 4, UP_TO))
+        for which, before_ms in ((Variant.TORCH, 20), (Variant.MUCUDNN, 10))
+    }
+    return MeasuredSteps(GRADIENTS, steps)
+
+
+def made_up_points() -> list[Point]:
+    return [*predict(made_up_device(), LINK, AllReduce.RING, RANKS, batch=BATCH, local_batch=UP_TO)]
 
 
 class _Slow(torch.autograd.Function):

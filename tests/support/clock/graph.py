@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 from support.clock.machine import FakeClock, fake_machine
 from support.clock.shared_machine import SharedProcessors
@@ -17,8 +18,11 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.core.terminal import silent
+from mucudnn.graph import memory_budget
+from mucudnn.graph.capture import capture
 from mucudnn.graph.costs import Timings
-from mucudnn.graph.model import BandedModel
+from mucudnn.graph.model import BandedModel, signature_of
+from mucudnn.graph.operators import Captured
 from mucudnn.graph.schedule import Schedule
 from mucudnn.graph.windows import Convolution, convolutions_of
 from mucudnn.kernels.registry import algorithms
@@ -26,6 +30,7 @@ from mucudnn.measuring.whole_runs import Machine, run_torch, whole_run
 from mucudnn.store.database import Database
 
 TWO = "implicit-gemm", "winograd-4x4"
+_CAPTURED: WeakKeyDictionary[nn.Module, dict[Any, Captured]] = WeakKeyDictionary()
 
 
 def made_up_timings(config: Config | None = None, database: Database | None = None) -> Timings:
@@ -75,7 +80,7 @@ class MadeUpRuns:
         )
 
     def optimize(self, model: nn.Module, x: Tensor, **config: Any) -> nn.Module:
-        """Return a copy of the model that runs as a graph."""
+        """Return the model as a graph. Once it has been optimized, nothing of it may be changed."""
         names = TWO[::-1] if self.reverses else TWO
         given = {"database": self.database, "algorithms": names} | self.config | config
         of, runs = Timings.of, self
@@ -91,12 +96,13 @@ class MadeUpRuns:
 
         with ExitStack() as stack:
             for where, name, put in (
+                (memory_budget, "capture", captured_once),
                 (Machine, "current", lambda device="cpu": self.machine),
                 (Timings, "of", spy),
                 (Schedule, "operator_times", lambda schedule, arguments: self.operator_times(schedule)),
             ):
                 stack.enter_context(mock.patch.object(where, name, put))
-            return mucudnn.optimize(copy.deepcopy(model), x, Config(**given), progress=False)
+            return mucudnn.optimize(model, x, Config(**given), progress=False)
 
     def operator_times(self, schedule: Schedule) -> dict[int, float]:
         self.clock.timed += 1
@@ -106,6 +112,15 @@ class MadeUpRuns:
             algorithm = schedule.algorithms[index]
             seconds[index] = self.seconds_of(one, None if algorithm is None else algorithm.name)
         return seconds
+
+
+def captured_once(model: nn.Module, arguments: tuple[Any, ...]) -> Captured:
+    """Return a copy of the graph of a model, which is captured once: that takes most of the time of a test."""
+    known = _CAPTURED.setdefault(model, {})
+    signature = signature_of(arguments)
+    if signature not in known:
+        known[signature] = capture(model, arguments)
+    return copy.deepcopy(known[signature], {id(one): one for one in (*model.parameters(), *model.buffers())})
 
 
 def choices_of(model: nn.Module) -> list[object]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from support.clock.machine import FakeClock
+
 from mucudnn.measuring.load import ProcessorUse, Watch
 
 
@@ -50,3 +52,17 @@ class SharedProcessors:
 
     def watch(self, cores: Callable[[], float] | None = None) -> Watch:
         return Watch(self.use, cores, clock=self.now, sleep=self.rest)
+
+
+class SharedClock(FakeClock):
+    """Moves the processors' time with its own."""
+
+    def __init__(self, processors: SharedProcessors) -> None:
+        super().__init__()
+        self.processors = processors
+
+    def advance(self, seconds: float) -> None:
+        self.processors.work(seconds)
+
+    def now(self) -> float:
+        return self.processors.seconds

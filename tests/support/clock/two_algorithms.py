@@ -35,7 +35,11 @@ class Bench:
         return fake_machine(self.clock, [self.native, self.quick], self.slowdown)
 
     def tune(self, *problems: ConvProblem, config: Config = NO_LIMIT) -> Tuning:
-        return tune(problems or [FORWARD], BATCH, config, database=self.database, machine=self.machine)
+        of = {"database": self.database, "machine": self.machine, "progress": self.progress}
+        return tune(problems or [FORWARD], BATCH, config, **of)
+
+    def progress(self, text: str, fraction: float) -> None:
+        """Do nothing with what tuning tells."""
 
     @property
     def steps(self) -> int:
