@@ -43,11 +43,12 @@ class Worker:
     Leaving the context ends the process. connection: has something to read when ``answer`` would not wait.
     """
 
+    _context: Any = multiprocessing.get_context("spawn")
+
     def __init__(self, make: Callable[..., object], *arguments: Any) -> None:
         """Start a process that calls ``make`` with these arguments, all picklable, to make its object."""
-        spawn = multiprocessing.get_context("spawn")
-        self.connection, there = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(there, make, *arguments), daemon=True)
+        self.connection, there = self._context.Pipe()
+        self._process = self._context.Process(target=_serve, args=(there, make, *arguments), daemon=True)
         self._process.start()
         there.close()
 

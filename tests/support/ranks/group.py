@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from support.processes import forking
 
+from mucudnn.bench.suites.shared.processes import Worker, WorkerError
+
 LIMIT_S = 300.0  # far more than any function takes
 _GRACE_S = 20.0  # for the others, once a rank has failed
+
+
+class _Forked(Worker):
+    _context = forking()
 
 
 class Ranks:
@@ -26,9 +31,8 @@ class Ranks:
 
     def __init__(self, size: int, device: str = "cpu") -> None:
         self.size, self.device = size, device
-        self._processes: list[Any] = []
-        self._pipes: list[Connection] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._running = ExitStack()
+        self._workers: list[Worker] = []
 
     def run(self, work: Callable[..., Any], *given: object, killed: Collection[int] = ()) -> list[Any]:
         """Call ``work(rank, *given)`` on every rank; return the results by rank. work: a function of a module.
@@ -37,61 +41,42 @@ class Ranks:
         is started anew when it is next needed. Raises ``AssertionError`` with the traceback of each rank that failed,
         and the name of each that ended or did not return in time.
         """
-        if not self._processes:
-            self._start()
-        for pipe in self._pipes:
-            pipe.send((work, given))
-        answers: dict[int, tuple[Any, str]] = {}
+        if not self._workers:
+            folder = self._running.enter_context(TemporaryDirectory())
+            for rank in range(self.size):
+                worker = _Forked(_join, rank, self.size, self.device, folder)
+                self._workers.append(self._running.enter_context(worker))
+        for rank, worker in enumerate(self._workers):
+            worker.request(partial(_call, work, rank, given))
+        left = {worker.connection: rank for rank, worker in enumerate(self._workers)}
+        results: dict[int, Any] = {}
+        failed: dict[int, str] = {}
         deadline = time.monotonic() + LIMIT_S
-        while len(answers) < self.size:
-            waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in answers]
-            ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+        while left:
+            ready = wait([*left], max(0.0, deadline - time.monotonic()))
             if not ready:
-                late = [rank for rank in range(self.size) if rank not in answers]
-                answers |= dict.fromkeys(late, (None, "did not return in time and was killed"))
-            for pipe in ready:
-                rank = self._pipes.index(pipe)
-                answers[rank] = self._answer(rank)
-                if answers[rank][1] and rank not in killed:
-                    deadline = min(deadline, time.monotonic() + _GRACE_S)
-        failed = {rank: failure for rank, (_, failure) in sorted(answers.items()) if failure}
+                failed |= dict.fromkeys(left.values(), "did not return in time and was killed")
+                break
+            for connection in ready:
+                rank = left.pop(cast(Connection, connection))
+                try:
+                    results[rank] = self._workers[rank].answer()
+                except WorkerError as error:
+                    failed[rank] = error.trace or str(error)
+                    if rank not in killed:
+                        deadline = min(deadline, time.monotonic() + _GRACE_S)
         if failed:
             self.close()
-        assert failed.keys() <= {*killed}, "\n".join(f"rank {rank}: {failure}" for rank, failure in failed.items())
-        return [answers[rank][0] for rank in range(self.size)]
+        messages = (f"rank {rank}: {failure}" for rank, failure in sorted(failed.items()))
+        assert failed.keys() <= {*killed}, "\n".join(messages)
+        return [results.get(rank) for rank in range(self.size)]
 
     def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join()
-        self._processes, self._pipes = [], []
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    def _start(self) -> None:
-        context = forking()
-        self._folder = tempfile.TemporaryDirectory()
-        for rank in range(self.size):
-            here, there = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(rank, self.size, self.device, self._folder.name, there), daemon=True
-            )
-            process.start()
-            there.close()
-            self._processes.append(process)
-            self._pipes.append(here)
-
-    def _answer(self, rank: int) -> tuple[Any, str]:
-        """Return a rank's result and how it failed, ``""`` if it did not."""
-        try:
-            answer: tuple[Any, str] = self._pipes[rank].recv()
-        except EOFError:
-            self._processes[rank].join()
-            return None, f"ended with {self._processes[rank].exitcode}"
-        return answer
+        self._workers = []
+        self._running.close()
 
 
-def _serve(rank: int, size: int, device: str, folder: str, pipe: Connection) -> None:
+def _join(rank: int, size: int, device: str, folder: str) -> None:
     os.environ |= {"MUCUDNN_DATABASE": f"{folder}/measurements.sqlite", "MUCUDNN_WATCH": "0"}
     torch.set_num_threads(1)
     gpus = torch.cuda.device_count() if device == "cuda" else 0
@@ -99,14 +84,10 @@ def _serve(rank: int, size: int, device: str, folder: str, pipe: Connection) -> 
         torch.cuda.set_device(rank % gpus)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("nccl" if gpus >= size else "gloo", init_method=meeting, rank=rank, world_size=size)
-    with suppress(EOFError):  # the tests have ended
-        while True:
-            work, given = pipe.recv()
-            try:
-                answer = work(rank, *given), ""
-            except Exception:
-                answer = None, traceback.format_exc()
-            pipe.send(answer)
+
+
+def _call(work: Callable[..., Any], rank: int, given: tuple[object, ...], _: None) -> Any:
+    return work(rank, *given)
 
 
 def run_once(ranks: Ranks, parent: Path) -> Callable[..., list[Any]]:
