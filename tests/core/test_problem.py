@@ -152,9 +152,9 @@ def test_sizes_beyond_all_units_can_be_printed() -> None:
     assert format_seconds(inf) == "inf s"
 
 
-@pytest.mark.parametrize(
-    ("text", "bytes_per_s"),
-    [("25GB/s", 25e9), ("200Gbit/s", 25e9), ("1.5 MiB/s", 1.5 * 2**20), ("10gbit/s", 1.25e9), ("7B/s", 7)],
-)
-def test_bandwidths_are_bytes_a_second(text: str, bytes_per_s: float) -> None:
-    assert parse_bandwidth(text) == bytes_per_s
+def test_bandwidths_are_bytes_a_second_in_decimal_units_powers_of_1024_and_bits() -> None:
+    units: dict[str, float] = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+    units |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+    units |= {"kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8}
+    for unit, factor in units.items():
+        assert parse_bandwidth(f"2.5{unit}/s") == parse_bandwidth(f" 2.5 {unit.lower()}/s ") == 2.5 * factor

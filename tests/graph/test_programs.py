@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,11 @@ from torch.nn import functional as F
 import mucudnn
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import Operation
-from mucudnn.graph import steps
+from mucudnn.graph import program, steps
 from mucudnn.graph.capture import capture
 from mucudnn.graph.convolution_choices import each_by_itself
 from mucudnn.graph.model import BandedModel
-from mucudnn.graph.operators import Barrier
+from mucudnn.graph.operators import Barrier, Operator
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.compiled.library import ProgramStep, loaded_build
@@ -58,6 +59,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x + x.flip(1),
     "product": lambda x: x * x.flip(1),
     "line": lambda x: 0.5 * x + 2,
+    "scaled channels": lambda x: x * x.mean((2, 3), keepdim=True),
+    "shifted channels": lambda x: x.mean((2, 3), keepdim=True) + x,
     "max pool": lambda x: F.max_pool2d(x, 3, 2, 1),
     "dilated max pool": lambda x: F.max_pool2d(x, 2, 1, 1, dilation=2),
     "average pool": lambda x: F.avg_pool2d(x, 3, 2, 1),
@@ -74,8 +77,16 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def test_operators_compute_what_torchs_do() -> None:
+def test_operators_compute_what_torchs_do_and_all_but_padding_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     """All in one graph: capturing takes most of the time."""
+    by_torch: list[str] = []
+    compute = program._compute
+
+    def noting(frame: program.Frame, one: Operator, **band: Any) -> None:
+        by_torch.append(one.name)
+        compute(frame, one, **band)
+
+    monkeypatch.setattr(program, "_compute", noting)
     x = torch.randn(2, 20, 12, 11)
     strange = x.clone()
     strange.view(-1)[::97] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e30]).repeat(100)[:55]
@@ -85,6 +96,7 @@ def test_operators_compute_what_torchs_do() -> None:
         for name, own, expected in zip(FUNCTIONS, schedule.run((given,)), model(given), strict=True):
             relative = 1e-4 if name in ("bilinear", "aligned") else 1e-5  # torch computes coordinates in float32
             torch.testing.assert_close(own, expected, rtol=relative, atol=1e-5, equal_nan=True, msg=name)
+    assert {*by_torch} == {"pad"}
 
 
 def test_normalization_and_linear_layers() -> None:
