@@ -281,7 +281,7 @@ def test_the_graph_runs_again_once_the_model_is_as_it_was(language: str, runs: l
 @torch.no_grad()
 def test_a_single_number_is_noticed_soon(language: str) -> None:
     """Within as many calls as there are parts of a tensor, wherever it is, and the change is remembered."""
-    layer = nn.Conv2d(64, 128, 3)
+    layer = nn.Conv2d(32, 64, 3)
     for place in (0, layer.weight.numel() - 1):
         noted = Guards(layer)
         layer.weight.data.view(-1)[place] += 1

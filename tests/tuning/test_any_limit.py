@@ -90,4 +90,4 @@ def test_algorithms_that_all_need_workspace_are_infeasible_and_the_error_names_w
 ) -> None:
     config = Config(**{bound: 0}, algorithms=("gemm",), database=database)  # type: ignore[arg-type]
     with pytest.raises(InfeasibleError, match=r"at least(.|\n)*Raise the workspace .*, or allow .* loop-nest"):
-        tune(PROBLEMS[0], BATCH, config)
+        tune(PROBLEMS[0], BATCH, config, machine=machine())

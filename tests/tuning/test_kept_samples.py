@@ -191,14 +191,14 @@ def test_where_nothing_is_left_out_tables_have_no_such_column(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("thorough", [False, True])
-@pytest.mark.parametrize("step_s", [0.001, 0.05, 0.2])
+@pytest.mark.parametrize("step_s", [0.001, 0.2])
 def test_a_tuning_takes_the_time_limit_of_each_problem_and_a_fifth_more_at_most(step_s: float, thorough: bool) -> None:
     """Whatever a call takes, as long as PyTorch's own can be measured and compared within the limit."""
     bench = Bench()
-    others = [FakeAlgorithm(f"other{i}", bench.clock, linear(step_s * (1 + i / 20))) for i in range(12)]
+    others = [FakeAlgorithm(f"other{i}", bench.clock, linear(step_s * (1 + i / 20))) for i in range(8)]
     bench.native.step_s, bench.quick.step_s = linear(step_s), linear(step_s / 2)
     machine = fake_machine(bench.clock, [bench.native, bench.quick, *others])
-    problems = [replace(FORWARD, c=1 + i) for i in range(14)]
+    problems = [replace(FORWARD, c=1 + i) for i in range(5)]
     limit_s = 40 * BATCH * step_s
     config = Config(workspace_limit=None, time_limit=limit_s, thorough=thorough, policy="all")
     tuning = tune(problems, BATCH, config, database=bench.database, machine=machine)
