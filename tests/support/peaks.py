@@ -1,9 +1,8 @@
-"""The peaks of two models' training steps, torch's and ours."""
+"""The peak memory of training steps that can be repeated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -12,27 +11,17 @@ from mucudnn.tuning.own_step import undisturbed
 from mucudnn.tuning.training_step import training_step
 
 
-def repeatable_step(model: nn.Module, sample_input: Tensor) -> Callable[[], None]:
+def repeatable_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
     """A forward and a backward pass, after which gradients are None."""
 
     def step() -> None:
-        training_step(model, (sample_input,))
+        training_step(model, (x,))
         model.zero_grad(set_to_none=True)
 
     return step
 
 
-@dataclass(frozen=True)
-class Peaks:
-    torch_allocator_bytes: int
-    mucudnn_allocator_bytes: int
-
-
-def compare_peaks(torch_model: nn.Module, mucudnn_model: nn.Module, sample_input: Tensor) -> Peaks:
-    """The models are left as they were."""
-    return Peaks(*(_peak_bytes(model, sample_input) for model in (torch_model, mucudnn_model)))
-
-
-def _peak_bytes(model: nn.Module, sample_input: Tensor) -> int:
+def peak_bytes(model: nn.Module, x: Tensor) -> int:
+    """Of the allocator in a step; the model is left as it was."""
     with undisturbed(model):
-        return allocator_peak_bytes(repeatable_step(model, sample_input))
+        return allocator_peak_bytes(repeatable_step(model, x))

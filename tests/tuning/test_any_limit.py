@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.clock.machine import ENVIRONMENT
-from support.clock.ticking import TickingClock
+from support.clock.machine import ENVIRONMENT, TickingClock
 from support.configured import run
 
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR, Config

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.clock.machine import ENVIRONMENT
-from support.clock.ticking import TickingClock
+from support.clock.machine import ENVIRONMENT, TickingClock
 from support.command_line import invoke
-from support.in_threads import training_in_threads
 from support.snapshots import assert_as_stored
-from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, tiny
+from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, tiny, training_in_threads
 from torch import Tensor, nn
 
 import mucudnn

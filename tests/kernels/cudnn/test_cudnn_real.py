@@ -12,8 +12,7 @@ from enum import IntEnum
 from pathlib import Path
 
 import pytest
-from support.cudnn.described import OLDEST_VERSION, DescribedDevice, described_h200
-from support.cudnn.recording import recorded, recorded_offers
+from support.cudnn.recording import OLDEST_VERSION, DescribedDevice, described_h200, recorded, recorded_offers
 
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import ConvProblem, Operation

@@ -34,6 +34,17 @@ class FakeClock(Clock):
 
 
 @dataclass(slots=True)
+class TickingClock(Clock):
+    """Each reading is one second after the last."""
+
+    seconds: float = 0.0
+
+    def now(self) -> float:
+        self.seconds += 1.0
+        return self.seconds
+
+
+@dataclass(slots=True)
 class FakeAlgorithm(BaseAlgorithm):
     """Computes FORWARD right but for a factor ``1 + error``; a step takes ``step_s(micro-batch size)``."""
 

@@ -1,4 +1,4 @@
-"""Reads what cuDNN 9.19 offers for an H200, as it was recorded, for which no cuDNN is needed.
+"""An H200 that need not be here: engines that cuDNN lists for its properties, and what was recorded of cuDNN 9.19.
 
 ``PYTHONPATH=.:tests python -m support.cudnn.recording [FILE]`` records it anew.
 """
@@ -9,18 +9,37 @@ import gzip
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from support.cudnn.described import H200, DescribedDevice, described_h200
 from support.places import DATA
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.kernels.cudnn.backend import Engine, EngineConfig
-from mucudnn.kernels.cudnn.library import library
+from mucudnn.kernels.cudnn.backend import Engine, EngineConfig, offered_engines
+from mucudnn.kernels.cudnn.descriptor import Attribute, Descriptor, DescriptorKind, operation_graph
+from mucudnn.kernels.cudnn.library import Library, library
+
+OLDEST_VERSION = 90800
+H200 = DATA / "h200.json"
+
+
+@dataclass(frozen=True)
+class DescribedDevice:
+    library: Library
+    properties: Descriptor
+
+    def engines(self, problem: ConvProblem, n: int) -> list[Engine]:
+        return offered_engines(operation_graph(self.library, problem, n), self.properties)
+
+
+def described_h200(library: Library) -> DescribedDevice:
+    properties = Descriptor(library, DescriptorKind.DEVICEPROP)
+    properties.set(Attribute.DEVICEPROP_JSON_REPRESENTATION, *H200.read_bytes())
+    return DescribedDevice(library, properties.finalize())
+
 
 RECORDING = DATA / "cudnn_919_h200.json.gz"
 Offers = dict[ConvProblem, dict[int, list[Engine]]]

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from support.clock.ticking import TickingClock
+from support.clock.machine import TickingClock
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.clock.ticking import TickingClock
+from support.clock.machine import TickingClock
 from support.training_steps import CONFIG, FLOAT32, measured_variants
 from torch import Tensor, nn
 

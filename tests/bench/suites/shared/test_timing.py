@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from support.clock.machine import FakeClock
-from support.clock.ticking import TickingClock
+from support.clock.machine import FakeClock, TickingClock
 
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.suites.shared.timing import Contestant, torch_variants, try_in_turns
