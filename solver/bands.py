@@ -55,8 +55,8 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
-    """One operator of a graph, by what it reads, makes and costs.
+class Vertex:
+    """An operator of a graph as the solver sees it: what it reads, makes and costs.
 
     reaches: the tensors of which it needs some rows. whole: indices of the operators whose complete results it needs.
     rows: the number of rows of its result for each sample; 0 for a barrier, which is computed at once. row_bytes: of
@@ -137,7 +137,7 @@ class Ranges:
 class Graph:
     """A graph of operators in the order of execution, for batches of ``samples`` samples."""
 
-    def __init__(self, operators: Sequence[Operator], samples: int) -> None:
+    def __init__(self, operators: Sequence[Vertex], samples: int) -> None:
         self.operators, self.samples = tuple(operators), samples
         self.variants = max((max(len(one.costs), len(one.whole_costs)) for one in operators), default=1)
         for index, operator in enumerate(self.operators):
@@ -203,7 +203,7 @@ class Graph:
             yield index, found[index]
 
 
-def _ranges(operator: Operator, readers: Sequence[tuple[Ranges, Reach | None]], is_whole: bool, cut: Cut) -> Ranges:
+def _ranges(operator: Vertex, readers: Sequence[tuple[Ranges, Reach | None]], is_whole: bool, cut: Cut) -> Ranges:
     """Return the rows of an operator's result, given those of its readers in the segment.
 
     is_whole: whether all rows are needed after the segment; such rows are never computed twice.

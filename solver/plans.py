@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mucudnn.solver.bands import Cut, Graph, Indices, Operator, Ranges, Segment
+from mucudnn.solver.bands import Cut, Graph, Indices, Ranges, Segment, Vertex
 
 # Results written over others
 
@@ -73,7 +73,7 @@ class Overlaps:
                 taken |= {one.read, one.written}
         return found
 
-    def _first_reads(self, operator: Operator, ranges: Ranges) -> Iterator[tuple[int, Indices]]:
+    def _first_reads(self, operator: Vertex, ranges: Ranges) -> Iterator[tuple[int, Indices]]:
         """Yield what an operator reads and no operator after the segment, with the values for ``first``."""
         reads = [*((source, None) for source in operator.whole), *((one.source, one.first) for one in operator.reaches)]
         for source, first in reads:

@@ -151,8 +151,22 @@ def _compute_constants(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
 
 def _value_of(builder: Builder, node: Node, fused: dict[Node, Fused]) -> Any:
     """Add the operators of a node, and return what its value is."""
-    if node in fused:
-        return _convolution_of(builder, fused[node])
+    if node in fused:  # the tensors that the convolution reads are there
+        parts = fused[node]
+        read = parts.nodes[0].args[0], parts.added
+        sources = tuple(index for index in map(builder.image, read) if index is not None)
+        assert len(sources) == (1 if parts.added is None else 2)
+        return builder.add(
+            Convolution(
+                **described(node),
+                sources=sources,
+                problem=parts.problem,
+                weight=parts.weight.contiguous(memory_format=torch.channels_last),
+                bias=parts.bias,
+                activation=parts.activation,
+                output_padding=parts.output_padding,
+            )
+        )
     first = builder.values.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
     if node.target in _IDENTITIES and isinstance(first, Ref):
         return first
@@ -291,24 +305,6 @@ def _convolution_at(node: Node, constants: Mapping[str, Tensor], samples: int) -
     if problem is None:
         return None
     return Fused([node], problem, weight.detach(), None if bias is None else bias.detach(), output_padding)
-
-
-def _convolution_of(builder: Builder, parts: Fused) -> Ref:
-    """Add a convolution with what is computed with it, once the tensors that it reads are there."""
-    read = parts.nodes[0].args[0], parts.added
-    sources = tuple(index for index in map(builder.image, read) if index is not None)
-    assert len(sources) == (1 if parts.added is None else 2)
-    return builder.add(
-        Convolution(
-            **described(parts.nodes[-1]),
-            sources=sources,
-            problem=parts.problem,
-            weight=parts.weight.contiguous(memory_format=torch.channels_last),
-            bias=parts.bias,
-            activation=parts.activation,
-            output_padding=parts.output_padding,
-        )
-    )
 
 
 def _extend(fused: Fused, constants: Mapping[str, Tensor], taken: set[Node]) -> None:

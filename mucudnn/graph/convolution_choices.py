@@ -27,7 +27,7 @@ from mucudnn.graph.costs import (
 )
 from mucudnn.graph.operators import Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.windows import Choice, Convolution, convolutions_of
+from mucudnn.graph.windows import AlgorithmPair, Convolution, convolutions_of
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer
 from mucudnn.kernels.registry import algorithm as algorithm_named
@@ -170,11 +170,11 @@ def with_kept_filters(
         if one.keeps:
             left -= size
             kept_bytes[one.name] = inf if budget is None else size
-    return {name: _with_smaller_filters(of, kept_bytes.get(name, inf)) for name, of in candidates.items()}
-
-
-def _with_smaller_filters(candidates: Candidates, most_bytes: float) -> Candidates:
-    return replace(candidates, ours=tuple(of for of in candidates.ours if of.prepared_bytes <= most_bytes))
+    within = {}
+    for name, known in candidates.items():
+        most = kept_bytes.get(name, inf)
+        within[name] = replace(known, ours=tuple(of for of in known.ours if of.prepared_bytes <= most))
+    return within
 
 
 def timed_in_place(
@@ -196,7 +196,7 @@ def timed_in_place(
 
     def schedules() -> list[Schedule]:
         for index, of in offered.items():
-            convolutions[index].choices = tuple(Choice(one, one) for one in of)
+            convolutions[index].pairs = tuple(AlgorithmPair(one, one) for one in of)
         graph = solver_graph(captured, dict.fromkeys(range(len(captured.operators)), (Costs(),)), {})
         variants = range(max(map(len, offered.values())))
         return [Schedule(captured, graph, each_by_itself(graph, variant)) for variant in variants]
@@ -234,13 +234,13 @@ def chosen_costs(captured: Captured, candidates: Mapping[str, Candidates], timin
     of_kind: dict[str, Costs] = {}
     for index, one in convolutions_of(captured.operators).items():
         of_torch = operator_costs(captured, index, timings, of_kind)
-        one.choices, in_bands[index], whole[index] = (Choice(),), (of_torch,), (of_torch,)
+        one.pairs, in_bands[index], whole[index] = (AlgorithmPair(),), (of_torch,), (of_torch,)
         if one.name not in candidates:
             continue
         known = candidates[one.name]
         band_costs = partial(_band_costs, captured, index, known.tuned.problem, timings)
         variants = _variants(one, known, of_torch, captured.samples, band_costs)
-        one.choices = tuple(Choice(*map(_algorithm_of, variant)) for variant in variants)
+        one.pairs = tuple(AlgorithmPair(*map(_algorithm_of, variant)) for variant in variants)
         in_bands[index] = tuple(
             of_torch if of is None else _with_buffers(one, of, min(BAND_ROWS, one.rows), band_costs(of))
             for _, of in variants
@@ -407,11 +407,11 @@ def refined(
 def _schedule_with(
     schedule: Schedule, algorithms: Mapping[int, Algorithm | None], limit_bytes: float = inf
 ) -> Schedule:
-    """Return the schedule with other algorithms of its convolutions, which become another variant of their choices."""
+    """Return the schedule with other algorithms of its convolutions, which become another variant of the cuts."""
     convolutions = convolutions_of(schedule.operators)
-    known = max(len(one.choices) for one in convolutions.values())
+    known = max(len(one.pairs) for one in convolutions.values())
     for index, one in convolutions.items():
-        padding = (one.choices[-1],) * (known - len(one.choices))
-        one.choices = (*one.choices, *padding, Choice(algorithms[index], algorithms[index]))
+        padding = (one.pairs[-1],) * (known - len(one.pairs))
+        one.pairs = (*one.pairs, *padding, AlgorithmPair(algorithms[index], algorithms[index]))
     segments = (replace(one, cut=replace(one.cut, variant=known)) for one in schedule.plan.segments)
     return Schedule(schedule.captured, schedule.graph, replace(schedule.plan, segments=tuple(segments)), limit_bytes)

@@ -32,7 +32,7 @@ from mucudnn.measuring.clocks import wall_clock
 from mucudnn.measuring.quiet import BUSY_TEXT, Quiet
 from mucudnn.measuring.turns import Rounds, compare_in_turns, in_turns
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.solver.bands import Costs, Reach
+from mucudnn.solver.bands import Costs
 from mucudnn.store.database import Database
 from mucudnn.store.tuning_store import EnvironmentStore
 
@@ -306,7 +306,7 @@ def _band(operators: Sequence[Operator], index: int, height: int) -> Band:
     low = (one.rows - height) // 2 // one.align * one.align
     xs, starts = [], []
     for reach in one.reaches():
-        first, last = _read(reach, low, low + height)
+        first, last = int(reach.first[low]), int(reach.last[low + height - 1])
         _, channels, _, width = operators[reach.source].shape
         shape = (1, channels, last - first, width)
         xs.append(_random(shape, operators[reach.source]))
@@ -315,10 +315,6 @@ def _band(operators: Sequence[Operator], index: int, height: int) -> Band:
     shape = 1, one.shape[1], height, one.shape[3]
     out = one.new_result() if isinstance(one, Moments) else _random(shape, one)
     return Band(xs, starts, wholes, out, low, low + height, slice(0, 1))
-
-
-def _read(reach: Reach, low: int, high: int) -> tuple[int, int]:
-    return int(reach.first[low]), int(reach.last[high - 1])
 
 
 def _some(operator: Operator) -> Any:

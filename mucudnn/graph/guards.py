@@ -68,7 +68,7 @@ class Guards:
                 containers.append((name, vars(one)))
         kinds = dict.fromkeys(kind for one in self._objects for kind in type(one).__mro__ if kind not in _BASES)
         containers += ((f"class {kind.__qualname__}", vars(kind)) for kind in kinds)
-        self._places, self._live = [name for name, _ in containers], [one for _, one in containers]
+        self._container_names, self._live = [name for name, _ in containers], [one for _, one in containers]
         self._copies = [one.copy() for one in self._live]
         self._kinds = list(map(type, self._objects))
         self._are_same: Callable[[], bool] = self._are_same_in_python
@@ -82,7 +82,7 @@ class Guards:
             for key, value in of.items()
             if isinstance(value, Tensor) and value.numel() == 1 and key not in _UNREAD
         ]
-        self._names = [_place(name) for name, _ in tensors]
+        self._names = [_part(name) for name, _ in tensors]
         self.tensors = tuple(one for _, one in tensors)
         self._tensors: Any = None
         if _guards is not None and all(one.device.type == "cpu" for one in self.tensors):
@@ -116,19 +116,19 @@ class Guards:
         for one, kind in zip(self._objects, self._kinds, strict=True):
             if type(one) is not kind:
                 return f"a {kind.__name__} has become a {type(one).__name__}"
-        for name, live, noted in zip(self._places, self._live, self._copies, strict=True):
+        for name, live, noted in zip(self._container_names, self._live, self._copies, strict=True):
             for key in _differences(live, noted):
                 if name.endswith("_hooks"):
-                    return f"{_place(name.rpartition('_')[0]) or 'the model'} has hooks, which a graph does not call"
+                    return f"{_part(name.rpartition('_')[0]) or 'the model'} has hooks, which a graph does not call"
                 if not (name.startswith("class ") and str(key).startswith("__")):  # Python's own, such as annotations
-                    return f"{_place(f'{name}.{key}')} has changed"
+                    return f"{_part(f'{name}.{key}')} has changed"
         return None
 
 
-def _place(name: str) -> str:
+def _part(name: str) -> str:
     """Return the name of a part of a model as users write it.
 
-    >>> _place("features._modules.0._parameters.weight")
+    >>> _part("features._modules.0._parameters.weight")
     'features.0.weight'
     """
     return ".".join(part for part in name.split(".") if part not in _TABLES)

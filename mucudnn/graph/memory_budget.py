@@ -36,7 +36,7 @@ from mucudnn.graph.costs import Timings, described, digest, estimated_costs, eve
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.windows import Choice, Convolution, convolutions_of
+from mucudnn.graph.windows import AlgorithmPair, Convolution, convolutions_of
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
@@ -94,10 +94,10 @@ class Fitted:
         return self.budget_bytes is None or self.torch_bytes <= self.budget_bytes
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        """Return a summary, and a line for each segment."""
+        return "\n".join(self._lines())
 
-    def lines(self) -> Iterator[str]:
-        """Yield a summary, and a line for each segment."""
+    def _lines(self) -> Iterator[str]:
         limit = "without a budget"
         if self.budget_bytes is not None:
             limit = f"within a budget of {format_bytes(self.budget_bytes)}"
@@ -111,7 +111,7 @@ class Fitted:
             yield "the model runs as it is, which is faster"
             return
         operators, seen = self.schedule.operators, set[str]()
-        for segment, of_segment in zip(self.schedule.plan.segments, self.schedule.segment_bytes, strict=True):
+        for segment, of_segment in zip(self.schedule.plan.segments, self.schedule.segment_bytes(), strict=True):
             if isinstance(operators[segment.start], Input):
                 continue
             first, last = operators[segment.start].name, operators[segment.stop - 1].name
@@ -230,8 +230,14 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
         options = [_Option(captured, graph, plan) for plan in plans(graph)]
         fastest = options[-1]
         each = replace(fastest, plan=replace(fastest.plan, segments=each_by_itself(graph).segments))
-        if budget is not None:
-            options += _recomputing(fastest, budget)
+        if budget is not None:  # results may be recomputed for its sake
+            slowest_s, again = fastest.plan.time_s * _FAST_ENOUGH, list[_Option]()
+            for order in orders_within(graph, int(budget * _ARENA_SHARE), slowest_s):
+                other, of_other = captured.in_order(order), in_order(graph, order)
+                again += (_Option(other, of_other, plan) for plan in plans(of_other))
+            options += [
+                one for _, _, one in undominated((one.plan.memory_bytes, one.plan.time_s, one) for one in again)
+            ]
         options.sort(key=lambda one: one.plan.time_s)
         contenders = _contenders([each, *options], budget, arguments)
         in_bands = (one for one in contenders if any(segment.cut.bands > 1 for segment in one.plan.segments))
@@ -258,8 +264,10 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
         with torch.no_grad():
             if config.confirm is not False and _may_run_whole(captured):
                 baseline, baseline_is = partial(model, *arguments), type(model).__qualname__
-                torch_bytes, expected = _peak_bytes(baseline, captured.device)
-                _require_right(runs[0](), expected)
+                results_of_torch: list[Any] = []
+                torch_bytes = peak_allocated_bytes(lambda: results_of_torch.append(baseline()), captured.device.type)
+                torch_bytes -= sum(one.nbytes for one in tree_leaves(results_of_torch) if isinstance(one, Tensor))
+                _require_right(runs[0](), results_of_torch[0])
             progress("running the model", 1.0)
             what = f"calls in turns: {digest(f'{baseline_is} {[described(one) for one in contenders]}')}"
             results = timings.compared(what, baseline, runs, _ROUNDS)
@@ -275,19 +283,6 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
         torch_bytes,
         {name: (of.tuned,) for name, of in candidates.items()},
     )
-
-
-def _recomputing(fastest: _Option, budget: int) -> list[_Option]:
-    """Return the plans worth having that recompute results for the sake of the budget.
-
-    fastest: the fastest that recomputes none.
-    """
-    found = []
-    for order in orders_within(fastest.graph, int(budget * _ARENA_SHARE), fastest.plan.time_s * _FAST_ENOUGH):
-        captured, graph = fastest.captured.in_order(order), in_order(fastest.graph, order)
-        every = (_Option(captured, graph, plan) for plan in plans(graph))
-        found += [(one.plan.memory_bytes, one.plan.time_s, one) for one in every]
-    return [one for _, _, one in undominated(found)]
 
 
 def _contenders(options: Sequence[_Option], budget: int | None, arguments: tuple[Any, ...]) -> list[Schedule]:
@@ -335,31 +330,22 @@ def _may_run_whole(captured: Captured) -> bool:
 
 
 def _require_right(found: Any, expected: Any) -> None:
-    """Raise ``NotCapturedError`` if a schedule's results are not those of the model."""
+    """Raise ``NotCapturedError`` if a schedule's results are not those of the model.
+
+    The relative L2 error of tensors is bounded; numbers that are not finite must be in the same places.
+    """
     for ours, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         if isinstance(theirs, Tensor) and theirs.is_floating_point():
-            error = _relative_error(ours, theirs)
+            error = inf
+            if torch.equal(ours.isfinite(), theirs.isfinite()):
+                own, exact = (torch.nan_to_num(one.double(), 0, 0, 0) for one in (ours, theirs))
+                norm = float(torch.linalg.vector_norm(exact))
+                error = float(torch.linalg.vector_norm(own - exact)) / (norm or 1.0)
             bound = _LARGEST_ERROR.get(theirs.dtype, _LARGEST_ERROR_OF_HALVES)
             if not error <= bound:
                 raise NotCapturedError(f"its graph gives other values, with a relative error of {error:.1e}")
         elif not (torch.equal(ours, theirs) if isinstance(theirs, Tensor) else ours == theirs):
             raise NotCapturedError("its graph gives other values")
-
-
-def _relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return the relative L2 error; numbers that are not finite must be in the same places."""
-    if not torch.equal(found.isfinite(), expected.isfinite()):
-        return float("inf")
-    found, expected = (torch.nan_to_num(one.double(), 0, 0, 0) for one in (found, expected))
-    norm = float(torch.linalg.vector_norm(expected))
-    return float(torch.linalg.vector_norm(found - expected)) / (norm or 1.0)
-
-
-def _peak_bytes(call: Any, device: torch.device) -> tuple[int, Any]:
-    """Return the peak of the bytes that a call allocates beside its results, and the results."""
-    kept: list[Any] = []
-    peak = peak_allocated_bytes(lambda: kept.append(call()), device.type)
-    return peak - sum(one.nbytes for one in tree_leaves(kept[0]) if isinstance(one, Tensor)), kept[0]
 
 
 def _are_alike(first: Schedule, second: Schedule) -> bool:
@@ -383,7 +369,7 @@ def _leanest(captured: Captured, config: Config, budget_bytes: int, arguments: t
     It depends on the graph, on the bytes that algorithms and torch's operators need on this kind of machine, and on the
     algorithms and the cache budget of the config. What it needs is counted by running it.
     """
-    captured = captured.in_order(range(len(captured.operators)))  # whose operators have other choices
+    captured = captured.in_order(range(len(captured.operators)))  # whose convolutions have other algorithms
     graph = solver_graph(captured, _least_costs(captured, config), {})
     best = _least(captured, graph)
     if best.needed_bytes * _MARGIN > budget_bytes:
@@ -406,7 +392,7 @@ def _least(captured: Captured, graph: Graph) -> Schedule:
 
 
 def _least_costs(captured: Captured, config: Config) -> dict[int, tuple[Costs, ...]]:
-    """Return the bytes of all operators, after each convolution has its two leanest choices: one of ours, and torch's.
+    """Return the bytes of all operators, after each convolution has two algorithms: the leanest of ours, and torch's.
 
     Ours are the algorithms that run bands, and add up the same products as torch's own: no errors are measured here.
     Seconds are those of a made-up processor.
@@ -431,6 +417,6 @@ def _least_costs(captured: Captured, config: Config) -> dict[int, tuple[Costs, .
                 own = replace(made_up, scratch_bytes=scratch, prepared_bytes=prepared)
                 offered.append((own, algorithm))
         ours = min(offered, key=lambda of: of[0].prepared_bytes + of[0].scratch_bytes, default=(of_torch, None))
-        one.choices = Choice(ours[1], ours[1]), Choice()
+        one.pairs = AlgorithmPair(ours[1], ours[1]), AlgorithmPair()
         costs[index] = ours[0], of_torch
     return costs

@@ -39,7 +39,7 @@ def solver_graph(
     described = []
     for index, one in enumerate(captured.operators):
         described.append(
-            bands.Operator(
+            bands.Vertex(
                 reaches=one.reaches() if one.rows else (),
                 whole=one.wholes,
                 rows=one.rows,
@@ -91,21 +91,27 @@ class Schedule:
             {} if self.operators[one.start].rows == 0 else dict(graph.ranges(one.start, one.stop, one.cut))
             for one in plan.segments
         ]
-        self.overlaps = [self._overlaps(*given) for given in zip(plan.segments, self.ranges, strict=True)]
+        self.overlaps: list[list[Overlap]] = []  # the results of each segment that are written over earlier ones
+        for segment, ranges in zip(plan.segments, self.ranges, strict=True):
+            found: list[Overlap] = []
+            overlaps = Overlaps(graph, segment.stop, segment.cut)
+            for index, of_rows in ranges.items():  # from the last
+                found = overlaps.add(index, of_rows)
+            self.overlaps.append(found)
         blocks = [self._block(*given) for given in zip(plan.segments, self.ranges, strict=True)]
         self.buffers, self.block_bytes = [block for block, _ in blocks], [size for _, size in blocks]
-        self.outside_bytes = self._predicted_outside_bytes()
+        self.outside_bytes = 0  # the most of barriers' results, and of what torch needs for a step, alive together
+        for number, segment in enumerate(plan.segments):
+            live = sum(
+                one.whole_bytes
+                for index, one in enumerate(graph.operators[: segment.stop])
+                if isinstance(self.operators[index], (Barrier, Moments)) and graph.last_use[index] >= segment.start
+            )
+            extra = max((self._extra_bytes(index, number) for index in range(segment.start, segment.stop)), default=0)
+            self.outside_bytes = max(self.outside_bytes, live + extra)
         self._place(limit_bytes - self.outside_bytes)
         self._programs: dict[Any, Program] = {}  # by number of threads, and strides of the arguments
         self._timed: Program | None = None
-
-    def _overlaps(self, segment: Segment, ranges: Mapping[int, Ranges]) -> list[Overlap]:
-        """Return the results of a segment that are written over earlier ones."""
-        found: list[Overlap] = []
-        overlaps = Overlaps(self.graph, segment.stop, segment.cut)
-        for index, of_rows in ranges.items():  # from the last
-            found = overlaps.add(index, of_rows)
-        return found
 
     def _block(self, segment: Segment, ranges: Mapping[int, Ranges]) -> tuple[dict[int, Buffers], int]:
         """Place the buffers of a segment in a block of memory, by operator, and return them and the block's bytes.
@@ -205,19 +211,6 @@ class Schedule:
         for one in convolutions.values():
             one.forget(except_for=used[id(one._kept)])
 
-    def _predicted_outside_bytes(self) -> int:
-        """Return the most bytes of barriers' results, and of what torch needs for a step, that are alive together."""
-        most = 0
-        for number, segment in enumerate(self.plan.segments):
-            live = sum(
-                one.whole_bytes
-                for index, one in enumerate(self.graph.operators[: segment.stop])
-                if isinstance(self.operators[index], (Barrier, Moments)) and self.graph.last_use[index] >= segment.start
-            )
-            extra = max((self._extra_bytes(index, number) for index in range(segment.start, segment.stop)), default=0)
-            most = max(most, live + extra)
-        return most
-
     def _extra_bytes(self, index: int, number: int) -> int:
         one, cut = self.operators[index], self.plan.segments[number].cut
         if self.algorithms.get(index) is not None:
@@ -228,9 +221,8 @@ class Schedule:
         rows = int(self.ranges[number][index].computed.max()) * cut.samples
         return costs.scratch_bytes + costs.scratch_row_bytes * rows
 
-    @cached_property
     def segment_bytes(self) -> list[int]:
-        """The bytes that are in use while each segment runs: whole results, bands, kept rows, filters and scratch."""
+        """Return the bytes in use while each segment runs: whole results, bands, kept rows, filters and scratch."""
         found = []
         for number, segment in enumerate(self.plan.segments):
             whole = sum(

@@ -227,7 +227,7 @@ def _monotone(source: int, first: Indices, last: Indices) -> Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AlgorithmPair:
     """The algorithms of a convolution for all rows at once, and for bands of them; None for torch's own."""
 
     whole: Algorithm | None = None
@@ -239,7 +239,7 @@ class Convolution(Operator):
     """activation(convolution(x) + added), where ``added`` is the second of ``sources``, if there are two.
 
     problem: of the whole image, FORWARD, or BACKWARD_DATA for a transposed convolution, in channels_last. weight, bias:
-    with batch norm folded in. output_padding: rows and columns that a transposed convolution adds. choices:
+    with batch norm folded in. output_padding: rows and columns that a transposed convolution adds. pairs: of
     algorithms, of each variant of a segment's cut. keeps: whether prepared filters are kept between calls. extent: rows
     from the first to the last that a filter reads.
     """
@@ -249,7 +249,7 @@ class Convolution(Operator):
     bias: Tensor | None
     activation: str | None = None
     output_padding: tuple[int, int] = (0, 0)
-    choices: tuple[Choice, ...] = (Choice(),)
+    pairs: tuple[AlgorithmPair, ...] = (AlgorithmPair(),)
     keeps: bool = False
     is_transposed: bool = field(init=False)
     extent: int = field(init=False)
@@ -283,8 +283,8 @@ class Convolution(Operator):
 
     def algorithm(self, cut: Cut) -> Algorithm | None:
         """Return what computes the convolution in a segment that is cut in this way; None for torch's own."""
-        choice = self.choices[min(cut.variant, len(self.choices) - 1)]
-        return choice.whole if cut.bands == 1 else choice.band
+        pair = self.pairs[min(cut.variant, len(self.pairs) - 1)]
+        return pair.whole if cut.bands == 1 else pair.band
 
     def stage(self, algorithm: Algorithm, n: int, x_rows: int, y_rows: int, above: int) -> tuple[BoundStage, Workspace]:
         """Return an algorithm for a band, ready to call, and its workspace. x_rows: read, y_rows: written."""

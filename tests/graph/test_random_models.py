@@ -25,7 +25,7 @@ from mucudnn.graph.guards import Guards
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Captured, Local
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.windows import Choice, Convolution
+from mucudnn.graph.windows import AlgorithmPair, Convolution
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithms
 from mucudnn.running.workspace import release_workspaces
@@ -296,7 +296,7 @@ def choose_algorithms(captured: Captured, random: Random, *, ours: bool) -> dict
             and algorithm.band(one.problem, 1, (one.problem.h, one.problem.y_shape(1)[2]), one.problem.padding[0])
         ]
         chosen = random.choice(offered) if offered and ours else None
-        one.choices = (Choice(chosen, chosen),)
+        one.pairs = (AlgorithmPair(chosen, chosen),)
         one.keeps = random.random() < 0.3
         if chosen is not None:
             workspace = chosen.workspace(one.problem, captured.samples)

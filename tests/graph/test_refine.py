@@ -15,7 +15,7 @@ from mucudnn.graph.capture import capture
 from mucudnn.graph.convolution_choices import refined
 from mucudnn.graph.costs import every_cost
 from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.windows import Choice, Convolution
+from mucudnn.graph.windows import AlgorithmPair, Convolution
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
 from mucudnn.solver.bands import Cut, Segment
@@ -30,7 +30,7 @@ def test_each_convolution_gets_the_fastest_of_the_candidates() -> None:
     convolutions = {i: one for i, one in enumerate(captured.operators) if isinstance(one, Convolution)}
     first, second = algorithm("implicit-gemm"), algorithm("winograd-4x4")
     for one in convolutions.values():
-        one.choices, one.keeps = (Choice(first, first),), True
+        one.pairs, one.keeps = (AlgorithmPair(first, first),), True
     graph = solver_graph(captured, every_cost(captured, None, {}), {})
     segments = (Segment(0, 1, Cut(1, 1)), Segment(1, len(graph), Cut(1, 3)))
     schedule = Schedule(captured, graph, Plan(0, 0.0, segments))

@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from mucudnn.solver.bands import Costs, Cut, Graph, Operator, Ranges, Reach
+from mucudnn.solver.bands import Costs, Cut, Graph, Ranges, Reach, Vertex
 from mucudnn.solver.placement import Buffer, aligned, place
 from mucudnn.solver.plans import Overlap, Overlaps, cuts, plan_within, plans, segment_costs
 from mucudnn.solver.recompute import in_order, orders_within
@@ -24,7 +24,7 @@ def window(source: int, rows: int, height: int, stride: int, padding: int, exten
 
 def random_graph(random: Random, operators: int) -> Graph:
     """Return a graph of windows on one or two earlier results, and a few barriers."""
-    made = [Operator((), (), 0, 0, 0, (Costs(),))]  # the input
+    made = [Vertex((), (), 0, 0, 0, (Costs(),))]  # the input
     heights = [random.randint(1, 12)]
     for index in range(1, operators):
         source = index - 1 if random.random() < 0.7 else random.randrange(index)
@@ -34,7 +34,7 @@ def random_graph(random: Random, operators: int) -> Graph:
             for _ in range(random.randint(1, 2))
         )
         if random.random() < 0.15:
-            made.append(Operator((), (source,), 0, 0, random.randint(1, 50), costs, is_result=is_result))
+            made.append(Vertex((), (source,), 0, 0, random.randint(1, 50), costs, is_result=is_result))
             heights.append(heights[source])
             continue
         extent, stride = random.randint(1, 3), random.randint(1, 2)
@@ -47,7 +47,7 @@ def random_graph(random: Random, operators: int) -> Graph:
         row_bytes = random.randint(1, 9)
         align = random.choice([1, 1, 2, 3])
         made.append(
-            Operator(tuple(reaches), (), rows, row_bytes, rows * row_bytes * 2, costs, align=align, is_result=is_result)
+            Vertex(tuple(reaches), (), rows, row_bytes, rows * row_bytes * 2, costs, align=align, is_result=is_result)
         )
         heights.append(rows)
     return Graph(made, samples=2)
@@ -213,11 +213,11 @@ def test_an_integer_program_places_what_the_greedy_order_cannot() -> None:
 def test_a_result_is_recomputed_where_the_budget_asks_for_it() -> None:
     """A large tensor of a small input, which two windows read, far from each other, and a barrier between them."""
     made = [
-        Operator((), (), 0, 0, 0, (Costs(),)),
-        Operator((window(0, 64, 64, 1, 0, 1),), (), 64, 100, 6400, (Costs(row_s=1.0),)),
-        Operator((window(1, 64, 64, 1, 1, 3),), (), 64, 50, 3200, (Costs(row_s=1.0),)),
-        Operator((), (2,), 0, 0, 0, (Costs(call_s=1.0),)),
-        Operator((window(2, 64, 64, 1, 1, 3), window(1, 64, 64, 1, 0, 1)), (3,), 64, 50, 0, (Costs(row_s=1.0),)),
+        Vertex((), (), 0, 0, 0, (Costs(),)),
+        Vertex((window(0, 64, 64, 1, 0, 1),), (), 64, 100, 6400, (Costs(row_s=1.0),)),
+        Vertex((window(1, 64, 64, 1, 1, 3),), (), 64, 50, 3200, (Costs(row_s=1.0),)),
+        Vertex((), (2,), 0, 0, 0, (Costs(call_s=1.0),)),
+        Vertex((window(2, 64, 64, 1, 1, 3), window(1, 64, 64, 1, 0, 1)), (3,), 64, 50, 0, (Costs(row_s=1.0),)),
     ]
     graph = Graph([*made[:-1], replace(made[-1], is_result=True)], 1)
     assert plans(graph)[0].memory_bytes > 9000
@@ -244,14 +244,14 @@ def test_the_plan_within_a_budget_is_of_the_front() -> None:
 def test_a_chain_needs_few_rows() -> None:
     """17 windows of 3 rows: each result keeps 2 rows, and the first band reads 16 more, since all halos begin there."""
     height = 256
-    chain = [Operator((), (), 0, 0, 0, (Costs(),))]
+    chain = [Vertex((), (), 0, 0, 0, (Costs(),))]
     chain += [
-        Operator(
+        Vertex(
             (window(i, height, height, 1, 1, 3),), (), height, 10, height * 10, (Costs(row_s=1.0),), is_result=i == 16
         )
         for i in range(17)
     ]
-    chain[-1] = Operator(chain[-1].reaches, (), height, 10, 0, (Costs(row_s=1.0),), is_result=True)
+    chain[-1] = Vertex(chain[-1].reaches, (), height, 10, 0, (Costs(row_s=1.0),), is_result=True)
     front = plans(Graph(chain, 1))
     assert front[0].memory_bytes <= 17 * 2 * 10 + 2 * (16 + 3) * 10 < 2 * height * 10
     assert front[-1].time_s == pytest.approx(17 * height)
