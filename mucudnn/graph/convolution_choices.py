@@ -19,11 +19,11 @@ from mucudnn.graph.costs import (
     Seconds,
     Timings,
     convolution_costs,
-    described,
     digest,
-    graph_of,
+    graph_key,
     named,
     operator_costs,
+    schedule_key,
 )
 from mucudnn.graph.operators import Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
@@ -50,8 +50,8 @@ _Variant: TypeAlias = tuple[Measurement | None, Measurement | None]  # of all ro
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
-    """What may compute a convolution of a graph, beside torch's own.
+class TunedConvolution:
+    """What was measured of a convolution of a graph: what may compute it, beside torch's own.
 
     tuned: the choice for its problem, or for a band of it, with everything that was measured. ours: the measurements of
     our algorithms that run bands. in_place: seconds of all rows in calls of the whole graph, by algorithm, None for
@@ -65,7 +65,7 @@ class Candidates:
 
 def tuned_convolutions(
     captured: Captured, config: Config, machine: Machine, database: Database, progress: Progress, timings: Timings
-) -> dict[str, Candidates]:
+) -> dict[str, TunedConvolution]:
     """Tune the convolutions of a graph, and return what may compute each, by name; nothing if no algorithm runs bands.
 
     Only algorithms that run bands are measured, and torch's own; bands, of convolutions whose tensors alone exceed the
@@ -101,12 +101,12 @@ def tuned_convolutions(
         task = task_of[one.problem]
         more = _leanest(captured, index, tuned[task], names, timings)
         tuned[task] = replace(tuned[task], measurements=(*tuned[task].measurements, *more))
-    candidates: dict[str, Candidates] = {}
+    candidates: dict[str, TunedConvolution] = {}
     for one in convolutions.values():
         of_task = tuned[task_of[one.problem]]
         whole = [of for of in of_task.allowed_measurements if of.micro_config.micro_batch_size == of_task.batch_size]
         ours = (of for of in whole if runs_bands(of.micro_config.algorithm, one.problem))
-        candidates[one.name] = Candidates(of_task, tuple(ours))
+        candidates[one.name] = TunedConvolution(of_task, tuple(ours))
     return with_kept_filters(convolutions.values(), candidates, config.cache_budget_bytes)
 
 
@@ -153,8 +153,8 @@ def _leanest(
 
 
 def with_kept_filters(
-    convolutions: Iterable[Convolution], candidates: Mapping[str, Candidates], budget: int | None
-) -> dict[str, Candidates]:
+    convolutions: Iterable[Convolution], candidates: Mapping[str, TunedConvolution], budget: int | None
+) -> dict[str, TunedConvolution]:
     """Keep prepared filters between calls where they save the most time for each byte of the cache budget.
 
     Returns the candidates without those whose filters need more than is kept.
@@ -178,8 +178,8 @@ def with_kept_filters(
 
 
 def timed_in_place(
-    captured: Captured, candidates: dict[str, Candidates], arguments: tuple[Any, ...], timings: Timings
-) -> dict[str, Candidates]:
+    captured: Captured, candidates: dict[str, TunedConvolution], arguments: tuple[Any, ...], timings: Timings
+) -> dict[str, TunedConvolution]:
     """Time the fastest algorithms, and torch's own, in calls of the graph, and return the candidates with these times.
 
     Returns what is given where calls are long, and where some were measured on bands, since their tensors are larger
@@ -202,7 +202,7 @@ def timed_in_place(
         return [Schedule(captured, graph, each_by_itself(graph, variant)) for variant in variants]
 
     names = [(convolutions[index].keeps, [named(one) for one in of]) for index, of in offered.items()]
-    what = f"convolutions in place: {digest(f'{graph_of(captured)} {names}')}"
+    what = f"convolutions in place: {digest(f'{graph_key(captured)} {names}')}"
     samples = timings.in_calls(what, schedules, arguments, timed, _IN_PLACE)
     for one in convolutions.values():
         one.forget()
@@ -220,11 +220,13 @@ def timed_in_place(
         in_place = {name: median(of_one) for name, of_one in seconds[one.problem].items()}
         known = candidates[one.name]
         ours = (replace(of, step_s=in_place.get(of.micro_config.algorithm, of.step_s)) for of in known.ours)
-        found[one.name] = Candidates(known.tuned, tuple(ours), in_place)
+        found[one.name] = TunedConvolution(known.tuned, tuple(ours), in_place)
     return found
 
 
-def chosen_costs(captured: Captured, candidates: Mapping[str, Candidates], timings: Timings) -> tuple[_Costs, _Costs]:
+def chosen_costs(
+    captured: Captured, candidates: Mapping[str, TunedConvolution], timings: Timings
+) -> tuple[_Costs, _Costs]:
     """Choose each convolution's algorithms, and return the costs of the convolutions: in bands, and of all rows.
 
     candidates: by name; torch's own run where there are none.
@@ -259,7 +261,7 @@ def chosen_costs(captured: Captured, candidates: Mapping[str, Candidates], timin
 
 
 def _variants(
-    one: Convolution, known: Candidates, of_torch: Costs, samples: int, band_costs: Callable[[Measurement], Costs]
+    one: Convolution, known: TunedConvolution, of_torch: Costs, samples: int, band_costs: Callable[[Measurement], Costs]
 ) -> tuple[_Variant, ...]:
     """Return what computes all rows, and bands: the fastest, and ever smaller prepared filters."""
     ours = in_bands = fastest_of(one, known)
@@ -275,7 +277,7 @@ def _variants(
     return tuple(dict.fromkeys(found))
 
 
-def fastest_of(one: Convolution, candidates: Candidates) -> list[Measurement]:
+def fastest_of(one: Convolution, candidates: TunedConvolution) -> list[Measurement]:
     """Return the fastest algorithms of a convolution, and the one with the smallest buffers."""
     ours = sorted(candidates.ours, key=lambda of: (_seconds(one, of), of.micro_config))
     smallest = min(ours, key=_size, default=None)
@@ -392,7 +394,7 @@ def refined(
         return [_schedule_with(schedule, algorithms) for algorithms in of_each]
 
     names = [[named(one) for one in of] for of in offered.values()]
-    what = f"convolutions in bands: {digest(f'{described(schedule)} {names}')}"
+    what = f"convolutions in bands: {digest(f'{schedule_key(schedule)} {names}')}"
     samples = timings.in_calls(what, trials, arguments, timed, _IN_BANDS)
     if samples is None:
         return schedule

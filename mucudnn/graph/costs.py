@@ -136,20 +136,20 @@ class Timings:
         return found
 
 
-def key_of(captured: Captured, index: int) -> str:
+def operator_key(captured: Captured, index: int) -> str:
     """Return what operators of equal costs have in common, as text."""
     one = captured.operators[index]
-    read = [_described(captured.operators[source]) for source in (*one.sources, *one.wholes)]
+    read = [_result_key(captured.operators[source]) for source in (*one.sources, *one.wholes)]
     own: tuple[object, ...] = ()
     if isinstance(one, Convolution):
         own = one.problem, one.bias is not None, one.activation, one.output_padding
     elif isinstance(one, Barrier):
         own = (one.target, *one.with_each(_in_words))
     settings = [str(getattr(one, name)) for name in one.settings]
-    return f"{type(one).__name__} {settings} {_described(one)} of {read} {own}"
+    return f"{type(one).__name__} {settings} {_result_key(one)} of {read} {own}"
 
 
-def _described(one: Operator) -> str:
+def _result_key(one: Operator) -> str:
     return f"{one.dtype} {one.shape}" if isinstance(one, Barrier) else f"{one.dtype} {one.shape[1:]}"
 
 
@@ -159,17 +159,17 @@ def _in_words(value: object) -> object:
     return "a result" if isinstance(value, Ref) else str(value)
 
 
-def described(schedule: Schedule) -> str:
+def schedule_key(schedule: Schedule) -> str:
     """Return a text that differs for schedules of graphs, plans or algorithms that take other times."""
     keeps = {index: one.keeps for index, one in convolutions_of(schedule.operators).items()}
     algorithms = [f"{index} {keeps[index]} {named(one)}" for index, one in schedule.algorithms.items()]
     cuts = [(one.start, one.stop, replace(one.cut, variant=0)) for one in schedule.plan.segments]
-    return f"{graph_of(schedule.captured)} {cuts} {algorithms} {schedule.arena_bytes}"
+    return f"{graph_key(schedule.captured)} {cuts} {algorithms} {schedule.arena_bytes}"
 
 
-def graph_of(captured: Captured) -> str:
+def graph_key(captured: Captured) -> str:
     """Return a text that differs for graphs whose calls take other times."""
-    operators = [f"{key_of(captured, i)} {one.sources} {one.wholes}" for i, one in enumerate(captured.operators)]
+    operators = [f"{operator_key(captured, i)} {one.sources} {one.wholes}" for i, one in enumerate(captured.operators)]
     results = [one.index for one in captured.results if isinstance(one, Ref)]
     return f"{captured.samples} {operators} {results} {captured.direct_results}"
 
@@ -189,7 +189,7 @@ def operator_costs(captured: Captured, index: int, timings: Timings | None, know
     The seconds are measured; where there is no time for that, they are those of a made-up processor. known: what was
     returned before, of operators of equal costs, to which this is added.
     """
-    key = key_of(captured, index)
+    key = operator_key(captured, index)
     if key not in known:
         known[key] = _operator_costs(captured, index, key, timings)
     return known[key]
@@ -205,7 +205,7 @@ def _operator_costs(captured: Captured, index: int, key: str, timings: Timings |
         try:
             calls = [partial(one.call, {whole: _some(operators[whole]) for whole in one.wholes})]
             scratch_bytes = max(_allocated_bytes(calls[0], one.device) - one.nbytes, 0)
-            seconds = _seconds(key, lambda: calls, one.device, timings)
+            seconds = _least_seconds(key, lambda: calls, one.device, timings)
         except Exception:  # torch may raise anything for random operands
             return Costs()
         call_s = CALL_S + BYTE_S * one.nbytes if seconds is None else seconds[0]
@@ -213,7 +213,7 @@ def _operator_costs(captured: Captured, index: int, key: str, timings: Timings |
     heights = _heights(one)
     calls = [partial(perform, one, _band(operators, index, height)) for height in heights]
     sizes = [_allocated_bytes(call, one.device) for call in calls]
-    seconds = _seconds(key, lambda: calls, one.device, timings)
+    seconds = _least_seconds(key, lambda: calls, one.device, timings)
     row_bytes = 0 if len(heights) == 1 else max(-(-(sizes[1] - sizes[0]) // (heights[1] - heights[0])), 0)
     fixed_bytes = sizes[0] if len(heights) == 1 else max(sizes[0] - row_bytes * heights[0], 0)
     costs = estimated_costs(one) if seconds is None else _line(heights, seconds)
@@ -253,7 +253,7 @@ def convolution_costs(captured: Captured, index: int, algorithm: Algorithm, timi
         algorithm.open(one.problem, one.weight, prepared)
         return [call(height) for height in _heights(one)]
 
-    seconds = _seconds(f"{key_of(captured, index)} by {named(algorithm)}", calls, one.device, timings)
+    seconds = _least_seconds(f"{operator_key(captured, index)} by {named(algorithm)}", calls, one.device, timings)
     timings.of_bands[kind] = None if seconds is None else _line(_heights(one), seconds)
     return timings.of_bands[kind]
 
@@ -284,7 +284,7 @@ def _allocated_bytes(call: Callable[[], object], device: torch.device) -> int:
     return peak_allocated_bytes(call, device.type)
 
 
-def _seconds(
+def _least_seconds(
     what: str, calls: Callable[[], Sequence[Callable[[], object]]], device: torch.device, timings: Timings | None
 ) -> list[float] | None:
     """Return the seconds of each call, on a GPU including its launch where that takes longer; None if not known."""

@@ -22,7 +22,7 @@ from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution_choices import (
     BAND_ROWS,
-    Candidates,
+    TunedConvolution,
     chosen_costs,
     each_by_itself,
     fastest_of,
@@ -32,7 +32,7 @@ from mucudnn.graph.convolution_choices import (
     timed_in_place,
     tuned_convolutions,
 )
-from mucudnn.graph.costs import Timings, described, digest, estimated_costs, every_cost, operator_costs
+from mucudnn.graph.costs import Timings, digest, estimated_costs, every_cost, operator_costs, schedule_key
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule, solver_graph
@@ -217,7 +217,7 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
     with machine_and_database(config, captured.device.type) as (machine, database):
         # Costs: of the convolutions' algorithms, by themselves and in place, and of the other operators
         timings = Timings(machine, database, config, progress)
-        candidates: dict[str, Candidates] = {}
+        candidates: dict[str, TunedConvolution] = {}
         if captured.device.type == "cpu":  # elsewhere torch's own run
             candidates = tuned_convolutions(captured, config, machine, database, progress, timings)
             if candidates and _may_run_whole(captured):
@@ -269,7 +269,7 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
                 torch_bytes -= sum(one.nbytes for one in tree_leaves(results_of_torch) if isinstance(one, Tensor))
                 _require_right(runs[0](), results_of_torch[0])
             progress("running the model", 1.0)
-            what = f"calls in turns: {digest(f'{baseline_is} {[described(one) for one in contenders]}')}"
+            what = f"calls in turns: {digest(f'{baseline_is} {[schedule_key(one) for one in contenders]}')}"
             results = timings.compared(what, baseline, runs, _ROUNDS)
     index, run = min(results.items(), key=lambda item: item[1].time_s)
     contenders[index].forget_other_filters()

@@ -116,12 +116,12 @@ def _is_watched() -> bool:
 def signature_of(arguments: tuple[Any, ...]) -> Signature:
     """Return what the arguments of two calls must have in common to be run by the same schedule."""
     if all(isinstance(one, Tensor) for one in arguments):
-        return tuple(map(_described, arguments))
+        return tuple(map(_leaf_signature, arguments))
     leaves, spec = tree_flatten(arguments)
-    return (str(spec), *map(_described, leaves))
+    return (str(spec), *map(_leaf_signature, leaves))
 
 
-def _described(leaf: Any) -> object:
+def _leaf_signature(leaf: Any) -> object:
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.device, leaf.layout
     return type(leaf), repr(leaf)
