@@ -45,6 +45,7 @@ def compared(out: Path, *runtimes: Runtime) -> ResultFolder:
     return read_folder(out)
 
 
+@pytest.mark.usefixtures("forked")
 def test_runtimes_take_turns_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is killed in its first call, and the others go on; the next run measures nothing."""
     log = tmp_path / "log"
@@ -177,6 +178,7 @@ def test_shares_of_time_are_told_where_they_are_known(tmp_path: Path) -> None:
     assert_as_stored("bench-inference-kinds", kinds)
 
 
+@pytest.mark.usefixtures("forked")
 def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(models, "load_model", lambda source, **_: (tiny(), (3, 8, 8)))
     asked = (
@@ -191,7 +193,7 @@ def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         "--runtimes",
         "mucudnn",
     )
-    result = invoke(*asked, "--out", tmp_path / "out")
+    result = invoke(*asked, "--out", tmp_path / "out", "--database", tmp_path / "db.sqlite")
     assert result.exit_code == 0, result.output
     folder = read_folder(tmp_path / "out")
     assert [line["contestant"] for line in folder.lines] == [Runtime.TORCH, Runtime.MUCUDNN]

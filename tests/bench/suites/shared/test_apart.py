@@ -9,7 +9,6 @@ from typing import Any
 import psutil
 import pytest
 from support import own_jobs
-from support.processes import forking
 
 from mucudnn.bench.suites.shared.apart import Entrant, contestant
 from mucudnn.bench.suites.shared.processes import WorkerError
@@ -50,8 +49,8 @@ def test_a_failed_preparation_is_kept_with_its_reason(capfd: pytest.CaptureFixtu
         assert ("Traceback" in capfd.readouterr().err) == is_traced
 
 
-def test_a_failure_of_a_call_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: forking())  # starts in less than a second
+@pytest.mark.usefixtures("forked")
+def test_a_failure_of_a_call_is_kept() -> None:
     for job, sample_s, reason in (
         (own_jobs.raising_in_a_call, LONG_S, "KeyError: 'an operator\\nthat nobody knows'"),
         (own_jobs.killed_in_a_call, LONG_S, "killed by SIGKILL"),
