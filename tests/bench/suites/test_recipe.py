@@ -10,6 +10,7 @@ import pytest
 from support.clock.machine import ENVIRONMENT
 from support.command_line import fail, invoke, one_layer
 
+from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.bench.results.reading import Header, ResultFolder, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.suites.recipe import SHIPPED, _criterion, judge, read_recipe
@@ -178,7 +179,10 @@ def test_recipes_are_listed_and_can_be_read() -> None:
             assert {one.of for one in read.criteria} <= {"mucudnn", "mucudnn-wd"}
 
 
-def test_a_recipe_runs_and_its_exit_status_is_the_verdict(mine: Path, tmp_path: Path) -> None:
+def test_a_recipe_runs_and_its_exit_status_is_the_verdict(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MachineLimits, "measured", lambda device, dtype: MachineLimits(200e3, 25e9))
     out, database = tmp_path / "out", tmp_path / "m.sqlite"
     command = ("bench", "recipe", mine, "--out", out, "--database", database, "--threads", 1)
     first = invoke(*command)
