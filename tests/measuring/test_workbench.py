@@ -137,6 +137,24 @@ def test_a_wrong_result_is_told_from_an_inexact_one(operation: Operation) -> Non
 
 
 @pytest.mark.parametrize("operation", Operation)
+def test_streams_compute_with_what_their_algorithms_prepared(operation: Operation) -> None:
+    problem, read = FORWARD.with_operation(operation), list[list[int]]()
+    first, second = (
+        candidate(
+            Rogue(lambda _, prepared, scratch: read.append(prepared.unique().tolist()), mark=mark, name=name), problem
+        )
+        for mark, name in enumerate(("one", "two"), 1)
+    )
+    bench = Workbench(problem, BATCH)
+    for one in (first, second, first, first):
+        bench.stream(one)()
+    bench.relative_error(second)
+    read_before = len(read)
+    bench.stream(second)()
+    assert read[:4] + read[read_before:] == [[1], [2], [1], [1], [2]]
+
+
+@pytest.mark.parametrize("operation", Operation)
 def test_the_memory_of_the_search_is_bounded_as_stated(operation: Operation) -> None:
     """However many candidates there are, whatever the order of their sizes."""
     problem = ConvProblem(operation, 4, 30, 30, 8, 3, 3, padding=(1, 1))
