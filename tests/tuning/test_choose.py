@@ -7,14 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
-from support.clock.machine import FORWARD
+from support.clock.machine import ENVIRONMENT, FORWARD
+from support.clock.two_algorithms import NO_LIMIT, Bench
 from support.problems.measurements import measured
 from support.told_jobs import told_job
 
-from mucudnn.core.records import Comparison, Configuration, Measurement, Task
-from mucudnn.tuning.choose import choose
+from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task
+from mucudnn.measuring.quiet import Quiet
+from mucudnn.store.tuning_store import EnvironmentStore
+from mucudnn.tuning.choose import choose, run_whole
 from mucudnn.tuning.divide import Divided, divide
-from mucudnn.tuning.job import Job, Outcome
+from mucudnn.tuning.job import Context, Job, Outcome
 
 BATCH = 4
 
@@ -195,3 +198,15 @@ def test_half_the_error_is_preferred_at_equal_speed_which_includes_more_where_to
     fine = measured("fine", BATCH, 0.051, 10, relative_error=2e-7)
     runs = WholeRuns(outcome=lambda task, name: Comparison(0.1, 0.05 if name == "coarse" else fine_s, 0.0))
     assert choose(runs.job(FIRST, [TORCH, coarse, fine])).configuration.algorithms == (algorithm,)
+
+
+@pytest.mark.parametrize(("left_s", "runs"), [(-1.0, 1), (0.0, 1), (1e4, 3)])
+def test_whole_runs_begin_only_if_they_end_in_time_but_for_the_first(left_s: float, runs: int) -> None:
+    bench = Bench()
+    bench.clock.advance(1000.0)
+    store, quiet = EnvironmentStore(bench.database, ENVIRONMENT), Quiet(bench.machine.watch, bench.progress)
+    context = Context(NO_LIMIT, bench.machine, store, quiet, bench.progress, {}, versions={"quick": 1})
+    context.due_s = bench.clock.now() + left_s
+    configurations = [Configuration((MicroConfig("quick", size),) * (8 // size), 0.1, 0) for size in (8, 4, 2)]
+    outcomes = run_whole(Job(Task(FORWARD, 8), 0.0, (), (), {}), configurations, context)
+    assert [isinstance(outcomes[one], Comparison) for one in configurations] == [True] * runs + [False] * (3 - runs)
