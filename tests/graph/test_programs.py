@@ -117,6 +117,12 @@ def test_normalization_and_linear_layers() -> None:
     assert not any(isinstance(one, Barrier) and "linear" in one.name for one in operators)
 
 
+def test_a_linear_layer_by_torch_has_the_bits_of_its_matrix_product() -> None:
+    """A convolution sums in another order, and takes longer."""
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(512, 100)).eval(), torch.randn(4, 512, 1, 1)
+    assert torch.equal(schedule_of(model, x).run((x,)), model(x))
+
+
 class Standardized(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, F.layer_norm(self.weight, self.weight.shape[1:]), self.bias)
