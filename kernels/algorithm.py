@@ -81,6 +81,9 @@ class BaseAlgorithm:
     is_torchs_own: bool = False
     # Whether quick tuning measures this algorithm only for workspace limits that exclude all others.
     is_last_resort: bool = False
+    # Whether ``supports`` may be asked about volumes, whose tensors have a depth; no other method is called with one if
+    # it may not.
+    takes_volumes: bool = False
     # Required alignment of the addresses of x, w and y in bytes, a power of two; 1 if there is none.
     alignment_bytes: int = 1
 
@@ -243,9 +246,21 @@ class BoundStage(Protocol):
         """
 
 
+def why_unsupported(algorithm: Algorithm, problem: ConvProblem) -> str | None:
+    """Return the reason why an algorithm does not support a problem; None if it does."""
+    if problem.is_volume and not algorithm.takes_volumes:
+        return f"x has a depth of {problem.d}; {algorithm.name} is for images"
+    return algorithm.supports(problem)
+
+
+def is_local(algorithm: Algorithm, problem: ConvProblem) -> bool:
+    """Return whether an algorithm spreads NaN and Inf no further than torch's own; True if it does not compute it."""
+    return why_unsupported(algorithm, problem) is not None or algorithm.is_local(problem)
+
+
 def fuses(algorithm: Algorithm, problem: ConvProblem) -> bool:
     """Return whether an algorithm computes epilogues (addition, activation) itself for a problem that it supports."""
-    return problem.operation is Operation.FORWARD and algorithm.fuses(problem)
+    return problem.operation is Operation.FORWARD and not problem.is_volume and algorithm.fuses(problem)
 
 
 class AlgorithmSource(Protocol):

@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
@@ -22,7 +22,7 @@ from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
 TORCH_FORMATS = {
     MemoryFormat.CONTIGUOUS: torch.contiguous_format,
     MemoryFormat.CHANNELS_LAST: torch.channels_last,
-}
+}  # of images
 
 
 class Part(NamedTuple):
@@ -66,10 +66,46 @@ def compute_dtype(problem: ConvProblem) -> torch.dtype:
     return torch.promote_types(torch_dtype(problem), torch.float32)
 
 
-def empty_activation(problem: ConvProblem, shape: tuple[int, int, int, int], device_type: str = "cpu") -> Tensor:
-    """Return an uninitialised tensor in the problem's dtype and memory format; shape: (N, C, H, W)."""
-    memory_format = TORCH_FORMATS[problem.memory_format]
-    return torch.empty(shape, dtype=torch_dtype(problem), device=device_type, memory_format=memory_format)
+def format_of(memory_format: MemoryFormat, dims: int) -> torch.memory_format:
+    """Return torch's memory format of tensors with this number of dimensions."""
+    is_last = memory_format is MemoryFormat.CHANNELS_LAST
+    return torch.channels_last_3d if is_last and dims == 5 else TORCH_FORMATS[memory_format]
+
+
+def torch_format(problem: ConvProblem) -> torch.memory_format:
+    """Return torch's memory format of the problem's tensors."""
+    return format_of(problem.memory_format, 2 + len(problem.extent))
+
+
+def in_format(model: nn.Module, memory_format: MemoryFormat) -> nn.Module:
+    """Convert a model's filters, of images and of volumes, to a memory format in place, and return the model."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() in (4, 5):
+            tensor.data = tensor.data.to(memory_format=format_of(memory_format, tensor.dim()))
+    return model
+
+
+def dense_strides(shape: Sequence[int], memory_format: MemoryFormat) -> tuple[int, ...]:
+    """Return the strides of a dense tensor, (N, C, ...), as torch sets them.
+
+    >>> dense_strides((2, 3, 4, 5), MemoryFormat.CHANNELS_LAST)
+    (60, 1, 15, 3)
+    """
+    axes = range(len(shape))
+    order = (1, *reversed(axes[2:]), 0) if memory_format is MemoryFormat.CHANNELS_LAST else tuple(reversed(axes))
+    strides, step = [0] * len(shape), 1
+    for axis in order:
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+def empty_activation(problem: ConvProblem, shape: Sequence[int], device_type: str = "cpu") -> Tensor:
+    """Return an uninitialised tensor, (N, C, ...), in the problem's dtype and memory format."""
+    made: Tensor = torch.empty(
+        *shape, dtype=torch_dtype(problem), device=device_type, memory_format=torch_format(problem)
+    )
+    return made
 
 
 def _aligned(size_bytes: int) -> int:
@@ -81,10 +117,10 @@ def suggests_channels_last(tensor: Tensor) -> bool:
 
     The function repeats ``suggest_memory_format`` of torch's C++; torch's Python version takes seconds to import.
     """
-    if tensor.dim() != 4 or tensor.stride(1) == 0:
+    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
         return False
     least = 0
-    for axis in (1, 3, 2, 0):
+    for axis in (1, *range(tensor.dim() - 1, 1, -1), 0):
         size, stride = tensor.shape[axis], tensor.stride(axis)
         if size == 0 or stride < least or (axis == 0 and least == tensor.stride(1)):
             return False

@@ -23,7 +23,7 @@ from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource, BaseAlgorithm
 from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.compiled.library import build_name
 from mucudnn.kernels.cudnn import PREFIX
-from mucudnn.kernels.torch_ops import direct, fft
+from mucudnn.kernels.torch_ops import direct, fft, frames, patches
 from mucudnn.kernels.torch_ops.gemm import GEMM, GEMM_ON_CUDA
 from mucudnn.kernels.torch_ops.native import (
     DISPATCHED,
@@ -46,6 +46,8 @@ _CPU: tuple[Algorithm, ...] = (
     *compiled.ALGORITHMS,
     *winograd.ALGORITHMS,
     *fft.ALGORITHMS,
+    patches.PATCHES,
+    *frames.ALGORITHMS,
     compiled.LOOP_NEST,
 )
 _DEVICE_TYPES = "cpu, cuda"
@@ -162,7 +164,8 @@ def _ours(device_type: str) -> tuple[Algorithm, ...]:
     from mucudnn.kernels.winograd import cuda as winograd_on_cuda
 
     torchs_own = (NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA)
-    return (*torchs_own, GEMM_ON_CUDA, *direct.ON_CUDA, *winograd_on_cuda.ON_CUDA, *fft.ON_CUDA)
+    ours = (GEMM_ON_CUDA, *direct.ON_CUDA, *winograd_on_cuda.ON_CUDA, *fft.ON_CUDA)
+    return (*torchs_own, *ours, patches.PATCHES_ON_CUDA, *frames.ON_CUDA)
 
 
 def _every(device_type: str) -> Iterator[Algorithm]:

@@ -16,15 +16,16 @@ Geometry = Sequence[Any]  # stride, padding, dilation, groups
 def torch_convolution(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry) -> Tensor:
     """Compute torch's own convolution of a whole batch, and return the operation's newly allocated output.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S), third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q).
-    In the backward operations, only the shape and the memory format of x (for dx) or w (for
+    x: (N, C, H, W), w: (K, C // groups, R, S), third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q); of
+    volumes all with a depth. In the backward operations, only the shape and the memory format of x (for dx) or w (for
     dw) are used.
     """
     stride, padding, dilation, groups = geometry
     if operation is Operation.FORWARD:  # Public functions are called for their error messages.
-        return torch.conv2d(x, w, third, stride, padding, dilation, groups)
+        convolve = torch.conv2d if x.dim() < 5 else torch.conv3d
+        return convolve(x, w, third, stride, padding, dilation, groups)
     of_data = operation is Operation.BACKWARD_DATA
-    rest = stride, padding, dilation, False, (0, 0), groups, (of_data, not of_data, False)
+    rest = stride, padding, dilation, False, (0,) * len(stride), groups, (of_data, not of_data, False)
     gradients = torch.ops.aten.convolution_backward.default(third, x, w, None, *rest)
     gradient: Tensor = gradients[0] if of_data else gradients[1]
     return gradient
@@ -33,19 +34,13 @@ def torch_convolution(operation: Operation, x: Tensor, w: Tensor, third: Tensor 
 def reference(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute an operation's result in float64, contiguous, by torch's convolution, which has no fast path for float64.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,), in any dtype. Only the shape of the
-    operation's output tensor is used.
+    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), of volumes with a depth, bias: (K,), in any dtype. Only
+    the shape of the operation's output tensor is used.
     """
-    geometry = (problem.stride, problem.padding, problem.dilation)
+    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
     x, w, y = (tensor.double().contiguous() for tensor in (x, w, y))
-    if problem.operation is Operation.FORWARD:
-        return torch.nn.functional.conv2d(x, w, None if bias is None else bias.double(), *geometry, problem.groups)
-    data = problem.operation is Operation.BACKWARD_DATA
-    dx, dw, _ = torch.ops.aten.convolution_backward(
-        y, x, w, None, *geometry, False, (0, 0), problem.groups, (data, not data, False)
-    )
-    result: Tensor = dx if data else dw
-    return result
+    third = y if problem.operation is not Operation.FORWARD else None if bias is None else bias.double()
+    return torch_convolution(problem.operation, x, w, third, geometry)
 
 
 def relative_l2_error(actual: Tensor, expected: Tensor) -> float:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mucudnn.kernels.registry import register
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.optimizing.report import report
-    from mucudnn.running.modules import Conv1d, Conv2d, ConvTranspose2d
+    from mucudnn.running.modules import Conv1d, Conv2d, Conv3d, ConvTranspose2d
     from mucudnn.running.workspace import release_workspaces
     from mucudnn.tuning.tuner import Tuning, tune
 
@@ -43,6 +43,7 @@ __all__ = [
     "Configuration",
     "Conv1d",
     "Conv2d",
+    "Conv3d",
     "ConvProblem",
     "ConvTranspose2d",
     "DatabaseError",
@@ -82,7 +83,7 @@ _MODULES = {
     "running.workspace": ("release_workspaces",),
     "optimizing.optimize": ("optimize",),
     "optimizing.report": ("report",),
-    "running.modules": ("Conv1d", "Conv2d", "ConvTranspose2d"),
+    "running.modules": ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d"),
     "core.problem": ("ConvProblem", "MemoryFormat", "Operation"),
     "tuning.tuner": ("Tuning", "tune"),
 }

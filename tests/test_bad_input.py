@@ -27,7 +27,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, MucudnnError
 from mucudnn.core.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem
 from mucudnn.core.records import Configuration, MicroConfig, Task
-from mucudnn.core.values import LARGEST, flag, pair, parse_bandwidth, parse_bytes, parse_seconds, real, whole
+from mucudnn.core.values import LARGEST, flag, parse_bandwidth, parse_bytes, parse_seconds, real, sizes, whole
 
 NINES = "9" * 5000
 META, SPARSE = torch.ones(2, device="meta"), torch.ones(2).to_sparse()
@@ -51,7 +51,7 @@ def in_range(value: Any) -> int:
 
 
 def stride(value: Any) -> tuple[int, int]:
-    return pair(value, "stride", 1, 9)
+    return sizes(value, "stride", 2, 1, 9)
 
 
 def in_records(**fields: Any) -> object:

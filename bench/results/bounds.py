@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, prod
 
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem
 from mucudnn.core.tables import Table, new_table
@@ -60,11 +60,11 @@ def kind_of_layer(problem: ConvProblem) -> str:
     """Return the kind of a convolution layer: depthwise, grouped, pointwise, first layer, strided, or ``3x3``."""
     if problem.groups > 1:
         return "depthwise" if problem.groups == problem.c else "grouped"
-    if problem.r == problem.s == 1:
+    if prod(problem.window) == 1:
         return "pointwise"
     if problem.c <= _FIRST_LAYER_CHANNELS:
         return "first layer"
-    return "strided" if max(problem.stride) > 1 else f"{problem.r}x{problem.s}"
+    return "strided" if max(problem.stride) > 1 else "x".join(map(str, problem.window))
 
 
 def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:

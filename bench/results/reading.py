@@ -79,11 +79,13 @@ _CANDIDATE_COLUMNS: Mapping[str, Check | Mapping[str, Check]] = {
     },
     "desirable": {"configuration": _TEXT, "time_s": _NUMBER, "workspace_bytes": _NUMBER},
 }
+OF_VOLUMES = ("d", "t", "stride_d", "pad_d", "dilation_d")  # all 0 for images
 PROBLEM_COLUMNS = (
     *("operation", "batch_size", "c", "h", "w", "k", "r", "s"),
     *("stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups", "dtype", "memory_format"),
+    *OF_VOLUMES,
 )
-_PAIRS = {"stride": "stride", "padding": "pad", "dilation": "dilation"}
+_STEPS = {"stride": "stride", "padding": "pad", "dilation": "dilation"}
 
 
 def problem_columns(problem: ConvProblem, batch_size: int) -> dict[str, Any]:
@@ -93,9 +95,10 @@ def problem_columns(problem: ConvProblem, batch_size: int) -> dict[str, Any]:
     >>> columns["batch_size"], columns["pad_h"], columns["dtype"]
     (32, 1, 'float32')
     """
-    columns = {"batch_size": batch_size, **asdict(problem)}
-    for name, short in _PAIRS.items():
-        columns[f"{short}_h"], columns[f"{short}_w"] = columns.pop(name)
+    columns = {"batch_size": batch_size, **dict.fromkeys(OF_VOLUMES, 0), **asdict(problem)}
+    for name, short in _STEPS.items():
+        axes = ("d", "h", "w") if problem.is_volume else ("h", "w")
+        columns |= {f"{short}_{axis}": one for axis, one in zip(axes, columns.pop(name), strict=True)}
     return {name: columns[name] for name in PROBLEM_COLUMNS}
 
 
@@ -103,7 +106,9 @@ def problem_of(row: Mapping[str, Any]) -> ConvProblem:
     """Return the convolution problem that a row describes. Raises ``InvalidInputError`` if its columns are invalid."""
     single = ("operation", "c", "h", "w", "k", "r", "s", "groups", "dtype", "memory_format")
     fields: dict[str, Any] = {name: row[name] for name in single}
-    fields |= {name: (row[f"{short}_h"], row[f"{short}_w"]) for name, short in _PAIRS.items()}
+    fields |= {name: row.get(name, 0) for name in ("d", "t")}
+    axes = ("d", "h", "w") if fields["d"] else ("h", "w")
+    fields |= {name: tuple(row[f"{short}_{axis}"] for axis in axes) for name, short in _STEPS.items()}
     return ConvProblem(**fields)
 
 
@@ -325,6 +330,8 @@ def _checked(text: str, header: Header, columns: Mapping[str, Check | Mapping[st
         raise InvalidInputError(f"not a JSON object, but {type(line).__name__}")
     if line.get("format_version") != FORMAT_VERSION:
         raise InvalidInputError(f"format version {line.get('format_version')}, not {FORMAT_VERSION}")
+    if "c" in line:  # rows of earlier builds are of images
+        line = {**dict.fromkeys(OF_VOLUMES, 0), **line}
     if line.get("folder") != header.identity:
         raise InvalidInputError(f"a row of another folder, {line.get('folder')}, not of {header.identity}")
     if missing := [name for name in (*columns, *header.subject_columns) if name not in line]:

@@ -16,14 +16,15 @@ from mucudnn.bench.sources.models import blamed_in_computing, checked_shape, imp
 from mucudnn.bench.sources.networks import NETWORKS
 from mucudnn.bench.sources.published import TABLES
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair
+from mucudnn.core.problem import MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.core.values import did_you_mean, flag, instance, member, settle, several, shown, text, whole
 from mucudnn.running.problems import problem_operation
 from mucudnn.tuning.trace import trace
 
 _DATA = Path(__file__).parent / "data"
 _REQUIRED = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
-_OPTIONAL = MappingProxyType({"n": 1, "dilation": 1, "groups": 1, "count": 1})
+_OF_VOLUMES = {"d": 0, "t": 0, "pad_d": 0, "stride_d": 1}
+_OPTIONAL = MappingProxyType({"n": 1, "dilation": 1, "groups": 1, "count": 1, **_OF_VOLUMES})
 _TEXT = ("name", "set")
 
 
@@ -88,7 +89,7 @@ def load_source(
     *,
     batch: int | None = None,
     batch_scale: float = 1.0,
-    input_shape: tuple[int, int, int] | None = None,
+    input_shape: Sequence[int] | None = None,
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
 ) -> LayerTable:
@@ -97,8 +98,8 @@ def load_source(
     source: a name in ``NETWORKS`` or ``TABLES``, a CSV file of layers (see ``read_csv``), ``package.module:factory`` or
     ``file.py:factory``, where the factory is an ``nn.Module`` or a function without arguments that returns one. batch:
     mini-batch size; if None, the sizes in the table, or 1 for a model. batch_scale: factor on the batch sizes; at least
-    one sample remains. input_shape: (C, H, W) of one sample; required for user models, optional for networks, and not
-    allowed for tables. dtype, memory_format: those of all convolution problems.
+    one sample remains. input_shape: (C, H, W), or of clips (C, D, H, W), of one sample; required for user models,
+    optional for networks, and not allowed for tables. dtype, memory_format: those of all convolution problems.
 
     Raises ``InvalidInputError`` if the source cannot be found, read or run, or has no convolution.
 
@@ -128,7 +129,7 @@ def load_source(
         if batch is not None:
             layers = [replace(layer, batch_size=batch) for layer in layers]
     if not layers:
-        raise InvalidInputError(f"{source} has no convolution (torch.nn.Conv2d) to tune; name another source")
+        raise InvalidInputError(f"{source} has no convolution (such as torch.nn.Conv2d) to tune; name another source")
     # The first layer of a network is not merged with later ones of its geometry, which also have BACKWARD_DATA.
     merged: dict[tuple[ConvProblem, int, bool, bool], Layer] = {}
     for layer in layers:
@@ -156,8 +157,9 @@ def load_source(
 def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
     """Read the layers of a CSV file, one per line, with columns c, h, w, k, r, s, pad_h, pad_w, stride_h and stride_w.
 
-    Optional columns: n (batch size), name, dilation, groups, count, set; the order of columns does not matter.
-    only_set: read only lines with this value of ``set``. A layer without a name is named by its geometry.
+    Optional columns: n (batch size), name, dilation, groups, count, set, and of volumes d, t, pad_d and stride_d; the
+    order of columns does not matter. only_set: read only lines with this value of ``set``. A layer without a name is
+    named by its geometry.
 
     Raises ``InvalidInputError`` with file and line if the file is invalid.
     """
@@ -199,12 +201,15 @@ def _layer(where: str, line: Mapping[str, str | None]) -> Layer:
     try:
         batch_size = whole(size["n"], "n", 1, MOST_SAMPLES)
         c, h, w, k, r, s = (size[name] for name in ("c", "h", "w", "k", "r", "s"))
+        axes = ("d", "h", "w") if size["d"] or size["t"] else ("h", "w")
         problem = ConvProblem(
             *(Operation.FORWARD, c, h, w, k, r, s),
-            stride=(size["stride_h"], size["stride_w"]),
-            padding=(size["pad_h"], size["pad_w"]),
-            dilation=(size["dilation"], size["dilation"]),
+            stride=tuple(size[f"stride_{axis}"] for axis in axes),
+            padding=tuple(size[f"pad_{axis}"] for axis in axes),
+            dilation=(size["dilation"],) * len(axes),
             groups=size["groups"],
+            d=size["d"],
+            t=size["t"],
         )
         names = (line.get("name") or _geometry(problem)).split(", ")
         return Layer(tuple(names), problem, batch_size, size["count"])
@@ -215,9 +220,9 @@ def _layer(where: str, line: Mapping[str, str | None]) -> Layer:
 def _geometry(problem: ConvProblem) -> str:
     """Return a name for a problem's geometry, such as ``64x54x54 k64 3x3/2 pad 1``, where ``/2`` is the stride."""
     stride, padding, dilation = (
-        str(h) if h == w else f"{h}x{w}" for h, w in (problem.stride, problem.padding, problem.dilation)
+        str(one[0]) if len({*one}) == 1 else _by(one) for one in (problem.stride, problem.padding, problem.dilation)
     )
-    parts = [f"{problem.c}x{problem.h}x{problem.w} k{problem.k} {problem.r}x{problem.s}"]
+    parts = [f"{_by((problem.c, *problem.extent))} k{problem.k} {_by(problem.window)}"]
     parts[0] += "" if stride == "1" else f"/{stride}"
     parts += [f"pad {padding}"] if padding != "0" else []
     parts += [f"dilation {dilation}"] if dilation != "1" else []
@@ -225,9 +230,11 @@ def _geometry(problem: ConvProblem) -> str:
     return " ".join(parts)
 
 
-def _layers_of_model(
-    source: str, model: nn.Module, input_shape: tuple[int, int, int], batch: int | None
-) -> list[Layer]:
+def _by(sizes: Iterable[int]) -> str:
+    return "x".join(map(str, sizes))
+
+
+def _layers_of_model(source: str, model: nn.Module, input_shape: Sequence[int], batch: int | None) -> list[Layer]:
     """Run a model on one sample, and return its convolution calls as layers for ``batch`` samples.
 
     Batch sizes of the calls are multiplied by ``batch``, because some models fold other axes into the batch axis.
@@ -247,14 +254,14 @@ def _layers_of_model(
     ]
 
 
-def with_filters(table: LayerTable, filters: Sequence[Pair]) -> LayerTable:
-    """Keep only layers whose filter size is in ``filters``, as (height, width).
+def with_filters(table: LayerTable, filters: Sequence[Sizes]) -> LayerTable:
+    """Keep only layers whose filter size is in ``filters``, as (height, width) or (depth, height, width).
 
     Raises ``InvalidInputError`` if no layer is left.
     """
-    layers = tuple(layer for layer in table.layers if (layer.problem.r, layer.problem.s) in filters)
+    layers = tuple(layer for layer in table.layers if layer.problem.window in filters)
     if not layers:
-        there_are = sorted({(layer.problem.r, layer.problem.s) for layer in table.layers})
-        asked, found = (", ".join(f"{r}x{s}" for r, s in sizes) for sizes in (filters, there_are))
+        there_are = sorted({layer.problem.window for layer in table.layers})
+        asked, found = (", ".join(map(_by, sizes)) for sizes in (filters, there_are))
         raise InvalidInputError(f"{table.source} has no layer with a filter of {asked}; it has {found}")
     return replace(table, layers=layers)

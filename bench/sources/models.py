@@ -17,7 +17,7 @@ from mucudnn.bench.sources.networks import NETWORKS, build, input_shape_of
 from mucudnn.core.errors import InvalidInputError, MucudnnError, first_line
 from mucudnn.core.problem import MOST_ELEMENTS, MemoryFormat, dtype_name
 from mucudnn.core.values import did_you_mean, shown, whole
-from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.kernels.memory import format_of, in_format
 from mucudnn.measuring import operands
 
 _SHAPE = "--input gives the shape of one sample, as 3x224x224"
@@ -26,11 +26,11 @@ _SHAPE = "--input gives the shape of one sample, as 3x224x224"
 def load_model(
     source: str,
     *,
-    input_shape: tuple[int, int, int] | None = None,
+    input_shape: tuple[int, ...] | None = None,
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     initialised: bool = True,
-) -> tuple[nn.Module, tuple[int, int, int]]:
+) -> tuple[nn.Module, tuple[int, ...]]:
     """Return the model that ``source`` names, on the CPU, and the shape (C, H, W) of one sample.
 
     dtype, memory_format: of the parameters. initialised: whether the parameters of built-in networks are drawn from
@@ -47,13 +47,12 @@ def load_model(
             "package.module:factory, or file.py:factory"
         )
     model, shape = found
-    torch_dtype, torch_format = getattr(torch, dtype_name(dtype)), TORCH_FORMATS[memory_format]
-    return model.to(dtype=torch_dtype, memory_format=torch_format), shape  # type: ignore[call-overload]
+    return in_format(model.to(dtype=getattr(torch, dtype_name(dtype))), memory_format), shape
 
 
 def model_of(
-    source: str, input_shape: tuple[int, int, int] | None, *, initialised: bool
-) -> tuple[nn.Module, tuple[int, int, int]] | None:
+    source: str, input_shape: tuple[int, ...] | None, *, initialised: bool
+) -> tuple[nn.Module, tuple[int, ...]] | None:
     """Return the model that ``source`` names and the shape (C, H, W) of one sample; None for a table or CSV file."""
     if source in NETWORKS:
         shape = input_shape or input_shape_of(source)
@@ -71,14 +70,19 @@ def model_of(
     return _user_model(source), input_shape
 
 
-def checked_shape(shape: object) -> tuple[int, int, int] | None:
-    """Check a sample's shape (C, H, W) and return it; None stays None. Raises ``InvalidInputError`` if it is wrong."""
+def checked_shape(shape: object) -> tuple[int, ...] | None:
+    """Check a sample's shape, (C, H, W) or (C, D, H, W), and return it; None stays None.
+
+    Raises ``InvalidInputError`` if it is wrong.
+    """
     if shape is None:
         return None
-    if not (isinstance(shape, Sequence) and len(shape) == len("CHW")):
-        raise InvalidInputError(f"input shape is {shown(shape)}; give channels, height and width of one sample")
-    c, h, w = (whole(size, "a size of the input shape", 1, MOST_ELEMENTS) for size in shape)
-    return c, h, w
+    if not (isinstance(shape, Sequence) and len(shape) in (3, 4)):
+        raise InvalidInputError(
+            f"input shape is {shown(shape)}; give channels, height and width of one sample, of clips or volumes "
+            "channels, depth, height and width"
+        )
+    return tuple(whole(size, "a size of the input shape", 1, MOST_ELEMENTS) for size in shape)
 
 
 def seeded_model(
@@ -86,7 +90,7 @@ def seeded_model(
     batch: int,
     device: str = "cpu",
     *,
-    input_shape: tuple[int, int, int] | None = None,
+    input_shape: tuple[int, ...] | None = None,
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
 ) -> tuple[nn.Module, Tensor]:
@@ -98,7 +102,7 @@ def seeded_model(
     torch.manual_seed(0)
     model, shape = load_model(source, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
     x = torch.randn(operands.input_shape(batch, shape), dtype=getattr(torch, dtype_name(dtype)))
-    x = x.to(device=device, memory_format=TORCH_FORMATS[memory_format])
+    x = x.to(device=device, memory_format=format_of(memory_format, x.dim()))
     return model.to(device=device), x
 
 

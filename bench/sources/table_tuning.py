@@ -16,7 +16,7 @@ from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.records import Task
 from mucudnn.core.terminal import Progress
 from mucudnn.distributed import team_of
-from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.kernels.memory import format_of
 from mucudnn.running.choices import TunedProblem
 from mucudnn.running.environment import Environment
 from mucudnn.tuning.divide import Divided
@@ -157,7 +157,7 @@ def table_with_headroom(
     source: str,
     *,
     batch: int | None = None,
-    input_shape: tuple[int, int, int] | None = None,
+    input_shape: tuple[int, ...] | None = None,
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
     device: str = "cpu",
@@ -175,7 +175,7 @@ def table_with_headroom(
         source, input_shape=input_shape, dtype=dtype, memory_format=memory_format, initialised=False
     )
     sample = torch.zeros(batch or 1, *shape, dtype=getattr(torch, dtype))
-    sample = sample.to(device=device, memory_format=TORCH_FORMATS[memory_format])
+    sample = sample.to(device=device, memory_format=format_of(memory_format, sample.dim()))
     with blamed_in_training(source, sample.shape):
         limits = find_headroom(model.to(device=device), sample)
     if not limits:

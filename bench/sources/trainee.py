@@ -52,7 +52,7 @@ class Trainee:
 
 
 def labelled_batches(
-    steps: int, batch_size: int, shape: tuple[int, int, int], classes: int = 10, stream: int = 0
+    steps: int, batch_size: int, shape: tuple[int, ...], classes: int = 10, stream: int = 0
 ) -> Iterator[Batch]:
     """Yield random images with learnable labels: each class is a random pattern, covered by noise.
 

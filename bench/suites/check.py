@@ -10,7 +10,7 @@ from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_seconds
-from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.kernels.memory import torch_format
 from mucudnn.kernels.registry import algorithm, as_called
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.clocks import peak_flops_per_s
@@ -43,12 +43,13 @@ class Finding:
         if problem.operation is Operation.FORWARD:
             del shapes["dy"]
             bias = f"x.new_zeros({problem.k})" if self.layer.has_bias else "None"
-            call = f"torch.conv2d(x, w, {bias}, {geometry}, {problem.groups})"
+            call = f"torch.conv{len(problem.stride)}d(x, w, {bias}, {geometry}, {problem.groups})"
         else:
             index = (Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER).index(problem.operation)
-            given = f"dy, x, w, None, {geometry}, False, [0, 0], {problem.groups}, {[index == 0, index == 1, False]}"
+            none, mask = [0 for _ in problem.stride], [index == 0, index == 1, False]
+            given = f"dy, x, w, None, {geometry}, False, {none}, {problem.groups}, {mask}"
             call = f"torch.ops.aten.convolution_backward({given})[{index}]"
-        stored = f"torch.{problem.dtype}, memory_format={TORCH_FORMATS[problem.memory_format]}"
+        stored = f"torch.{problem.dtype}, memory_format={torch_format(problem)}"
         operands = (f"{name} = torch.randn({[*shape]}).to({stored})\n" for name, shape in shapes.items())
         exact = ", ".join(f"{name}.double().contiguous()" for name in shapes)
         return (

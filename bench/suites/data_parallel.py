@@ -40,7 +40,7 @@ from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.tables import Table, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.distributed import gathered
-from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.kernels.memory import format_of
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.turns import in_turns
 from mucudnn.running.environment import Environment
@@ -93,7 +93,7 @@ class Setting:
 def measure_data_parallel(
     setting: Setting,
     model: nn.Module,
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     loss: Loss,
     config: Config,
     *,
@@ -111,7 +111,7 @@ def measure_data_parallel(
     """
     ((images, labels),) = labelled_batches(1, setting.batch_size, input_shape, stream=dist.get_rank())
     images = images.to(setting.device, getattr(torch, setting.dtype))
-    images = images.contiguous(memory_format=TORCH_FORMATS[setting.memory_format])
+    images = images.contiguous(memory_format=format_of(setting.memory_format, images.dim()))
     batch = images, labels.to(setting.device)
     clock = clock or wall_clock(setting.device)
     torchs = copy.deepcopy(model).to(setting.device).train()

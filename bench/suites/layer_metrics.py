@@ -33,13 +33,14 @@ from mucudnn.core.tables import Table, milliseconds, new_table
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes
+from mucudnn.kernels.algorithm import why_unsupported
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.choices import Choices, make_executable
-from mucudnn.running.modules import Conv2d
+from mucudnn.running.modules import Conv2d, Conv3d, TunedModule
 from mucudnn.testing.checks import IMAGE, dependent, spoil
 from mucudnn.tuning.job import permitted_algorithms
 
@@ -209,7 +210,7 @@ def _gradcheck(configuration: Configuration, candidates: Sequence[Candidate], pr
     few = _of(*(parts if len(configuration.micro_configs) > 1 else [MicroConfig(names[0], _FEW)]))
     reasons = []
     for small in cut_down(problem):
-        reason = next(filter(None, (one.algorithm.supports(small) for one in candidates)), None)
+        reason = next(filter(None, (why_unsupported(one.algorithm, small) for one in candidates)), None)
         if reason is None:
             module = module_of(few, small, random_operands(small, few.batch_size).w)
             return gradcheck(module, small, few.batch_size)
@@ -221,16 +222,17 @@ def _of(*micro_configs: MicroConfig) -> Configuration:
     return Configuration(micro_configs, time_s=0.0, workspace_bytes=0)
 
 
-def module_of(configuration: Configuration, problem: ConvProblem, w: Tensor) -> nn.Conv2d:
+def module_of(configuration: Configuration, problem: ConvProblem, w: Tensor) -> nn.Module:
     """Return a module with the filter w that computes the problem's operation by a configuration, others by torch.
 
     Raises ``LibraryError`` if the module would run another configuration.
     """
-    geometry = (problem.c, problem.k, (problem.r, problem.s), problem.stride, problem.padding, problem.dilation)
-    kind = nn.Conv2d if configuration.is_baseline else Conv2d
-    module = kind(*geometry, problem.groups, bias=False, device="meta")
+    geometry = (problem.c, problem.k, problem.window, problem.stride, problem.padding, problem.dilation)
+    torchs, ours = (nn.Conv3d, Conv3d) if problem.is_volume else (nn.Conv2d, Conv2d)
+    kind: Any = torchs if configuration.is_baseline else ours
+    module: nn.Module = kind(*geometry, problem.groups, bias=False, device="meta")
     module.weight = nn.Parameter(w.detach(), requires_grad=problem.operation is not Operation.BACKWARD_DATA)
-    if isinstance(module, Conv2d):
+    if isinstance(module, TunedModule):
         n = configuration.batch_size
         module.choices = Choices.of({problem: {n: configuration}}, w.device.type)
         if make_executable(module.choices, problem, n) is None:
@@ -250,7 +252,7 @@ def through_module(configuration: Configuration, problem: ConvProblem, operands:
     of_data = problem.operation is Operation.BACKWARD_DATA
     x = operands.x.detach().requires_grad_(of_data)
     y = module(x)
-    wanted = x if of_data else module.weight
+    wanted: Any = x if of_data else module.weight
     return lambda: torch.autograd.grad(y, wanted, operands.y, retain_graph=True)[0]
 
 
@@ -345,14 +347,10 @@ def cut_down(problem: ConvProblem) -> tuple[ConvProblem, ConvProblem]:
     """
     groups = min(problem.groups, _GROUPS)
     c, k = (groups * min(channels // problem.groups, _CHANNELS) for channels in (problem.c, problem.k))
-    h, w = (
-        min(size, (taps - 1) * dilation + 1 + _WINDOWS * stride)
-        for size, taps, dilation, stride in zip(
-            (problem.h, problem.w), (problem.r, problem.s), problem.dilation, problem.stride, strict=True
-        )
-    )
+    axes = zip(problem.extent, problem.window, problem.dilation, problem.stride, strict=True)
+    pixels = [min(size, (taps - 1) * dilation + 1 + _WINDOWS * stride) for size, taps, dilation, stride in axes]
     large = replace(problem, c=c, k=k, groups=groups, dtype="float64")
-    return replace(large, h=h, w=w), large
+    return large.with_extent(tuple(pixels)), large
 
 
 def gradcheck(module: nn.Module, problem: ConvProblem, samples: int) -> str:

@@ -28,7 +28,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.tables import Table, new_table, ratio
 from mucudnn.core.terminal import Progress, silent
-from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.kernels.memory import format_of, in_format
 from mucudnn.kernels.torch_convolution import relative_l2_error
 from mucudnn.running.environment import current_environment
 from mucudnn.running.modules import TunedModule
@@ -39,7 +39,7 @@ _ROUNDING = 1e-9  # A smaller gradient, as a share of the largest of its module,
 def benchmark_step(
     network: str,
     model: nn.Module,
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     out: Path,
     *,
     batch_size: int,
@@ -72,10 +72,10 @@ def benchmark_step(
         for module in own.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
-        exact = _step(own, batch, loss, torch.float64, torch.contiguous_format)
+        exact = _step(own, batch, loss, torch.float64, MemoryFormat.CONTIGUOUS)
         for number, (name, chosen) in enumerate(variants.items(), start=1):
             progress(name, number / (len(variants) + 1))
-            found = _step(own, batch, loss, getattr(torch, dtype), TORCH_FORMATS[memory_format], chosen)
+            found = _step(own, batch, loss, getattr(torch, dtype), memory_format, chosen)
             yield _compared(Row(subject, name), found, exact)
 
     columns = ("network", "batch_size", "dtype", "memory_format")
@@ -98,15 +98,15 @@ def _step(
     batch: Batch,
     loss: Loss,
     dtype: torch.dtype,
-    memory_format: torch.memory_format,
+    memory_format: MemoryFormat,
     config: Config | None = None,
 ) -> _Step:
     """Run one training step of a copy of the model in this dtype and memory format; return its results.
 
     config: of mucudnn's convolutions; None for torch's.
     """
-    own = copy.deepcopy(model).to(dtype=dtype, memory_format=memory_format)  # type: ignore[call-overload]
-    images, labels = batch[0].to(dtype=dtype, memory_format=memory_format), batch[1]
+    own = in_format(copy.deepcopy(model).to(dtype=dtype), memory_format)
+    images, labels = batch[0].to(dtype=dtype, memory_format=format_of(memory_format, batch[0].dim())), batch[1]
     if config is not None:
         own = mucudnn.optimize(own, images, config, progress=False)
     torch.manual_seed(0)

@@ -45,7 +45,7 @@ from mucudnn.core.tables import Table, images_per_s, milliseconds, new_table, ra
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.torch_settings import rounding_to_tf32, searching
 from mucudnn.core.values import format_bytes
-from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.kernels.memory import format_of, in_format
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.turns import T
@@ -55,7 +55,7 @@ ROUNDS = 9
 SPLIT_ON = ("cpu",)  # Splitting a step on a GPU would need CUDA events, which is untested.
 COLUMNS = ("network", "batch_size", "precision", "memory_format", "how")
 
-_Shape = tuple[int, int, int]
+_Shape = tuple[int, ...]
 Subject = tuple[nn.Module, Batch, Loss]  # a model on the CPU, which each variant copies, with a batch to train it on
 _Parts = tuple[StepSplit, Mapping[str, float]] | str  # of steps, and seconds by kind of layer; or why there are none
 
@@ -101,10 +101,9 @@ class StepJob:
         original, batch, loss = self.subject()
         is_enabled = variant.is_ours and setting.how is How.ENABLE
         autocast: torch.dtype | None = getattr(torch, setting.precision) if setting.precision.is_half else None
-        torch_format = TORCH_FORMATS[setting.memory_format]
-        model = copy.deepcopy(original).to(setting.device, memory_format=torch_format)  # type: ignore[call-overload]
+        model = in_format(copy.deepcopy(original).to(setting.device), setting.memory_format)
         images, labels = (tensor.to(setting.device) for tensor in batch)
-        images = images.contiguous(memory_format=torch_format)
+        images = images.contiguous(memory_format=format_of(setting.memory_format, images.dim()))
         if variant.is_ours and not is_enabled:
             # Rounding affects which algorithms may run.
             with _rounding(setting), torch.autocast(setting.device, autocast, enabled=autocast is not None):

@@ -23,7 +23,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from mucudnn.core.problem import ConvProblem, Operation, Pair
+from mucudnn.core.problem import ConvProblem, Operation, Pair, Sizes
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.memory import Part, carve, carved_bytes, counted_internal_bytes, inside, torch_dtype
 from mucudnn.kernels.torch_ops.gemm import multiply
@@ -201,7 +201,7 @@ class _Tiling:
         return torch.unflatten(spectrum, -1, (self.lengths[0], -1))
 
     def transform(
-        self, images: Tensor, spectrum: Tensor, padded: Tensor, window: Pair, before: Pair, *, conjugate: bool = False
+        self, images: Tensor, spectrum: Tensor, padded: Tensor, window: Pair, before: Sizes, *, conjugate: bool = False
     ) -> None:
         """Transform the windows of each image, and write their spectra.
 

@@ -11,6 +11,7 @@ cuDNN's forward writes into y; all other operations and backends allocate a resu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -21,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.torch_settings import TORCHS_OWN, TorchSettings
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.memory import TORCH_FORMATS, Part, carve, carved_bytes, empty_activation, torch_dtype
+from mucudnn.kernels.memory import Part, carve, carved_bytes, empty_activation, torch_dtype, torch_format
 from mucudnn.kernels.torch_convolution import torch_convolution
 
 _LARGE_BATCH = 64  # larger than all thresholds on N in torch's choice of a backend
@@ -35,7 +36,7 @@ def sees_only_padding(problem: ConvProblem) -> bool:
     oneDNN 3.12 can crash on such problems, in channels_last and with a bias. This was observed on a map one pixel wide:
     16x13x1 -> 13, 3x3, stride 2x2, padding 3x9, dilation 1x2.
     """
-    taps = zip(problem.padding, problem.dilation, (problem.r, problem.s), strict=True)
+    taps = zip(problem.padding, problem.dilation, problem.window, strict=True)
     return any(padding > dilation * (size - 1) for padding, dilation, size in taps)
 
 
@@ -54,6 +55,7 @@ class Native(BaseAlgorithm):
     by_name: bool = True
 
     is_torchs_own = True
+    takes_volumes = True
 
     def is_foreign(self, problem: ConvProblem) -> bool:
         return True
@@ -195,16 +197,15 @@ NATIVE_ON_CUDA = Native(TORCHS_OWN, device_type="cuda")
 NATIVE_OTHER_FORMAT_ON_CUDA = replace(NATIVE_OTHER_FORMAT, device_type="cuda")
 
 
-def _other_part(problem: ConvProblem, shape: tuple[int, int, int, int]) -> Part:
-    """Return the buffer part for a 4-D tensor in the memory format that is not the problem's."""
-    n, c, h, w = shape
-    if problem.memory_format is MemoryFormat.CONTIGUOUS:
-        shape = (n, h, w, c)
-    return Part(shape, torch_dtype(problem))
+def _other_part(problem: ConvProblem, shape: Sequence[int]) -> Part:
+    """Return the buffer part for a tensor, (N, C, ...), in the memory format that is not the problem's."""
+    n, c, *pixels = shape
+    is_contiguous = problem.memory_format is MemoryFormat.CONTIGUOUS
+    return Part((n, *pixels, c) if is_contiguous else (n, c, *pixels), torch_dtype(problem))
 
 
 def _as_other(problem: ConvProblem, stored: Tensor) -> Tensor:
-    return stored.permute(0, 3, 1, 2) if problem.memory_format is MemoryFormat.CONTIGUOUS else stored
+    return stored.movedim(-1, 1) if problem.memory_format is MemoryFormat.CONTIGUOUS else stored
 
 
 def _in_other_format(problem: ConvProblem) -> ConvProblem:
@@ -221,7 +222,7 @@ def _is_cudnns(problem: ConvProblem, x: Tensor, w: Tensor) -> bool:
     if backend.name != _CUDNN:
         return False
     memory_format = torch._C._conv_determine_backend_memory_format(x, w, backend)
-    return memory_format == TORCH_FORMATS[problem.memory_format]
+    return memory_format == torch_format(problem)
 
 
 def _cudnn_forward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None) -> None:
@@ -231,7 +232,7 @@ def _cudnn_forward(problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: 
     geometry = (problem.padding, problem.stride, problem.dilation, problem.groups)
     torch.ops.aten.cudnn_convolution.out(x, w, *geometry, *settings, out=y)
     if bias is not None:
-        y.add_(bias.view(-1, 1, 1))
+        y.add_(bias.view(-1, *(1 for _ in problem.positions)))
 
 
 @lru_cache(maxsize=4096)
@@ -253,5 +254,5 @@ def _backend_on_cuda(problem: ConvProblem, n: int) -> str:
 
 def _picked(problem: ConvProblem, x: Tensor, w: Tensor) -> torch._C.ConvBackend:
     """Return the convolution backend that torch's dispatcher picks for this x and w."""
-    geometry = (problem.stride, problem.padding, problem.dilation, False, (0, 0), problem.groups)
+    geometry = (problem.stride, problem.padding, problem.dilation, False, (0,) * len(problem.stride), problem.groups)
     return torch._C._select_conv_backend(x, w, None, *geometry)

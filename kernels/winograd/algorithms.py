@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mucudnn.core.problem import ConvProblem, Operation, Pair
+from mucudnn.core.problem import ConvProblem, Operation, Sizes
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.compiled.algorithms import CompiledAlgorithm, CompiledStage
 from mucudnn.kernels.compiled.library import why_not
@@ -32,7 +32,7 @@ class Tiling:
     rows: int
     columns: int
     count: int
-    padding: Pair
+    padding: Sizes
 
 
 def tiling(m: int, problem: ConvProblem, n: int) -> Tiling:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Pair
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.memory import Part, carve, carved_bytes, compute_dtype
 from mucudnn.kernels.winograd.algorithms import UNIT_STRIDE, Tiling, WinogradAlgorithm, tiling
@@ -132,7 +132,7 @@ class CudaWinograd(WinogradAlgorithm):
         function: str,
         image: Tensor,
         pointers: tuple[int, ...],
-        padding: Pair = (0, 0),
+        padding: Sizes = (0, 0),
     ) -> None:
         """Launch a CUDA function with one thread for each tile and channel of an image. padding: of the first tile."""
         _, channels, height, width = image.shape

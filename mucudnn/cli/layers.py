@@ -28,14 +28,15 @@ def layers_table(table: LayerTable) -> Table:
     """Return a printable table of the convolutions of a source, with their sizes."""
     from mucudnn.core.tables import new_table, short_name
 
-    columns = ("N", "C×H×W", "K", "filter", "stride", "padding", "dilation", "groups", "count", "GFLOP")
+    columns = ("N", "C×pixels", "K", "filter", "stride", "padding", "dilation", "groups", "count", "GFLOP")
     printed = new_table(f"{table.source}: {len(table.layers)} convolutions", ("layer",), columns)
     for layer in table.layers:
         problem = layer.problem
-        pairs = ((problem.r, problem.s), problem.stride, problem.padding, problem.dilation)
+        geometry = (problem.window, problem.stride, problem.padding, problem.dilation)
         printed.add_row(
             *(short_name(layer.names) + ", transposed" * layer.transposed, str(layer.batch_size)),
-            *(f"{problem.c}×{problem.h}×{problem.w}", str(problem.k), *(f"{a}×{b}" for a, b in pairs)),
+            *("×".join(map(str, (problem.c, *problem.extent))), str(problem.k)),
+            *("×".join(map(str, sizes)) for sizes in geometry),
             *(str(problem.groups), str(layer.count), f"{problem.flops(layer.batch_size) / 1e9:.2f}"),
         )
     return printed

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.values import member, pair, settle, shown, whole
+from mucudnn.core.values import member, settle, shown, sizes, whole
 
 
 class Operation(StrEnum):
@@ -19,7 +20,7 @@ class Operation(StrEnum):
 
 
 class MemoryFormat(StrEnum):
-    """Order of activations and filters in memory: NCHW/KCRS or NHWC/KRSC."""
+    """Order of activations and filters in memory: NCHW/KCRS or NHWC/KRSC; of volumes, NCDHW/KCTRS or NDHWC/KTRSC."""
 
     CONTIGUOUS = "contiguous"
     CHANNELS_LAST = "channels_last"
@@ -29,18 +30,23 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 MOST_ELEMENTS = 2**31 - 1  # limit for an operand of a kernel: libraries, and some of our loops, index with 32 bits
 MOST_SAMPLES = 2**20  # limit for a mini-batch: solving for all sizes up to it takes about a minute and 1 GiB
 Pair = tuple[int, int]
+Sizes = tuple[int, ...]  # one number for each spatial dimension
 
 _SIZES = ("c", "h", "w", "k", "r", "s", "groups")
+_STEPS = {"stride": 1, "padding": 0, "dilation": 1}  # with the least value of each
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ConvProblem:
-    """One operation of one layer geometry. All sizes are in elements, pairs are (height, width).
+    """One operation of one layer geometry, on images or on volumes. All sizes are in elements.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q).
+    x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q); stride, padding and dilation are (height, width).
 
-    operation and memory_format may be given as text, dtype as ``torch.dtype``, a pair as one number for both, and
-    numbers as NumPy's; the fields are converted to the types below.
+    Of volumes, or clips of frames, which have a depth: x: (N, C, D, H, W), w: (K, C // groups, T, R, S),
+    y: (N, K, O, P, Q); stride, padding and dilation are (depth, height, width). d and t are both 0 for images.
+
+    operation and memory_format may be given as text, dtype as ``torch.dtype``, stride, padding and dilation as one
+    number for all dimensions, and numbers as NumPy's; the fields are converted to the types below.
 
     Raises ``InvalidInputError`` if no such convolution exists, and if w, or x or y of one sample, has more than
     ``MOST_ELEMENTS`` elements.
@@ -48,6 +54,9 @@ class ConvProblem:
     >>> problem = ConvProblem("forward", c=3, h=224, w=192, k=64, r=7, s=7, stride=2, padding=3)
     >>> problem.x_shape(8), problem.w_shape(), problem.y_shape(8)
     ((8, 3, 224, 192), (64, 3, 7, 7), (8, 64, 112, 96))
+    >>> clip = ConvProblem("forward", c=3, d=16, h=224, w=192, k=64, t=3, r=7, s=7, stride=(1, 2, 2), padding=(1, 3, 3))
+    >>> clip.y_shape(8)
+    (8, 64, 16, 112, 96)
     """
 
     operation: Operation
@@ -57,75 +66,102 @@ class ConvProblem:
     k: int
     r: int
     s: int
-    stride: Pair = (1, 1)
-    padding: Pair = (0, 0)
-    dilation: Pair = (1, 1)
+    stride: Sizes = (1, 1)
+    padding: Sizes = (0, 0)
+    dilation: Sizes = (1, 1)
     groups: int = 1
     dtype: str = "float32"
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    d: int = 0
+    t: int = 0
 
     def __post_init__(self) -> None:
+        is_volume = self.d != 0 or self.t != 0
+        dims = 3 if is_volume else 2
+        steps = {name: getattr(self, name) for name in _STEPS}
+        if is_volume:  # the defaults are those of images
+            steps = {name: _STEPS[name] if given == (_STEPS[name],) * 2 else given for name, given in steps.items()}
         settle(
             self,
             operation=member(Operation, self.operation, "operation"),
             **{name: whole(getattr(self, name), name, 1, MOST_ELEMENTS) for name in _SIZES},
-            stride=pair(self.stride, "stride", 1, MOST_ELEMENTS),
-            padding=pair(self.padding, "padding", 0, MOST_ELEMENTS),
-            dilation=pair(self.dilation, "dilation", 1, MOST_ELEMENTS),
+            **{name: whole(getattr(self, name), name, int(is_volume), MOST_ELEMENTS) for name in ("d", "t")},
+            **{name: sizes(given, name, dims, _STEPS[name], MOST_ELEMENTS) for name, given in steps.items()},
             dtype=dtype_name(self.dtype),
             memory_format=member(MemoryFormat, self.memory_format, "memory_format"),
         )
         if self.c % self.groups or self.k % self.groups:
             raise _not_a_convolution(f"groups is {self.groups}; it must divide C={self.c} and K={self.k}")
-        extent = (self.dilation[0] * (self.r - 1) + 1, self.dilation[1] * (self.s - 1) + 1)
-        padded = self._padded()
-        if extent[0] > padded[0] or extent[1] > padded[1]:
+        extent = [dilation * (taps - 1) + 1 for taps, dilation in zip(self.window, self.dilation, strict=True)]
+        padded = [size + 2 * padding for size, padding in zip(self.extent, self.padding, strict=True)]
+        if any(covered > there for covered, there in zip(extent, padded, strict=True)):
             raise _not_a_convolution(
-                f"the filter covers {extent[0]}x{extent[1]} but the padded input is only {padded[0]}x{padded[1]}; "
-                "use a smaller filter or dilation, or more padding"
+                f"the filter covers {_by(extent)} but the padded input is only {_by(padded)}; use a smaller filter or "
+                "dilation, or more padding"
             )
         # Sizes must fit 32 bits; padded rows and columns of x count too.
-        sizes = prod(self.x_shape(1)), prod(self.w_shape()), prod(self.y_shape(1)), *padded
-        if max(sizes) > MOST_ELEMENTS:
+        elements = prod(self.x_shape(1)), prod(self.w_shape()), prod(self.y_shape(1)), *padded[-2:]
+        if max(elements) > MOST_ELEMENTS:
             names = "one sample of x", "w", "one sample of y", "a padded column of x", "a padded row of x"
-            what, elements = max(zip(names, sizes, strict=True), key=lambda named: named[1])
+            what, most = max(zip(names, elements, strict=True), key=lambda named: named[1])
             raise InvalidInputError(
-                f"{self}: {what} has {elements} elements; at most {MOST_ELEMENTS} are allowed: give smaller sizes, or "
+                f"{self}: {what} has {most} elements; at most {MOST_ELEMENTS} are allowed: give smaller sizes, or "
                 "leave this one to PyTorch's own convolution"
             )
 
-    def _padded(self) -> Pair:
-        return self.h + 2 * self.padding[0], self.w + 2 * self.padding[1]
+    @property
+    def is_volume(self) -> bool:
+        """Whether x has a depth, as in ``Conv3d``."""
+        return self.d > 0
+
+    @property
+    def extent(self) -> Sizes:
+        """Spatial sizes of x: (H, W), or (D, H, W)."""
+        return (self.d, self.h, self.w) if self.d else (self.h, self.w)
+
+    @property
+    def window(self) -> Sizes:
+        """Spatial sizes of the filter: (R, S), or (T, R, S)."""
+        return (self.t, self.r, self.s) if self.d else (self.r, self.s)
+
+    @property
+    def positions(self) -> Sizes:
+        """Spatial sizes of y, the output: (P, Q), or (O, P, Q)."""
+        of_axes = zip(self.extent, self.window, self.stride, self.padding, self.dilation, strict=True)
+        return tuple(
+            (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+            for size, taps, stride, padding, dilation in of_axes
+        )
 
     @property
     def p(self) -> int:
         """Height of y, the output."""
-        return (self._padded()[0] - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
+        return self.positions[-2]
 
     @property
     def q(self) -> int:
         """Width of y, the output."""
-        return (self._padded()[1] - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
+        return self.positions[-1]
 
     @property
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 
-    def x_shape(self, n: int) -> tuple[int, int, int, int]:
-        """Return the shape of x, (N, C, H, W), for ``n`` samples."""
-        return (n, self.c, self.h, self.w)
+    def x_shape(self, n: int) -> Sizes:
+        """Return the shape of x, (N, C, H, W) or (N, C, D, H, W), for ``n`` samples."""
+        return (n, self.c, *self.extent)
 
-    def w_shape(self) -> tuple[int, int, int, int]:
-        """Return the shape of the filter w, (K, C // groups, R, S)."""
-        return (self.k, self.c // self.groups, self.r, self.s)
+    def w_shape(self) -> Sizes:
+        """Return the shape of the filter w, (K, C // groups, R, S) or (K, C // groups, T, R, S)."""
+        return (self.k, self.c // self.groups, *self.window)
 
-    def y_shape(self, n: int) -> tuple[int, int, int, int]:
-        """Return the shape of y, (N, K, P, Q), for ``n`` samples."""
-        return (n, self.k, self.p, self.q)
+    def y_shape(self, n: int) -> Sizes:
+        """Return the shape of y, (N, K, P, Q) or (N, K, O, P, Q), for ``n`` samples."""
+        return (n, self.k, *self.positions)
 
     def flops(self, n: int) -> int:
         """Return the number of additions and multiplications of a direct convolution of ``n`` samples."""
-        return 2 * n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
+        return 2 * n * self.k * prod(self.positions) * (self.c // self.groups) * prod(self.window)
 
     def least_bytes(self, n: int) -> int:
         """Return the bytes of x, w and y for ``n`` samples, without rows of x that a stride skips.
@@ -134,23 +170,28 @@ class ConvProblem:
         """
         is_written = self.operation is Operation.BACKWARD_DATA
         rows = self.h if is_written else min(self.h, self.p * self.r)
-        sizes = prod(self.x_shape(n)) // self.h * rows, prod(self.w_shape()), prod(self.y_shape(n))
-        return sum(sizes) * self.item_bytes
+        elements = prod(self.x_shape(n)) // self.h * rows, prod(self.w_shape()), prod(self.y_shape(n))
+        return sum(elements) * self.item_bytes
 
     def countable_samples(self) -> int:
         """Return the largest number of samples for which x and y have at most ``MOST_ELEMENTS``."""
         return MOST_ELEMENTS // max(prod(self.x_shape(1)), prod(self.y_shape(1)))
+
+    def with_extent(self, extent: Sizes) -> ConvProblem:
+        """Return the same convolution of an x with other spatial sizes: (H, W), or (D, H, W)."""
+        *depth, h, w = extent
+        return replace(self, d=depth[0] if depth else 0, h=h, w=w)
 
     def with_operation(self, operation: Operation) -> ConvProblem:
         return replace(self, operation=operation)
 
     def __str__(self) -> str:
         """Return text for people such as ``forward 64x56x56 -> 64, 3x3, padding 1x1, float32 contiguous``."""
-        parts = [f"{self.operation} {self.c}x{self.h}x{self.w} -> {self.k}", f"{self.r}x{self.s}"]
-        for name, neutral in (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1))):
+        parts = [f"{self.operation} {self.c}x{_by(self.extent)} -> {self.k}", _by(self.window)]
+        for name, neutral in _STEPS.items():
             value = getattr(self, name)
-            if value != neutral:
-                parts.append(f"{name} {value[0]}x{value[1]}")
+            if any(one != neutral for one in value):
+                parts.append(f"{name} {_by(value)}")
         if self.groups != 1:
             parts.append(f"groups {self.groups}")
         return ", ".join(parts) + f", {self.dtype} {self.memory_format}"
@@ -166,6 +207,10 @@ def dtype_name(dtype: object) -> str:
     if name not in ITEM_BYTES:
         raise InvalidInputError(f"dtype is {shown(dtype)}; allowed are {', '.join(ITEM_BYTES)}")
     return name
+
+
+def _by(sizes: Iterable[int]) -> str:
+    return "x".join(map(str, sizes))
 
 
 def _not_a_convolution(reason: str) -> InvalidInputError:

@@ -68,15 +68,16 @@ def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
     return number
 
 
-def pair(value: object, name: str, least: int, most: int) -> tuple[int, int]:
-    """Return (height, width) from two integers, or from one integer for both."""
+def sizes(value: object, name: str, dims: int, least: int, most: int) -> tuple[int, ...]:
+    """Return one integer for each of ``dims`` dimensions, (height, width) or (depth, height, width), or one for all."""
     given = value if type(value) is tuple else plain(value)
-    both: Sequence[object] = given if isinstance(given, (tuple, list)) else (given, given)
-    try:
-        height, width = (whole(number, name, least, most) for number in both)
-    except ValueError:
-        _refuse(value, name, f"one or two whole numbers (height, width); both must be at least {least}, at most {most}")
-    return height, width
+    each: Sequence[object] = given if isinstance(given, (tuple, list)) else (given,) * dims
+    with suppress(ValueError):
+        if len(each) == dims:
+            return tuple(whole(number, name, least, most) for number in each)
+    count, every = ("one or two", "both") if dims == 2 else ("one or three", "all")
+    names = "height, width" if dims == 2 else "depth, height, width"
+    return _refuse(value, name, f"{count} whole numbers ({names}); {every} must be at least {least}, at most {most}")
 
 
 def real(value: object, name: str) -> float:

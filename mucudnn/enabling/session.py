@@ -27,7 +27,7 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Task
 from mucudnn.enabling.status import Origin, ShapeStats, Status
 from mucudnn.enabling.workshop import Workshop, nearest
-from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.kernels.memory import torch_format
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, untouched
 from mucudnn.running.problems import problem_of_call, problem_operation
@@ -139,7 +139,7 @@ class Session:
     ) -> DispatchedCall | None:
         """Look up or describe a call by its shapes, strides and geometry; return None for calls that are never tuned.
 
-        Never tuned are 3-D calls, calls with unsupported dtypes or no samples, and invalid calls, which torch rejects.
+        Never tuned are calls with unsupported dtypes or no samples, and invalid calls, which torch rejects.
         """
         if self.is_deciding:
             with self._lock:
@@ -157,8 +157,8 @@ class Session:
             forward = problem.with_operation(Operation.FORWARD)
             call = DispatchedCall(forward, len(x), x.device, x.dim() == 3, is_transposed)
         else:
-            kind = f"{x.dtype} on {x.device.type}, or not a convolution of images"
-            self.passed_by["three dimensions" if x.dim() == 5 else kind] += 1
+            kind = f"{x.dtype} on {x.device.type}, or not a convolution of images or volumes"
+            self.passed_by[kind] += 1
         if len(self.calls) >= _MOST_KEPT:
             self.calls.clear()
         self.calls[key] = call
@@ -186,12 +186,12 @@ class Session:
         with untouched:
             if call.is_transposed:
                 third = None if operation is Operation.FORWARD else x
-                torch_format = TORCH_FORMATS[p.memory_format]
+                dense = torch_format(p)
                 if dy is None:  # only the shape is read of the operand in the result's place
                     shape = p.x_shape(call.batch_size)
-                    x = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch_format)
+                    x = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=dense)
                 else:
-                    x = _as_images(dy, call.is_1d).contiguous(memory_format=torch_format)
+                    x = _as_images(dy, call.is_1d).contiguous(memory_format=dense)
             x, w = _as_images(x, call.is_1d), _as_images(w, call.is_1d)
             third = None if third is None else _as_images(third, call.is_1d)
             geometry = p.stride, p.padding, p.dilation, p.groups

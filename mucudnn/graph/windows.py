@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.problem import ConvProblem, Operation, Sizes
 from mucudnn.graph.operators import Band, Operator, aten
 from mucudnn.graph.steps import address_of, are_float, elementwise_step, step
 from mucudnn.kernels.algorithm import Algorithm, BoundStage, Epilogue, Workspace, fuses
@@ -346,7 +346,7 @@ class Convolution(Operator):
         if is_pixel and problem.groups == 1 and not any(problem.padding):
             return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None]
         below = (height - 1) * problem.stride[0] + self.extent - above - x.shape[2]
-        padding = (0, columns)
+        padding: Sizes = (0, columns)
         if height == self.rows or above == below == problem.padding[0]:
             padding = problem.padding
         elif above or below:

@@ -9,7 +9,7 @@ from functools import cached_property
 from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, package_of
-from mucudnn.kernels.algorithm import Algorithm, BaseAlgorithm, Workspace
+from mucudnn.kernels.algorithm import Algorithm, BaseAlgorithm, Workspace, why_unsupported
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
 from mucudnn.kernels.registry import as_called
 from mucudnn.measuring.proofs import Proof, Proofs
@@ -191,7 +191,7 @@ def find_candidates(
 def _why_not_at_all(algorithm: Algorithm, problem: ConvProblem) -> str | None:
     """Return the reason why an algorithm cannot compute a problem, such as an error of ``supports``; None if it can."""
     try:
-        return algorithm.supports(problem)
+        return why_unsupported(algorithm, problem)
     except Exception as error:
         if package_of(algorithm.name) is None:
             raise

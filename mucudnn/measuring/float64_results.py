@@ -11,7 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import reduce
+from itertools import product
 from math import prod
+from operator import and_
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -123,7 +127,7 @@ class ExactResults(Float64Results):
     def _numbers_of_sample(self) -> int:
         """Return the number of elements in x, y and the im2col matrix of one sample."""
         problem = self._problem
-        columns = problem.c * problem.r * problem.s * problem.p * problem.q
+        columns = problem.c * prod(problem.window) * prod(problem.positions)
         return prod(problem.x_shape(1)) + prod(problem.y_shape(1)) + columns
 
 
@@ -140,59 +144,58 @@ class SampledResults(Float64Results):
         """Return the approximate peak of allocated bytes: windows and filters in float64, and their copies."""
         problem = self._problem
         if problem.operation is Operation.BACKWARD_FILTER:
-            pixels = max(problem.h * problem.w, problem.p * problem.q)
+            pixels = max(prod(problem.extent), prod(problem.positions))
             return 32 * self._operands.batch_size * 2 * _MOST_CHANNELS * pixels
         channels = max(problem.c, problem.k) // problem.groups
-        return 24 * (_PLACES + _MOST_CHANNELS) * channels * problem.r * problem.s
+        return 24 * (_PLACES + _MOST_CHANNELS) * channels * prod(problem.window)
 
     def _computed(self, n: int) -> tuple[_Places, Tensor]:
         problem = self._problem
         if problem.operation is Operation.BACKWARD_FILTER:
             return self._filter_gradients(n)
         forward = problem.operation is Operation.FORWARD
-        size = (problem.p, problem.q) if forward else (problem.h, problem.w)
-        pixels = tuple(place.to(self._operands.x.device) for place in _places(n, *size))
+        samples, *pixels = (
+            place.to(self._operands.x.device) for place in _places(n, problem.positions if forward else problem.extent)
+        )
         of_group = self._outputs if forward else self._data_gradients
         channels, results = [], []
         for group in _spread(problem.groups, _MOST_GROUPS):
             written = (problem.k if forward else problem.c) // problem.groups
             chosen = torch.tensor(_spread(written, _MOST_CHANNELS), device=self._operands.x.device)
             channels.append(chosen + group * written)
-            results.append(of_group(group, chosen, *pixels))
-        samples, rows, columns = (place[:, None] for place in pixels)
-        return (samples, torch.cat(channels)[None, :], rows, columns), torch.cat(results, dim=1)
+            results.append(of_group(group, chosen, samples, pixels))
+        at = (samples[:, None], torch.cat(channels)[None, :], *(place[:, None] for place in pixels))
+        return at, torch.cat(results, dim=1)
 
-    def _outputs(self, group: int, chosen: Tensor, samples: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def _outputs(self, group: int, chosen: Tensor, samples: Tensor, pixels: Sequence[Tensor]) -> Tensor:
         """Compute y in float64 at the compared positions, for chosen channels of a group: (places, channels)."""
         problem, k, c = self._problem, self._problem.k // self._problem.groups, self._problem.c // self._problem.groups
-        above, left = (
+        read = [
             place[:, None] * stride - padding + torch.arange(taps, device=place.device) * dilation
-            for place, taps, stride, padding, dilation in _by_axis(problem, rows, columns)
-        )
-        inside = _inside(above, problem.h)[:, :, None] & _inside(left, problem.w)[:, None, :]
-        x = self._operands.x[:, group * c : (group + 1) * c]
-        windows = _windows(x, samples, above.clamp(0, problem.h - 1), left.clamp(0, problem.w - 1), inside)
+            for place, taps, stride, padding, dilation in _by_axis(problem, pixels)
+        ]
+        inside = [_inside(index, size) for index, size in zip(read, problem.extent, strict=True)]
+        windows = _windows(self._operands.x[:, group * c : (group + 1) * c], samples, read, inside)
         filters = self._operands.w[chosen + group * k].double()  # (channels, C / groups, R, S)
-        return torch.einsum("pcrs,kcrs->pk", windows, filters)
+        return torch.einsum("pcr,kcr->pk", windows, filters.flatten(2))
 
-    def _data_gradients(self, group: int, chosen: Tensor, samples: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def _data_gradients(self, group: int, chosen: Tensor, samples: Tensor, pixels: Sequence[Tensor]) -> Tensor:
         """Compute dx in float64 at the compared positions, for chosen channels of a group: (places, channels)."""
         problem, k = self._problem, self._problem.k // self._problem.groups
         reached, inside = [], []
         for (place, taps, stride, padding, dilation), size in zip(
-            _by_axis(problem, rows, columns), (problem.p, problem.q), strict=True
+            _by_axis(problem, pixels), problem.positions, strict=True
         ):
             distance = place[:, None] + padding - torch.arange(taps, device=place.device) * dilation
             pixel = distance.div(stride, rounding_mode="floor")
-            reached.append(pixel.clamp(0, size - 1))
+            reached.append(pixel)
             inside.append(_inside(pixel, size) & (distance.remainder(stride) == 0))
-        dy = self._operands.y[:, group * k : (group + 1) * k]
-        windows = _windows(dy, samples, reached[0], reached[1], inside[0][:, :, None] & inside[1][:, None, :])
+        windows = _windows(self._operands.y[:, group * k : (group + 1) * k], samples, reached, inside)
         filters = self._operands.w[group * k : (group + 1) * k][:, chosen].double()  # (K / groups, channels, R, S)
-        return torch.einsum("pkrs,kcrs->pc", windows, filters)
+        return torch.einsum("pkr,kcr->pc", windows, filters.flatten(2))
 
     def _filter_gradients(self, n: int) -> tuple[_Places, Tensor]:
-        """Return indices and float64 values of dw for the compared pairs of channels: (outputs, inputs, R, S)."""
+        """Return indices and float64 values of dw for the compared pairs of channels: (outputs, inputs, ...)."""
         problem, operands, device = self._problem, self._operands, self._operands.x.device
         k, c = problem.k // problem.groups, problem.c // problem.groups
         groups = _spread(problem.groups, _MOST_GROUPS)
@@ -209,32 +212,43 @@ class SampledResults(Float64Results):
         return (torch.cat(outputs)[:, None], inputs[None, :]), torch.cat(gradients)
 
 
-def _places(n: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return samples, rows and columns of the positions: corners of the first and last sample, then random ones."""
-    corners = [(i, r, c) for i in (0, n - 1) for r in (0, height - 1) for c in (0, width - 1)]
+def _places(n: int, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return samples and pixels of the positions: corners of the first and last sample, then random ones.
+
+    sizes: of the pixels, (height, width) or (depth, height, width).
+    """
+    corners = [*product((0, n - 1), *((0, size - 1) for size in sizes))]
     generator = torch.Generator().manual_seed(n)
-    random = [torch.randint(size, (_PLACES - len(corners),), generator=generator) for size in (n, height, width)]
-    fixed = torch.tensor(corners).unbind(1)
-    samples, rows, columns = (torch.cat(pair) for pair in zip(fixed, random, strict=True))
-    return samples, rows, columns
+    random = [torch.randint(size, (_PLACES - len(corners),), generator=generator) for size in (n, *sizes)]
+    return tuple(torch.cat(both) for both in zip(torch.tensor(corners).unbind(1), random, strict=True))
 
 
-def _by_axis(problem: ConvProblem, rows: Tensor, columns: Tensor) -> list[tuple[Tensor, int, int, int, int]]:
-    taps = (problem.r, problem.s)
-    return [*zip((rows, columns), taps, problem.stride, problem.padding, problem.dilation, strict=True)]
+def _by_axis(problem: ConvProblem, pixels: Sequence[Tensor]) -> list[tuple[Tensor, int, int, int, int]]:
+    return [*zip(pixels, problem.window, problem.stride, problem.padding, problem.dilation, strict=True)]
 
 
 def _inside(index: Tensor, size: int) -> Tensor:
     return (index >= 0) & (index < size)
 
 
-def _windows(images: Tensor, samples: Tensor, rows: Tensor, columns: Tensor, inside: Tensor) -> Tensor:
-    """Gather the images' windows in float64: (places, channels, R, S), zero where a tap is outside the image.
+def _windows(images: Tensor, samples: Tensor, read: Sequence[Tensor], inside: Sequence[Tensor]) -> Tensor:
+    """Gather the images' windows in float64: (places, channels, taps), zero where a tap is outside the image.
 
-    rows, columns: of the taps, (places, taps).
+    read: pixels of the taps along each axis, (places, taps of the axis). inside: whether they are in the image.
     """
-    gathered = images[samples[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # (places, R, S, channels)
-    return (gathered.double() * inside[..., None]).permute(0, 3, 1, 2).contiguous()
+    dims = len(read)
+
+    def along(axis: int, of_axis: Tensor) -> Tensor:
+        return of_axis.view(len(samples), *(-1 if each == axis else 1 for each in range(dims)))
+
+    pixels = [
+        along(axis, index.clamp(0, size - 1))
+        for axis, (index, size) in enumerate(zip(read, images.shape[2:], strict=True))
+    ]
+    indices: Any = (samples.view(-1, *(1 for _ in read)), slice(None), *pixels)
+    gathered = images[indices]  # (places, ..., channels)
+    there = reduce(and_, (along(axis, of_axis) for axis, of_axis in enumerate(inside)))
+    return (gathered.double() * there[..., None]).movedim(-1, 1).flatten(2)
 
 
 def _spread(size: int, count: int) -> list[int]:

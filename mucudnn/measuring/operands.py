@@ -10,17 +10,17 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
-from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Operation
+from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem, Operation
 from mucudnn.core.values import whole
-from mucudnn.kernels.memory import torch_dtype
+from mucudnn.kernels.memory import dense_strides, torch_dtype
 
-Shape = tuple[int, int, int, int]
+Shape = tuple[int, ...]
 _WRITTEN = {Operation.FORWARD: "y", Operation.BACKWARD_DATA: "x", Operation.BACKWARD_FILTER: "w"}
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Tensors x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format."""
+    """Tensors x, w and y of the problem's shapes, dense in its memory format."""
 
     x: Tensor
     w: Tensor
@@ -74,7 +74,7 @@ def random_operands(
             values.mul_(scale)
         return _stored(problem, shape, values)
 
-    fan_in = problem.c // problem.groups * problem.r * problem.s
+    fan_in = prod(problem.w_shape()[1:])
     return Operands(
         x=tensor(Operation.BACKWARD_DATA, problem.x_shape(batch_size), 0),
         w=tensor(Operation.BACKWARD_FILTER, problem.w_shape(), _PERIOD // 3, 1 / sqrt(fan_in)),
@@ -132,8 +132,5 @@ def operand_bytes(problem: ConvProblem, n: int) -> int:
 
 
 def _stored(problem: ConvProblem, shape: Shape, values: Tensor) -> Tensor:
-    """Return a tensor (N, C, H, W) with these values, laid out in memory in the problem's format."""
-    n, c, h, w = shape
-    if problem.memory_format is MemoryFormat.CHANNELS_LAST:
-        return values.view(n, h, w, c).permute(0, 3, 1, 2)
-    return values.view(shape)
+    """Return a tensor (N, C, ...) with these values, laid out in memory in the problem's format."""
+    return values.as_strided(shape, dense_strides(shape, problem.memory_format))

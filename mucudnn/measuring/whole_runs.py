@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
-from mucudnn.core.problem import ConvProblem, Operation, Pair
+from mucudnn.core.problem import ConvProblem, Operation, Sizes
 from mucudnn.core.records import Comparison, Configuration
 from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
@@ -64,7 +64,7 @@ def run_torch(problem: ConvProblem, operands: Operands) -> Tensor:
 
 def _call(
     problem: ConvProblem, operands: Operands
-) -> tuple[tuple[Operation, Tensor, Tensor, Tensor | None], tuple[Pair, Pair, Pair, int]]:
+) -> tuple[tuple[Operation, Tensor, Tensor, Tensor | None], tuple[Sizes, Sizes, Sizes, int]]:
     """Return the arguments of a convolution call: (operation, x, w, dy), and the geometry (stride, padding, ...)."""
     third = None if problem.operation is Operation.FORWARD else operands.y
     geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)

@@ -51,7 +51,7 @@ def optimize(
 ) -> nn.Module:
     """Tune the convolutions that ``model(sample_input)`` runs, convert them to mucudnn modules, and return the model.
 
-    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d`` and ``ConvTranspose2d``; all
+    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d``, ``Conv3d`` and ``ConvTranspose2d``; all
     others, such as ``Conv3d``, are left alone. Modules are converted in place: parameters, hooks, names, mode and
     device stay the same, and shared modules stay shared. An instance of a subclass stays an instance of it; modules
     that define their own ``forward`` are skipped. The forward pass that finds the shapes does not change mode, buffers,

@@ -340,7 +340,7 @@ def _problem(
     operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
 ) -> ConvProblem | None:
     """Return the problem of a call of an operator; None if its operands do not fit together."""
-    forward = problem_of_call(x, w, *geometry) if x.dim() == w.dim() == 4 else None
+    forward = problem_of_call(x, w, *geometry) if x.dim() == w.dim() and x.dim() in (4, 5) else None
     if forward is None or third is None:
         return None if forward is None else forward.with_operation(operation)
     expected = (forward.k,) if operation is Operation.FORWARD else forward.y_shape(len(x))

@@ -14,7 +14,7 @@ from mucudnn.core.values import shown, text
 from mucudnn.running.environment import require_cuda
 
 _NAMES_SHOWN = 3
-_TUNABLE = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
+_TUNABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
 
 
 def device_named(device: object) -> torch.device:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from math import inf
+from math import inf, prod
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from torch import Tensor
 from mucudnn.core.errors import InvalidInputError, LibraryError, MisalignedError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.algorithm import Algorithm, BoundStage, Workspace
-from mucudnn.kernels.memory import TORCH_FORMATS, torch_dtype
+from mucudnn.kernels.algorithm import Algorithm, BoundStage, Workspace, why_unsupported
+from mucudnn.kernels.memory import dense_strides, torch_dtype, torch_format
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.eager import hot_path
 from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
@@ -93,10 +93,9 @@ class Result:
     @classmethod
     def of(cls, problem: ConvProblem, batch_size: int, device_type: str) -> Result:
         shapes = problem.y_shape(batch_size), problem.x_shape(batch_size), problem.w_shape()
-        n, c, h, w = shape = shapes[tuple(Operation).index(problem.operation)]
-        is_channels_last = problem.memory_format is MemoryFormat.CHANNELS_LAST
-        strides = (h * w * c, 1, w * c, c) if is_channels_last else (c * h * w, h * w, w, 1)  # as torch's own
-        is_large = device_type == "cpu" and is_advised(n * c * h * w * problem.item_bytes)
+        shape = shapes[tuple(Operation).index(problem.operation)]
+        strides = dense_strides(shape, problem.memory_format)
+        is_large = device_type == "cpu" and is_advised(prod(shape) * problem.item_bytes)
         return cls(shape, strides, torch_dtype(problem), device_type, is_large)
 
     def new(self) -> Tensor:
@@ -150,7 +149,7 @@ class Executable:
         prepared_end = scratch_bytes = 0
         for name, sizes in sizes_of.items():
             algorithm = algorithm_named(name, device_type)
-            if (reason := algorithm.supports(problem)) is not None:
+            if (reason := why_unsupported(algorithm, problem)) is not None:
                 raise InvalidInputError(f"algorithm {name!r} cannot compute {problem}: {reason}")
             workspaces = [algorithm.workspace(problem, size) for size in set(sizes)]
             prepared = _aligned(prepared_end, max(w.prepared_bytes for w in workspaces))
@@ -208,7 +207,7 @@ class Executable:
         else dy.
         """
         operation, result = self.problem.operation, self.result.new()
-        dense = TORCH_FORMATS[self.problem.memory_format]
+        dense = torch_format(self.problem)
         if operation is not Operation.BACKWARD_DATA:
             x = x.contiguous(memory_format=dense)
         if operation is not Operation.BACKWARD_FILTER:
@@ -227,8 +226,9 @@ class Executable:
     def execute(self, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None) -> None:
         """Compute the problem's operation on a mini-batch, writing the result into one of the tensors.
 
-        x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), bias: (K,) or None. All must be dense, in the
-        problem's memory format, on the current device, with the configuration's N, which is not checked.
+        x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), of volumes all with a depth, bias: (K,) or None.
+        All must be dense, in the problem's memory format, on the current device, with the configuration's N, which is
+        not checked.
 
         Raises ``MisalignedError``, ``StepError`` if a library fails, and torch's out-of-memory errors.
         """

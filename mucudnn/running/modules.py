@@ -112,7 +112,7 @@ def padded(module: _ConvNd, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
 def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:
     """Return whether to call our operator, given the tuned sizes; always True in compiled graphs.
 
-    In a compiled graph, sizes are known only when the operator runs. x_shape: (N, C, H, W) of the problem.
+    In a compiled graph, sizes are known only when the operator runs. x_shape: of x in the problem.
     """
     if torch.compiler.is_compiling():
         return True
@@ -122,14 +122,49 @@ def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:
         return True
 
 
-def are_pairs(stride: Any, padding: Any, dilation: Any) -> bool:
-    """Return whether all three are tuples of length two, as in torch's modules unless users assign other types."""
-    if type(stride) is type(padding) is type(dilation) is tuple:
-        return len(stride) == len(padding) == len(dilation) == 2
-    return False
+def are_steps(dims: int, *steps: Any) -> bool:
+    """Return whether all are tuples of ``dims`` numbers, as in torch's modules unless users assign other types."""
+    return all(type(one) is tuple and len(one) == dims for one in steps)
 
 
-class Conv2d(TunedModule, torch.nn.Conv2d):
+class TunedConvolution(TunedModule, _ConvNd):
+    """A module of torch that computes its convolution as tuned, on images or volumes."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = None if self.choices is None else self._tuned_forward(input, weight, bias)
+        if y is not None:
+            return y
+        torchs: Tensor = super()._conv_forward(input, weight, bias)
+        return torchs
+
+    def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Return y by the tuned choice; None if torch's convolution is to run.
+
+        Torch's convolution also handles unusual inputs and reports errors.
+        """
+        is_plain = not torch.compiler.is_compiling() and is_eager(x, weight, bias)
+        dims = len(self.kernel_size)
+        if not is_plain and not operator_takes(x, weight, (dims + 1, dims + 2)):
+            return None
+        if x.dim() == dims + 1:
+            y = self._tuned_forward(x.unsqueeze(0), weight, bias)
+            return None if y is None else y.squeeze(0)
+        if self.padding_mode == "zeros" and type(self.padding) is tuple:
+            padding: Any = self.padding
+        else:
+            x, padding = padded(self, x, weight)
+        if not are_steps(dims, self.stride, padding, self.dilation):
+            return None
+        choices = self.choices
+        geometry = self.stride, padding, self.dilation, self.groups
+        if choices is None or not may_be_tuned(choices, x.shape):
+            return None
+        if is_plain:
+            return operators.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
+        return operators.conv2d(x, weight, bias, *geometry, choices.handle)
+
+
+class Conv2d(TunedConvolution, torch.nn.Conv2d):
     """A ``torch.nn.Conv2d``: same arguments, same state dict, same result.
 
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
@@ -143,37 +178,23 @@ class Conv2d(TunedModule, torch.nn.Conv2d):
 
     _untuned_class = torch.nn.Conv2d
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = None if self.choices is None else self._tuned_forward(input, weight, bias)
-        return super()._conv_forward(input, weight, bias) if y is None else y
 
-    def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Return y by the tuned choice; None if torch's convolution is to run.
+class Conv3d(TunedConvolution, torch.nn.Conv3d):
+    """A ``torch.nn.Conv3d``: same arguments, same state dict, same result.
 
-        Torch's convolution also handles unusual inputs and reports errors.
-        """
-        is_plain = not torch.compiler.is_compiling() and is_eager(x, weight, bias)
-        if not is_plain and not operator_takes(x, weight, (3, 4)):
-            return None
-        if x.dim() == 3:
-            y = self._tuned_forward(x.unsqueeze(0), weight, bias)
-            return None if y is None else y.squeeze(0)
-        if self.padding_mode == "zeros" and type(self.padding) is tuple:
-            padding: Any = self.padding
-        else:
-            x, padding = padded(self, x, weight)
-        if not are_pairs(self.stride, padding, self.dilation):
-            return None
-        choices = self.choices
-        geometry = self.stride, padding, self.dilation, self.groups
-        if choices is None or not may_be_tuned(choices, x.shape):
-            return None
-        if is_plain:
-            return operators.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
-        return operators.conv2d(x, weight, bias, *geometry, choices.handle)
+    Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution. ``tuned``
+    has the choices with reasons. x: (N, C, D, H, W) or (C, D, H, W), y: (N, K, O, P, Q) or (K, O, P, Q).
+
+    >>> import torch, mucudnn
+    >>> layer = mucudnn.Conv3d(in_channels=3, out_channels=8, kernel_size=3, stride=(1, 2, 2), padding=1)
+    >>> layer(torch.zeros(2, 3, 5, 32, 48)).shape  # (N, C, D, H, W) -> (N, K, O, P, Q)
+    torch.Size([2, 8, 5, 16, 24])
+    """
+
+    _untuned_class = torch.nn.Conv3d
 
 
-class Conv1d(TunedModule, torch.nn.Conv1d):
+class Conv1d(TunedConvolution, torch.nn.Conv1d):
     """A ``torch.nn.Conv1d``: same arguments, same state dict, same result.
 
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution. ``tuned``
@@ -187,10 +208,6 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
 
     _untuned_class = torch.nn.Conv1d
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = None if self.choices is None else self._tuned_forward(input, weight, bias)
-        return super()._conv_forward(input, weight, bias) if y is None else y
-
     def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Compute y with the tuned choice. Returns None if torch's convolution is to run, which also reports errors."""
         assert self.choices is not None
@@ -200,7 +217,7 @@ class Conv1d(TunedModule, torch.nn.Conv1d):
             y = self._tuned_forward(x.unsqueeze(0), weight, bias)
             return None if y is None else y.squeeze(0)
         x, padding = padded(self, x, weight)
-        if not all(type(one) is tuple and len(one) == 1 for one in (self.stride, padding, self.dilation)):
+        if not are_steps(1, self.stride, padding, self.dilation):
             return None
         images = x.contiguous().unsqueeze(2)  # as torch does
         if not may_be_tuned(self.choices, images.shape):
@@ -235,7 +252,7 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
             return None
         stride, dilation, weight = self.stride, self.dilation, self.weight
         padding: Any = self.padding
-        if not are_pairs(stride, padding, dilation) or weight.dim() != 4:
+        if not are_steps(2, stride, padding, dilation) or weight.dim() != 4:
             return None
         output_padding = self._output_padding(x, output_size, stride, padding, self.kernel_size, 2, dilation)  # type: ignore[arg-type]
         images = x if x.dim() == 4 else x.unsqueeze(0)
@@ -258,6 +275,7 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: Conv2d,
     nn.Conv1d: Conv1d,
+    nn.Conv3d: Conv3d,
     nn.ConvTranspose2d: ConvTranspose2d,
 }
 _COMPUTING = ("forward", "_conv_forward", "_output_padding")  # methods that ours override or call

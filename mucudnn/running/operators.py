@@ -211,7 +211,8 @@ def _differentiable(name: str, operation: Operation) -> Callable[..., Any]:
         return (_values if observer is None else values)(operation, x, w, third, rest)
 
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        if is_forward and observer is None and _compiled is not None and not torch.compiler.is_compiling():
+        may_run = is_forward and observer is None and _compiled is not None and g.dim() == 4
+        if may_run and not torch.compiler.is_compiling():
             found: tuple[Tensor | None, ...] = _compiled.gradients(ctx, g)
             if found is not NotImplemented:
                 return found
@@ -288,7 +289,7 @@ def _convolution(operation: Operation) -> OpOverload[..., Tensor]:
     is_forward = operation is Operation.FORWARD
     suffix = "" if is_forward else f"_{operation.name.lower()}"
     third = "Tensor? bias" if is_forward else "Tensor dy"
-    sizes = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups"
+    sizes = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 
     def compute(x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
         *geometry, tuning = rest

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import ITEM_BYTES, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Pair
-from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.core.problem import ITEM_BYTES, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Sizes
+from mucudnn.kernels.memory import TORCH_FORMATS, dense_strides
 
 _DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}  # dtypes that problems support
-_MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()}
+_MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()} | {
+    torch.channels_last_3d: MemoryFormat.CHANNELS_LAST
+}
 
 # Operations of a transposed convolution -> operations of its problem. It is the backward data of another convolution:
 # its x is that convolution's dy, and its result the dx.
@@ -38,15 +41,16 @@ def problem_of_call(
     groups: int,
     *,
     is_transposed: bool = False,
-    output_padding: Sequence[int] = (0, 0),
+    output_padding: Sequence[int] | None = None,
     x_shape: Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
     memory_format: MemoryFormat | None = None,
 ) -> ConvProblem | None:
     """Return the problem of a call of torch's convolution: FORWARD, or BACKWARD_DATA for a transposed convolution.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S). For a transposed convolution x is the problem's y, (N, K, P, Q), and the
-    call's result the problem's x. Tensors without H, and geometries of one number, are those of images of height 1.
+    x: (N, C, H, W), w: (K, C // groups, R, S), of volumes both with a depth. For a transposed convolution x is the
+    problem's y, (N, K, P, Q), and the call's result the problem's x. Tensors without H, and geometries of one number,
+    are those of images of height 1.
 
     x_shape: shape of x after padding that torch does as a separate step. dtype: that in which torch computes. Both are
     those of x by default. memory_format: that of the result; by default, the one that torch decides on.
@@ -56,34 +60,32 @@ def problem_of_call(
     """
     computed = x.dtype if dtype is None else dtype
     shape, w_shape = tuple(x.shape if x_shape is None else x_shape), tuple(w.shape)
-    if len(shape) != len(w_shape) or len(shape) not in (3, 4) or shape[0] == 0 or groups < 1:
+    if len(shape) != len(w_shape) or len(shape) not in (3, 4, 5) or shape[0] == 0 or groups < 1:
         return None
+    if output_padding is None:
+        output_padding = (0,) * (len(shape) - 2)
     if computed not in _DTYPE_NAMES or x.layout is not torch.strided or w.layout is not torch.strided:
         return None
     if len(shape) == 3:  # torch makes x contiguous
         shape, w_shape = (*shape[:2], 1, shape[2]), (*w_shape[:2], 1, w_shape[2])
         stride, padding, dilation, output_padding = (1, *stride), (0, *padding), (1, *dilation), (0, output_padding[-1])
     try:
-        geometry = _pair(stride), _pair(padding), _pair(dilation), groups
+        geometry = tuple(stride), tuple(padding), tuple(dilation), groups
         if memory_format is None:
             if (x.dtype, x.device) != (w.dtype, w.device):
                 return None
-            images, filters = (x, w) if x.dim() == 4 else (x.contiguous().unsqueeze(2), w.contiguous().unsqueeze(2))
+            images, filters = (x, w) if x.dim() > 3 else (x.contiguous().unsqueeze(2), w.contiguous().unsqueeze(2))
             memory_format = torchs_memory_format(images, filters, geometry, is_transposed, output_padding)
         result = transposed_shape(shape, w_shape, geometry, output_padding) if is_transposed else shape
         operation = problem_operation(Operation.FORWARD, transposed=is_transposed)
-        (n, c, h, width), (k, _, r, s) = result, w_shape
-        problem = ConvProblem(operation, c, h, width, k, r, s, *geometry, _DTYPE_NAMES[computed], memory_format)
+        (n, c, *depth, h, width), (k, _, *taps, r, s) = result, w_shape
+        described: tuple[Any, ...] = *geometry, _DTYPE_NAMES[computed], memory_format, *depth, *taps
+        problem = ConvProblem(operation, c, h, width, k, r, s, *described)
     except (InvalidInputError, RuntimeError, TypeError, ValueError):  # torch raises errors, and will raise them again
         return None
     given = problem.y_shape(n) if is_transposed else problem.x_shape(n)
     is_described = (shape, w_shape) == (given, problem.w_shape())
     return problem if is_described and n <= largest_batch_size(problem, x.device.type) else None
-
-
-def _pair(sizes: Sequence[int]) -> Pair:
-    height, width = sizes
-    return height, width
 
 
 def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
@@ -96,16 +98,18 @@ def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
 
 def transposed_shape(
     x_shape: Sequence[int], w_shape: Sequence[int], geometry: Sequence[Any], output_padding: Sequence[int]
-) -> tuple[int, int, int, int]:
+) -> Sizes:
     """Return (N, C, H, W) of the transposed convolution of (N, K, P, Q) with (K, C // groups, R, S).
 
     geometry: stride, padding, dilation, groups.
     """
-    stride, padding, dilation, groups = geometry
-    (n, _, p, q), (_, c, r, s) = x_shape, w_shape
-    h = (p - 1) * stride[0] - 2 * padding[0] + dilation[0] * (r - 1) + output_padding[0] + 1
-    width = (q - 1) * stride[1] - 2 * padding[1] + dilation[1] * (s - 1) + output_padding[1] + 1
-    return n, c * groups, h, width
+    *steps, groups = geometry
+    axes = zip(x_shape[2:], w_shape[2:], *steps, output_padding, strict=True)
+    extent = (
+        (size - 1) * stride - 2 * padding + dilation * (taps - 1) + more + 1
+        for size, taps, stride, padding, dilation, more in axes
+    )
+    return x_shape[0], w_shape[1] * groups, *extent
 
 
 def is_backward_data(stride: Sequence[int], output_padding: Sequence[int]) -> bool:
@@ -114,7 +118,7 @@ def is_backward_data(stride: Sequence[int], output_padding: Sequence[int]) -> bo
     Torch allows output padding up to the dilation. With output padding of the stride or more, that convolution would
     have more outputs than the x of the transposed one.
     """
-    return output_padding[0] < stride[0] and output_padding[1] < stride[1]
+    return all(more < step for more, step in zip(output_padding, stride, strict=True))
 
 
 def torchs_filter_strides(problem: ConvProblem, x: Tensor, w: Tensor, geometry: Sequence[Any]) -> tuple[int, ...]:
@@ -122,18 +126,23 @@ def torchs_filter_strides(problem: ConvProblem, x: Tensor, w: Tensor, geometry: 
 
     Strides of dimensions of size 1 do not matter to a computation, but DistributedDataParallel compares them.
     """
-    _, c, r, s = problem.w_shape()
     *sizes, groups = geometry
-    backend: Any = torch._C._select_conv_backend(x, w, None, *sizes, False, (0, 0), groups, None)
-    if r == s == 1 and backend.name != "Mkldnn" and w.stride()[:2] == (c, 1):
+    backend: Any = torch._C._select_conv_backend(x, w, None, *sizes, False, (0,) * len(sizes[0]), groups, None)
+    shape = problem.w_shape()
+    if prod(problem.window) == 1 and backend.name != "Mkldnn" and w.stride()[:2] == (shape[1], 1):
         return w.stride()
-    return (c * r * s, r * s, s, 1) if problem.memory_format is MemoryFormat.CONTIGUOUS else (r * s * c, 1, s * c, c)
+    return dense_strides(shape, problem.memory_format)
 
 
 def torchs_memory_format(
-    x: Tensor, w: Tensor, geometry: Sequence[Any], is_transposed: bool = False, output_padding: Sequence[int] = (0, 0)
+    x: Tensor,
+    w: Tensor,
+    geometry: Sequence[Any],
+    is_transposed: bool = False,
+    output_padding: Sequence[int] | None = None,
 ) -> MemoryFormat:
     """Return the memory format in which torch would compute the result. Raises torch's ``RuntimeError``."""
     *sizes, groups = geometry
-    backend: Any = torch._C._select_conv_backend(x, w, None, *sizes, is_transposed, output_padding, groups, None)
+    more = (0,) * len(sizes[0]) if output_padding is None else output_padding
+    backend: Any = torch._C._select_conv_backend(x, w, None, *sizes, is_transposed, more, groups, None)
     return _MEMORY_FORMATS[torch._C._conv_determine_backend_memory_format(x, w, backend)]

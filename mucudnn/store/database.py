@@ -59,12 +59,13 @@ class MergeCounts(NamedTuple):
 def default_path() -> Path:
     """Return the path in ``$MUCUDNN_DATABASE``, or else ``mucudnn/measurements-N.sqlite`` in the user's cache folder.
 
-    N is the schema version, so that each version has its own default file.
+    N is the schema version; the file of version 9 is used, and converted, if there is no other.
     """
     if named := os.environ.get("MUCUDNN_DATABASE"):
         return Path(named).expanduser()
     cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache_folder) / "mucudnn" / f"measurements-{schema.VERSION}.sqlite"
+    paths = [Path(cache_folder) / "mucudnn" / f"measurements-{version}.sqlite" for version in schema.READABLE[::-1]]
+    return next((path for path in paths if path.exists()), paths[0])
 
 
 _kept = threading.local()  # the in-memory database used if no file can be created, and the process that opened it

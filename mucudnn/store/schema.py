@@ -18,7 +18,8 @@ from mucudnn.store.values import seconds_from, whole_run_from
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
-VERSION = 9  # files of any other version are rejected
+VERSION = 10  # files of version 9, which knows images only, are converted; those of any other are rejected
+READABLE = (9, VERSION)
 
 Row = dict[str, Any]  # by ``ROW_COLUMNS``; samples in the storage format
 
@@ -34,7 +35,8 @@ SIZES = (
     *("c", "h", "w", "k", "r", "s", "stride_h", "stride_w", "padding_h", "padding_w", "dilation_h", "dilation_w"),
     "groups",
 )
-PROBLEM_COLUMNS = ("operation", *SIZES, "dtype", "memory_format")
+OF_VOLUMES = ("d", "t", "stride_d", "padding_d", "dilation_d")  # all 0 for images
+PROBLEM_COLUMNS = ("operation", *SIZES, "dtype", "memory_format", *OF_VOLUMES)
 # The row of a key that counts is the newest undisturbed one, or the newest if all are disturbed. Adding it removes the
 # others; files of earlier builds may still have them.
 KEYS = {
@@ -131,7 +133,23 @@ _SIZES = [_whole(name, 0 if name.startswith("padding") else 1) for name in SIZES
 _SUBJECT = _checked("subject", "TEXT", "{0} <> ''", "a text that says what was timed")
 _SECONDS = _checked("seconds", "TEXT", "json_valid({0}) AND json_type({0}) = 'array'", "JSON, an array")
 TIMINGS = f"""TABLE timings ({_OWNER("environment")}, {_required(_SUBJECT)}, {_TIME_STAMP}, {_required(_SECONDS)},
-    {_share("load")}, {_key("timings")}"""  # which files of earlier builds lack
+    {_share("load")}, {_key("timings")}"""
+PROBLEMS = f"""TABLE problems (id INTEGER PRIMARY KEY, {_required(_one_of("operation", Operation), *_SIZES)},
+    {_required(_one_of("dtype", ITEM_BYTES), _one_of("memory_format", MemoryFormat))},
+    {_required(*(_whole(name, 0) for name in OF_VOLUMES))}, UNIQUE ({", ".join(PROBLEM_COLUMNS)})) STRICT"""
+# Changes of a file of version 9, some of which lack timings; a reader of one that cannot be written makes the others.
+CONVERSION = (
+    f"CREATE {TIMINGS}".replace("TABLE", "TABLE IF NOT EXISTS", 1),
+    f"CREATE {PROBLEMS}".replace("problems", "converted", 1),
+    f"INSERT INTO converted SELECT *, {', '.join('0' for _ in OF_VOLUMES)} FROM problems",
+    "DROP TABLE problems",
+    "ALTER TABLE converted RENAME TO problems",
+    f"PRAGMA user_version = {VERSION}",
+)
+READERS_CONVERSION = (
+    f"CREATE TEMP {TIMINGS}".replace("TABLE", "TABLE IF NOT EXISTS", 1),
+    f"CREATE TEMP VIEW problems AS SELECT *, {', '.join(f'0 AS {name}' for name in OF_VOLUMES)} FROM main.problems",
+)
 
 # Measurements and failures share a table, so that the newer one is valid; a failure has a reason and no costs
 TABLES = tuple(
@@ -139,9 +157,7 @@ TABLES = tuple(
 CREATE TABLE environments (id INTEGER PRIMARY KEY, device TEXT NOT NULL, capability TEXT NOT NULL,
     {_required(_whole("threads", 1))}, torch TEXT NOT NULL, library TEXT NOT NULL, compiled TEXT NOT NULL,
     numerics TEXT NOT NULL, UNIQUE ({", ".join(ENVIRONMENT_COLUMNS)})) STRICT;
-CREATE TABLE problems (id INTEGER PRIMARY KEY, {_required(_one_of("operation", Operation), *_SIZES)},
-    {_required(_one_of("dtype", ITEM_BYTES), _one_of("memory_format", MemoryFormat))},
-    UNIQUE ({", ".join(PROBLEM_COLUMNS)})) STRICT;
+CREATE {PROBLEMS};
 CREATE TABLE measurements ({_OWNERS}, {_required(_NAME, _whole("version", 0), _whole("micro_batch_size", 1))},
     {_TIME_STAMP}, {_real("setup_s")}, {_real("step_s")}, {", ".join(_BYTES)}, {_real("relative_error")},
     {_real("noise")}, {_whole("samples", 1)}, reason TEXT, {_share("load")},
@@ -278,24 +294,24 @@ def _table(key: Environment | ConvProblem) -> str:
 
 
 def named(key: Environment | ConvProblem) -> dict[str, str | int]:
-    """Return the values of an environment or a problem by column, with pairs split into two columns."""
-    columns = ENVIRONMENT_COLUMNS if isinstance(key, Environment) else PROBLEM_COLUMNS
-    values: list[str | int] = []
-    for field in fields(key):
-        value = getattr(key, field.name)
-        values.extend(value if isinstance(value, tuple) else (value,))
-    return dict(zip(columns, values, strict=True))
+    """Return the values of an environment or a problem by column, with strides and the like split into columns."""
+    values = {field.name: getattr(key, field.name) for field in fields(key)}
+    if isinstance(key, Environment):
+        return values
+    for name in ("stride", "padding", "dilation"):
+        *depth, values[f"{name}_h"], values[f"{name}_w"] = values.pop(name)
+        values[f"{name}_d"] = depth[0] if depth else 0
+    return {column: values[column] for column in PROBLEM_COLUMNS}
 
 
 def problem_from(values: Sequence[Any]) -> ConvProblem:
-    """Return the problem with these values, which are in the order of ``PROBLEM_COLUMNS``.
+    """Return the problem with these values, which are in the order of ``PROBLEM_COLUMNS``; without a depth if None.
 
     Raises ``ValueError`` or ``TypeError`` for invalid values.
     """
-    operation, c, h, w, k, r, s, *pairs, groups, dtype, memory_format = values
-    stride, padding, dilation = zip(pairs[::2], pairs[1::2], strict=True)
-    return ConvProblem(
-        *(Operation(operation), c, h, w, k, r, s),
-        *(stride, padding, dilation),
-        *(groups, dtype, MemoryFormat(memory_format)),
-    )
+    operation, c, h, w, k, r, s, *pairs, groups, dtype, memory_format = values[: -len(OF_VOLUMES)]
+    d, t, *deep = (one or 0 for one in values[-len(OF_VOLUMES) :])
+    axes = (*([deep] if d else []), pairs[::2], pairs[1::2])
+    stride, padding, dilation = zip(*axes, strict=True)
+    given: tuple[Any, ...] = stride, padding, dilation, groups, dtype, MemoryFormat(memory_format), d, t
+    return ConvProblem(Operation(operation), c, h, w, k, r, s, *given)

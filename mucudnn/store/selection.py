@@ -67,10 +67,12 @@ def select_measurements(
     stored = database.measurements_of_all(chosen, problems, versions)
     local = None
     if strict:
-        from mucudnn.kernels.registry import algorithms as every_algorithm  # imported here, since it loads torch
+        # Imported here, since they load torch.
+        from mucudnn.kernels.algorithm import is_local
+        from mucudnn.kernels.registry import algorithms as every_algorithm
 
         every = every_algorithm(chosen.device_type)
-        local = {problem: {TORCHS_OWN, *(one.name for one in every if one.is_local(problem))} for problem in problems}
+        local = {problem: {TORCHS_OWN, *(one.name for one in every if is_local(one, problem))} for problem in problems}
     found = {}
     for task in tasks:
         sizes = frozenset(micro_batch_sizes(policy, task.batch_size))

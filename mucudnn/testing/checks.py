@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate, cycle
-from math import inf, nan
+from math import inf, nan, prod
 
 import torch
 from torch import Tensor
 
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm, Epilogue, Workspace
-from mucudnn.kernels.memory import peak_allocated_bytes, torch_dtype
+from mucudnn.kernels.memory import dense_strides, peak_allocated_bytes, torch_dtype
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error, torch_convolution
 from mucudnn.measuring.guard_zones import GuardedBuffer
 from mucudnn.measuring.operands import Operands
@@ -58,13 +58,9 @@ class GuardedMemory:
         self._tell_sanitizer("poison")
         return guarded.part(size_bytes)
 
-    def tensor(self, problem: ConvProblem, shape: tuple[int, int, int, int]) -> Tensor:
-        """Return a new tensor between guard zones, in the problem's dtype and memory format. shape: (N, C, H, W)."""
-        n, c, h, w = shape
-        flat = self.vector(problem, n * c * h * w)
-        if problem.memory_format is MemoryFormat.CHANNELS_LAST:
-            return flat.view(n, h, w, c).permute(0, 3, 1, 2)
-        return flat.view(shape)
+    def tensor(self, problem: ConvProblem, shape: Sequence[int]) -> Tensor:
+        """Return a new tensor between guard zones, in the problem's dtype and memory format. shape: (N, C, ...)."""
+        return self.vector(problem, prod(shape)).as_strided(shape, dense_strides(shape, problem.memory_format))
 
     def vector(self, problem: ConvProblem, count: int) -> Tensor:
         """Return a new 1-D tensor of ``count`` elements between guard zones, in the problem's dtype."""
@@ -167,24 +163,24 @@ IMAGE = {Operation.FORWARD: "x", Operation.BACKWARD_DATA: "y", Operation.BACKWAR
 VALUES = (nan, inf, -inf)
 
 
-def places(shape: tuple[int, int, int, int]) -> Tensor:
+def places(shape: Sequence[int]) -> Tensor:
     """Return a mask of one element in each of the first samples (or filters): the corners and the middle.
 
     Each element is in another channel, so that samples (in a filter's gradient, channels) show how far a NaN written to
     the element spreads.
     """
-    n, c, height, width = shape
+    n, c, *pixels, height, width = shape
     spots = [(height // 2, width // 2), (0, 0), (height - 1, width - 1), (0, width - 1), (height - 1, 0)]
-    where = torch.zeros(shape, dtype=torch.bool)
+    where = torch.zeros(tuple(shape), dtype=torch.bool)
     for index, spot in zip(range(n), spots, strict=False):
-        where[index, index % c, *spot] = True
+        where[index, index % c, *(size // 2 for size in pixels), *spot] = True
     return where
 
 
 def spoil(tensor: Tensor) -> None:
     """Write NaN, Inf and -Inf alternately to the elements of the tensor that ``places`` marks."""
     values = cycle(VALUES)
-    for index in places(tuple(tensor.shape)).nonzero():  # type: ignore[arg-type]
+    for index in places(tensor.shape).nonzero():
         tensor[tuple(index)] = next(values)
 
 
@@ -194,8 +190,8 @@ def dependent(problem: ConvProblem, operand: str, batch_size: int = SAMPLES, *, 
     on_padding: also mark results of products with the zeros of the padding.
     """
     if on_padding:
-        (down, right), height, width = problem.padding, problem.h, problem.w
-        problem = replace(problem, padding=(0, 0), h=height + 2 * down, w=width + 2 * right)
+        padded = tuple(size + 2 * more for size, more in zip(problem.extent, problem.padding, strict=True))
+        problem = replace(problem.with_extent(padded), padding=(0,) * len(padded))
     shapes = {"x": problem.x_shape(batch_size), "w": problem.w_shape(), "y": problem.y_shape(batch_size)}
     ones = {name: torch.ones(shape) for name, shape in shapes.items()}
     ones[operand] = places(shapes[operand]).float()

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from random import Random
+from typing import Any
 
 import torch
 
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Pair
-from mucudnn.kernels.algorithm import ACTIVATIONS, Algorithm, fuses
+from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Sizes
+from mucudnn.kernels.algorithm import ACTIVATIONS, Algorithm, fuses, why_unsupported
 from mucudnn.kernels.registry import algorithms, require_algorithm
 from mucudnn.testing.checks import (
     IMAGE,
@@ -53,9 +54,24 @@ _GEOMETRIES: dict[str, tuple[dict[str, object], int, int]] = {
     "one-channel": ({"c": 1, "h": 8, "w": 10, "k": 1, "r": 3, "s": 3, "padding": (1, 1)}, 3, 2),
     "whole-image": ({"c": 5, "h": 4, "w": 3, "k": 6, "r": 4, "s": 3}, 3, 2),
     "tiles": ({"c": 2, "h": 37, "w": 41, "k": 3, "r": 3, "s": 5, "padding": (1, 2)}, 3, 2),
+    "patches": ({"c": 6, "h": 9, "w": 8, "k": 8, "r": 4, "s": 2, "stride": (4, 2), "groups": 2}, 3, 2),
 }
-GEOMETRIES = tuple(_GEOMETRIES)
+_VOLUMES: dict[str, dict[str, object]] = {
+    "volume": {"c": 3, "d": 4, "h": 9, "w": 7, "k": 5, "t": 3, "r": 3, "s": 3, "padding": 1},
+    "volume-stride": {"c": 4, "d": 5, "h": 8, "w": 7, "k": 6, "t": 3, "r": 3, "s": 3, "stride": 2, "padding": 1},
+    "volume-dilation": {"c": 2, "d": 7, "h": 6, "w": 5, "k": 3, "t": 2, "r": 3, "s": 3, "dilation": (3, 1, 1)},
+    "volume-groups": {"c": 4, "d": 3, "h": 6, "w": 5, "k": 6, "t": 2, "r": 3, "s": 3, "padding": 1, "groups": 2},
+    "volume-5x5": {"c": 3, "d": 3, "h": 8, "w": 9, "k": 4, "t": 2, "r": 5, "s": 5, "padding": (1, 2, 2)},
+    "volume-5x5-stride": {"c": 3, "d": 2, "h": 9, "w": 8, "k": 4, "t": 2, "r": 5, "s": 5, "stride": (1, 2, 2)},
+    "one-frame": {"c": 5, "d": 1, "h": 8, "w": 9, "k": 4, "t": 3, "r": 3, "s": 3, "padding": 1},
+    "only-padding": {"c": 2, "d": 2, "h": 5, "w": 6, "k": 3, "t": 2, "r": 3, "s": 3, "padding": (3, 0, 1)},
+    "pointwise-volume": {"c": 6, "d": 3, "h": 4, "w": 5, "k": 9, "t": 1, "r": 1, "s": 1},
+    "patches-of-volume": {"c": 3, "d": 4, "h": 6, "w": 9, "k": 5, "t": 2, "r": 3, "s": 4, "stride": (2, 3, 4)},
+    "one-patch": {"c": 4, "d": 2, "h": 3, "w": 3, "k": 6, "t": 2, "r": 3, "s": 3, "stride": (2, 3, 3), "groups": 2},
+}
+GEOMETRIES, VOLUMES = tuple(_GEOMETRIES), tuple(_VOLUMES)
 ONE_OF_EACH_KIND = ("same-3x3", "pointwise", "groups", "stride")
+_GEOMETRIES |= {name: (arguments, 3, 2) for name, arguments in _VOLUMES.items()}
 
 
 def geometry(name: str, operation: Operation, **changes: object) -> tuple[ConvProblem, int, int]:
@@ -69,6 +85,7 @@ def geometry(name: str, operation: Operation, **changes: object) -> tuple[ConvPr
 
 # Random problems have sizes of one, primes, and sizes near those of vectors and tiles.
 _CHANNELS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 23, 31, 32, 33, 37)
+_FRAMES = (1, 2, 3, 3, 4, 5, 7)
 _PIXELS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 14, 15, 16, 17, 19, 23, 29, 33)
 _FILTERS = (1, 1, 2, 3, 3, 3, 3, 4, 5, 5, 7)
 _STEPS = (1, 1, 1, 1, 2, 2, 3, 5)
@@ -76,10 +93,13 @@ _PADDINGS = (0, 0, 1, 1, 2, 2, 3, 5, 9)
 _MOST_MULTIPLICATIONS = 250_000  # of one problem, so that thousands of problems take minutes
 
 
-def random_problem(random: Random) -> ConvProblem | None:
-    """Draw a random problem. Returns None if the draw is not a valid convolution or too large."""
+def random_problem(random: Random, *, volumes: bool = False) -> ConvProblem | None:
+    """Draw a random problem. Returns None if the draw is not a valid convolution or too large.
 
-    def pair(values: tuple[int, ...]) -> Pair:
+    volumes: whether to draw volumes and patches, too.
+    """
+
+    def pair(values: tuple[int, ...]) -> Sizes:
         first = random.choice(values)
         return (first, first) if random.random() < 0.5 else (first, random.choice(values))
 
@@ -90,21 +110,19 @@ def random_problem(random: Random) -> ConvProblem | None:
     r, s = pair(_FILTERS)
     plain = r == s and random.random() < 0.6  # so that Winograd supports enough of them
     steps = (1,) if plain else _STEPS
+    operation, extent = random.choice(list(Operation)), pair(_PIXELS)
+    stride, padding, dilation = pair(steps), pair(_PADDINGS), pair(steps)
+    dtype, memory_format = random.choice(("float32", "float32", "float32", *ITEM_BYTES)), random.choice([*MemoryFormat])
+    d = t = 0
+    if volumes and random.random() < 0.5:
+        d, t = random.choice(_FRAMES), random.choice(_FRAMES[:4])
+        more = random.choice(_STEPS), random.choice(_PADDINGS), random.choice(_STEPS)
+        stride, padding, dilation = ((one, *two) for one, two in zip(more, (stride, padding, dilation), strict=True))
+    if volumes and random.random() < 0.2:  # patches
+        stride, padding, dilation = (t, r, s)[-len(stride) :], (0,) * len(stride), (1,) * len(stride)
+    steps_and_kind: Any = stride, padding, dilation, groups, dtype, memory_format, d, t
     try:
-        problem = ConvProblem(
-            random.choice(list(Operation)),
-            c * groups,
-            *pair(_PIXELS),
-            k * groups,
-            r,
-            s,
-            stride=pair(steps),
-            padding=pair(_PADDINGS),
-            dilation=pair(steps),
-            groups=groups,
-            dtype=random.choice(("float32", "float32", "float32", *ITEM_BYTES)),
-            memory_format=random.choice(list(MemoryFormat)),
-        )
+        problem = ConvProblem(operation, c * groups, extent[0], extent[1], k * groups, r, s, *steps_and_kind)
     except InvalidInputError:  # the filter is larger than the padded map
         return None
     return problem if problem.flops(1) <= 2 * _MOST_MULTIPLICATIONS else None
@@ -176,8 +194,9 @@ def check_algorithm(
     with torch.random.fork_rng(devices=[]), threads(1):  # the tensors are too small for more
         for problem, batch_size, n, is_thorough in _cases(problems):
             with _told_of(f"{algorithm.name}: {problem}, slices of {n}"):
-                reason = algorithm.supports(problem)
-                for why in (reason, algorithm.supports_micro_batch(problem, n)):
+                reason = why_unsupported(algorithm, problem)
+                of_size = algorithm.supports_micro_batch(problem, n) if reason is None else None
+                for why in (reason, of_size):
                     if why is not None and len(why.split()) <= 3:
                         raise AssertionError(
                             f"the reason why not is {why!r}; it must be a sentence of more than three words"
@@ -190,8 +209,8 @@ def check_algorithm(
             raise AssertionError(f"{algorithm.name}: it supports no problem of the suite; give some in problems")
         for number in range(seed, seed + random_problems):
             random = Random(number)
-            drawn = (random_problem(random) for _ in range(_MOST_DRAWS))
-            found = next((p for p in drawn if p is not None and algorithm.supports(p) is None), None)
+            drawn = (random_problem(random, volumes=algorithm.takes_volumes) for _ in range(_MOST_DRAWS))
+            found = next((p for p in drawn if p is not None and why_unsupported(algorithm, p) is None), None)
             if found is not None:
                 sizes = random_micro_batches(random, algorithm, found)
                 has_bias = found.operation is Operation.FORWARD and random.random() < 0.5
@@ -213,9 +232,10 @@ def _cases(own: Iterable[ConvProblem]) -> Iterator[tuple[ConvProblem, int, int, 
 
     Every geometry comes in float32, then one of each kind in every dtype, and the caller's own.
     """
-    for operation, name, memory_format in product(Operation, GEOMETRIES, MemoryFormat):
+    for operation, name, memory_format in product(Operation, (*GEOMETRIES, *VOLUMES), MemoryFormat):
         yield *geometry(name, operation, memory_format=memory_format), False
-    kinds = product(Operation, ONE_OF_EACH_KIND, MemoryFormat, DEFAULT_MAX_RELATIVE_ERROR)
+    every = (*ONE_OF_EACH_KIND, "patches", "volume", "patches-of-volume")
+    kinds = product(Operation, every, MemoryFormat, DEFAULT_MAX_RELATIVE_ERROR)
     for operation, name, memory_format, dtype in kinds:
         yield *geometry(name, operation, memory_format=memory_format, dtype=dtype), True
     for problem in own:

@@ -13,7 +13,7 @@ from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig, Task, source_of
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm, is_local
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.whole_runs import Machine
@@ -166,7 +166,7 @@ def permitted_algorithms(
         return allowed
     offered = (algorithm for source in machine.sources for algorithm in source.offered(problem, sizes))
     every = (*allowed, *(algorithm for algorithm in offered if _is_allowed(algorithm, config)))
-    return [one for one in every if not config.strict or one.name == TORCHS_OWN or one.is_local(problem)]
+    return [one for one in every if not config.strict or one.name == TORCHS_OWN or is_local(one, problem)]
 
 
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:

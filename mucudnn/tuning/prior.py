@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from math import inf, log2
+from math import inf, log2, prod
 from typing import Any, NamedTuple
 
 from mucudnn.core.problem import ConvProblem, Operation
@@ -85,9 +85,9 @@ class Prior:
 
 def _class(problem: ConvProblem) -> _Class:
     grouped = "dense" if problem.groups == 1 else "depthwise" if problem.groups == problem.c else "grouped"
-    filter_and_steps = (problem.r, problem.s, problem.stride, problem.dilation)
+    filter_and_steps = (problem.window, problem.stride, problem.dilation)
     return problem.operation, *filter_and_steps, grouped, problem.dtype, problem.memory_format
 
 
 def _place(problem: ConvProblem) -> _Place:
-    return log2(problem.c), log2(problem.k), log2(problem.p * problem.q)
+    return log2(problem.c), log2(problem.k), log2(prod(problem.positions))

@@ -15,7 +15,7 @@ from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.memory import suggests_channels_last
 from mucudnn.running.problems import problem_of_call, problem_operation
 
-TRACED = (nn.Conv2d, nn.Conv1d, nn.ConvTranspose2d)
+TRACED = (nn.Conv2d, nn.Conv1d, nn.Conv3d, nn.ConvTranspose2d)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class Call:
 def trace(model: nn.Module, sample_input: Any) -> list[Call]:
     """List the calls of all convolution modules in ``model(sample_input)``, in order, as torch computes them.
 
-    Convolution modules are ``nn.Conv2d``, ``nn.Conv1d`` (as images of height 1) and ``nn.ConvTranspose2d``.
+    Convolution modules are ``nn.Conv2d``, ``nn.Conv3d``, ``nn.Conv1d`` (as images of height 1) and
+    ``nn.ConvTranspose2d``.
 
     sample_input: the only argument, or a tuple of all positional ones. Padding that torch does as a separate step
     (``padding_mode`` other than zeros, the odd half of ``padding="same"``) is part of H and W. Calls that no
@@ -81,10 +82,11 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
 
 def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
     """Return a description of the call ``module(*arguments, **named)``; None if no ``ConvProblem`` describes it."""
+    assert isinstance(module, TRACED)
     x = arguments[0] if arguments else named.get("input")
     if not isinstance(x, Tensor):
         return None  # torch raises the error
-    dims = 3 if isinstance(module, nn.Conv1d) else 4
+    dims = 2 + len(module.kernel_size)
     images = x.unsqueeze(0) if x.dim() == dims - 1 else x
     if images.dim() != dims:
         return None
@@ -116,7 +118,7 @@ def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | No
     """
     assert isinstance(module, TRACED)
     padding: Any = module.padding
-    shape, output_padding = list(x.shape), [0, 0]
+    shape, output_padding = list(x.shape), [0] * len(module.stride)
     if isinstance(module, nn.ConvTranspose2d):
         if not isinstance(output_size, (list, tuple, type(None))):
             return None  # an argument with another meaning, in a subclass

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.memory import TORCH_FORMATS, block_bytes
+from mucudnn.kernels.memory import block_bytes, torch_format
 from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.running.problems import problem_operation
 from mucudnn.tuning.own_step import leaf, undisturbed
@@ -229,8 +229,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if forward is None or forward.call is None:
             return
         problem, batch_size = forward.call.problem.with_operation(operation), forward.call.batch_size
-        torch_format = TORCH_FORMATS[problem.memory_format]
-        copied = (t for t in operands if not t.is_contiguous(memory_format=torch_format))
+        copied = (t for t in operands if not t.is_contiguous(memory_format=torch_format(problem)))
         copied_bytes = sum(self._block_bytes(t.nbytes) for t in copied)
         self.calls.append(ConvolutionCall(forward.call.name, problem, batch_size, in_use_bytes + copied_bytes))
 

@@ -22,7 +22,7 @@ from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig, Task
-from mucudnn.core.values import flag, pair, real, shown, whole
+from mucudnn.core.values import flag, real, shown, sizes, whole
 from mucudnn.running.problems import largest_batch_size
 from mucudnn.solver.reuse import BatchSizePolicy
 from mucudnn.store import schema
@@ -64,9 +64,9 @@ def test_bounds_are_inclusive() -> None:
 
 
 @pytest.mark.parametrize("value", [2, [2, 2], np.array([2, 2]), torch.Size([2, 2]), np.int64(2), (2, np.int8(2))])
-def test_one_number_is_a_pair_of_it(value: object) -> None:
-    assert pair(value, "stride", 1, 9) == (2, 2)
-    assert all(type(number) is int for number in pair(value, "stride", 1, 9))
+def test_one_number_is_that_of_all_dimensions(value: object) -> None:
+    assert sizes(value, "stride", 2, 1, 9) == (2, 2)
+    assert all(type(number) is int for number in sizes(value, "stride", 2, 1, 9))
 
 
 def test_flags_and_numbers_are_pythons() -> None:

@@ -128,9 +128,18 @@ def test_transposed_convolutions(dimensions: int, torch_format: torch.memory_for
         assert ran == (set(Operation) if is_undone else set()), arguments
 
 
-def test_three_dimensions_empty_batches_and_wrong_operands_are_torchs(session: Session) -> None:
-    assert_right(nn.Conv3d(2, 3, 3), torch.randn(1, 2, 4, 4, 4))
-    assert session.passed_by == {"three dimensions": 1}
+def test_volumes_are_computed(workshop: MadeUpWorkshop, session: Session) -> None:
+    workshop.algorithm = "frames-implicit-gemm"
+    for layer in (nn.Conv3d(2, 3, 3, padding=1), nn.ConvTranspose3d(2, 3, 2, stride=2)):
+        assert_right(layer, torch.randn(1, 2, 4, 4, 4))
+    assert all(met.problem.is_volume and met.ours for met in session.met.values())
+    assert {met.problem.operation for met in session.met.values()} == {*Operation}
+    assert not session.passed_by
+
+
+def test_what_is_no_convolutions_gradient_empty_batches_and_wrong_operands_are_torchs(session: Session) -> None:
+    assert_right(nn.ConvTranspose2d(4, 6, 3, dilation=2, output_padding=1), torch.randn(1, 4, 5, 5))
+    assert session.passed_by == {"torch.float32 on cpu, or not a convolution of images or volumes": 1}
     assert F.conv2d(torch.zeros(0, 4, 5, 5), torch.zeros(6, 4, 3, 3)).shape == (0, 6, 3, 3)
     for x, w in (
         (torch.zeros(1, 4, 5, 5), torch.zeros(6, 3, 3, 3)),

@@ -60,7 +60,7 @@ def test_every_promise_is_kept(name: str) -> None:
     bounds = {dtype: LOOSER.get(name, 1.0) * bound for dtype, bound in DEFAULT_MAX_RELATIVE_ERROR.items()}
     strided = [ConvProblem(operation, 4, 13, 11, 3, 5, 5, (2, 2), (2, 2)) for operation in Operation]
     passed = check_algorithm(algorithm(name), problems=strided, max_relative_error=bounds, random_problems=3)
-    assert passed >= 20  # test_fuzz_problems has more random ones
+    assert passed >= 15  # test_fuzz_problems has more random ones
 
 
 @pytest.mark.parametrize("operation", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])

@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels import memory
-from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm, why_unsupported
 from mucudnn.kernels.memory import empty_activation
 from mucudnn.kernels.registry import algorithm, algorithms
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.testing.checks import Call, split
-from mucudnn.testing.contract import GEOMETRIES, ONE_OF_EACH_KIND, geometry
+from mucudnn.testing.contract import GEOMETRIES, ONE_OF_EACH_KIND, VOLUMES, geometry
 
 NAMES = [a.name for a in algorithms("cuda")]
 STRIDED = ("winograd-2x2-stride2", "winograd-4x4-stride2", "winograd-4x4-5x5-stride2")
@@ -41,7 +41,8 @@ def counted_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_there_are_torchs_own_first_and_then_ours_for_every_device() -> None:
     assert NAMES[:2] == ["native", "native-other-format"]
     on_the_cpu = {a.name for a in algorithms()}
-    assert set(NAMES[2:]) == on_the_cpu - {"native", "native-other-format", *COMPILED_ALONE}
+    frames_of_compiled = {name for name in on_the_cpu if name.startswith("frames-") and name != "frames-native"}
+    assert set(NAMES[2:]) == on_the_cpu - {"native", "native-other-format", *COMPILED_ALONE} - frames_of_compiled
     for name in NAMES:
         a = algorithm(name, "cuda")
         assert isinstance(a, Algorithm)
@@ -116,9 +117,10 @@ def run_on_fakes(a: Algorithm, problem: ConvProblem, n: int) -> None:
 @pytest.mark.parametrize("name", IN_TORCH)
 def test_everything_that_is_run_is_on_the_device(name: str, operation: Operation, memory_format: MemoryFormat) -> None:
     a = algorithm(name, "cuda")
-    for key, dtype in [*product((*ONE_OF_EACH_KIND, "same-5x5", "tiles"), ("float32",)), ("same-3x3", "bfloat16")]:
+    keys = (*ONE_OF_EACH_KIND, "same-5x5", "tiles", "patches", *VOLUMES)
+    for key, dtype in [*product(keys, ("float32",)), ("same-3x3", "bfloat16"), ("volume", "bfloat16")]:
         problem, batch_size, _ = geometry(key, operation, memory_format=memory_format, dtype=dtype)
-        if a.supports(problem) is None:
+        if why_unsupported(a, problem) is None:
             run_on_fakes(a, problem, batch_size)
 
 
@@ -129,7 +131,7 @@ def cases(names: list[str], keys: tuple[str, ...], dtypes: tuple[str, ...] = ("f
     parameters: list[object] = []
     for name, operation, key, memory_format, dtype in product(names, Operation, keys, MemoryFormat, dtypes):
         problem, batch_size, n = geometry(key, operation, memory_format=memory_format, dtype=dtype)
-        if algorithm(name, "cuda").supports(problem) is None:
+        if why_unsupported(algorithm(name, "cuda"), problem) is None:
             label = f"{name}-{operation}-{key}-{memory_format}-{dtype}"
             parameters.append(pytest.param(name, problem, batch_size, n, id=label))
     return parameters
@@ -140,7 +142,8 @@ def cases(names: list[str], keys: tuple[str, ...], dtypes: tuple[str, ...] = ("f
     ("name", "problem", "batch_size", "n"),
     cases(["fft", "fft-tiled"], GEOMETRIES)
     + cases([name for name in IN_TORCH if not name.startswith("fft")], ONE_OF_EACH_KIND)
-    + cases(IN_TORCH, ("same-3x3",), ("float64", *HALVES)),
+    + cases(IN_TORCH, ("same-3x3",), ("float64", *HALVES))
+    + cases(["patches", "frames-native"], ("patches", *VOLUMES)),
 )
 def test_result_is_the_convolution_in_the_declared_bytes(
     name: str, problem: ConvProblem, batch_size: int, n: int

@@ -72,7 +72,7 @@ def _is_built(algorithm: Algorithm) -> bool:
 
 def _problem(random: Random, algorithm: Algorithm) -> ConvProblem:
     while True:
-        problem = random_problem(random)
+        problem = random_problem(random, volumes=algorithm.takes_volumes)
         if problem is None:
             continue
         in_onednn = algorithm.name == "native" and problem.memory_format is MemoryFormat.CHANNELS_LAST

@@ -35,7 +35,7 @@ def whole(problem: ConvProblem, operands: Operands, n: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("operation", Operation)
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("name", [*GEOMETRIES, "volume", "volume-stride"])
 def test_pieces_make_the_whole(budget: str, operation: Operation, name: str) -> None:
     problem, _, _ = geometry(name, operation)
     operands = random_operands(problem, BATCH)
@@ -98,7 +98,7 @@ def with_exact_result(problem: ConvProblem) -> tuple[Operands, torch.Tensor]:
 
 @pytest.mark.parametrize("operation", Operation)
 def test_at_some_places_an_exact_result_has_no_error_and_a_factor_is_seen(operation: Operation) -> None:
-    drawn = (random_problem(random.Random(seed)) for seed in range(60))
+    drawn = (random_problem(random.Random(seed), volumes=True) for seed in range(60))
     for problem in (replace(p, operation=operation, dtype="float32") for p in drawn if p is not None):
         operands, written = with_exact_result(problem)
         if not written.all():  # some results are sums over padding alone, and no factor shows there

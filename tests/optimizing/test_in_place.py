@@ -118,7 +118,7 @@ def test_other_convolutions_are_recorded_as_well() -> None:
         (row, N, "backward_filter", True),
         (up, N, "backward_data", False),
         (up, N, "forward backward_filter", True),
-        (None, N, "forward", False),
+        (ConvProblem(FORWARD, 3, 8, 8, 4, 3, 3, d=8, t=3), N, "forward", False),
         (FIRST, N, "forward", False),
     }
 

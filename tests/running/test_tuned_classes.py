@@ -134,7 +134,7 @@ def test_subclasses_of_every_kind(cls: type[nn.Module]) -> None:
         (OwnForward(3, 4, 3), "OwnForward has a forward of its own"),
         (OwnConvForward(3, 4, 3), "OwnConvForward has a _conv_forward of its own"),
         (OwnUp(3, 4, 3), "OwnUp has a forward of its own"),
-        (nn.ConvTranspose1d(3, 4, 3), "ConvTranspose1d is not among Conv2d, Conv1d, ConvTranspose2d"),
+        (nn.ConvTranspose1d(3, 4, 3), "ConvTranspose1d is not among Conv2d, Conv1d, Conv3d, ConvTranspose2d"),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, change, fill, rows_of
+from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, change, fill, of_version_9, rows_of
 
 from mucudnn.core import errors
 from mucudnn.core.errors import DatabaseError
@@ -116,19 +116,27 @@ def test_default_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_path() == Path("named.sqlite")
     monkeypatch.delenv("MUCUDNN_DATABASE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    name = f"measurements-{schema.VERSION}.sqlite"
-    assert default_path() == tmp_path / "mucudnn" / name
+    folder = tmp_path / "mucudnn"
+    assert default_path() == folder / f"measurements-{schema.VERSION}.sqlite"
+    folder.mkdir()
+    of_version_9(folder / "measurements-9.sqlite")
+    with Database() as database:
+        assert database.path == folder / "measurements-9.sqlite"
+    assert rows_of(folder / "measurements-9.sqlite", HERE, PROBLEM) == FULL
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_path() == Path.home() / ".cache" / "mucudnn" / name
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_path() == tmp_path / ".cache" / "mucudnn" / f"measurements-{schema.VERSION}.sqlite"
 
 
 def test_default_file_of_another_schema_version_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("MUCUDNN_DATABASE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with monkeypatch.context() as earlier:
-        earlier.setattr(schema, "VERSION", schema.VERSION - 1)
-        of_earlier = fill(default_path())
-        change(of_earlier, f"PRAGMA user_version = {schema.VERSION}")
+        earlier.setattr(schema, "READABLE", (8,))
+        of_earlier = default_path()
+        of_earlier.parent.mkdir()
+        fill(of_earlier)
+        change(of_earlier, "PRAGMA user_version = 8")
     before = of_earlier.read_bytes()
     with Database() as database:
         assert database.path != of_earlier

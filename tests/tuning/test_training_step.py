@@ -135,7 +135,7 @@ def test_other_convolutions_are_no_calls() -> None:
     class Others(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.volumes = nn.Conv2d(4, 4, 3, padding=1), nn.Conv3d(4, 4, 1)
+            self.conv, self.volumes = nn.Conv2d(4, 4, 3, padding=1), nn.ConvTranspose3d(4, 4, 1)
 
         def forward(self, x: Tensor) -> Any:
             w = torch.ones(4, 4, 3, 3, requires_grad=True)

@@ -115,11 +115,11 @@ def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) ->
 def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Add a column of published times for each machine, matched by geometry, mini-batch and operation.
 
-    Rows with dilation or groups get no value, because the published times are of ordinary convolutions.
+    Rows with dilation, groups or a depth get no value, because the published times are of ordinary convolutions.
     """
     times = published_times(rows["operation"])
     times = times.pivot(index=[*GEOMETRY, "operation"], columns="machine", values="time_s").add_prefix(PUBLISHED)
-    plain = (rows[["dilation_h", "dilation_w", "groups"]] == 1).all(axis=1)
+    plain = (rows[["dilation_h", "dilation_w", "groups"]] == 1).all(axis=1) & (rows["d"] == 0)
     keys = rows[plain].rename(columns={"batch_size": "n"})[[*GEOMETRY, "operation"]]
     found = times.reindex(pandas.MultiIndex.from_frame(keys)).set_axis(keys.index).dropna(axis=1, how="all")
     return rows.join(found)

@@ -8,18 +8,19 @@ from typing import Any
 import pandas
 
 from mucudnn.bench.results.pages.measured import OPERATIONS, PUBLISHED, machines_of
-from mucudnn.bench.results.reading import CONTESTANT, ROW_COLUMNS
+from mucudnn.bench.results.reading import CONTESTANT, OF_VOLUMES, ROW_COLUMNS
 from mucudnn.core.tables import Column, Table
 from mucudnn.core.values import format_bytes
 
 # Columns are hidden where all rows have these values.
-_NEUTRAL = {"dilation_h": 1, "dilation_w": 1, "groups": 1, "count": 1, "busy": 0}
+_NEUTRAL = {"dilation_h": 1, "dilation_w": 1, "groups": 1, "count": 1, "busy": 0, **dict.fromkeys(OF_VOLUMES, 0)}
 _MIB = 2.0**20
 _MS = (".4f", 1e3)
 # Names of problem columns in DeepBench, in its order, followed by columns that DeepBench lacks.
 DEEPBENCH = {
     **{"w": "w", "h": "h", "c": "c", "batch_size": "n", "k": "k", "s": "f_w", "r": "f_h"},
     **{name: name for name in ("pad_w", "pad_h", "stride_w", "stride_h", "dilation_w", "dilation_h", "groups")},
+    **{name: name for name in OF_VOLUMES},
     "dtype": "precision",
 }
 

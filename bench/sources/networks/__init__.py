@@ -28,7 +28,7 @@ class Network:
 
     file: str
     num_classes: int = 1000
-    input_shape: tuple[int, int, int] = INPUT_SHAPE
+    input_shape: tuple[int, ...] = INPUT_SHAPE
 
 
 NETWORKS = MappingProxyType(
@@ -62,7 +62,7 @@ def build(name: str, num_classes: int | None = None) -> nn.Module:
     return model
 
 
-def input_shape_of(name: str) -> tuple[int, int, int]:
+def input_shape_of(name: str) -> tuple[int, ...]:
     """Return the shape (C, H, W) of one image that a network was published for.
 
     Raises ``InvalidInputError`` for a name that is not in ``NETWORKS``.

@@ -69,7 +69,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
 def convolutions(
     source: str,
     batch: int | None,
-    input_shape: tuple[int, int, int] | None,
+    input_shape: tuple[int, ...] | None,
     filters: tuple[Pair, ...],
     batch_scale: float | None,
     dtypes: tuple[str, ...],

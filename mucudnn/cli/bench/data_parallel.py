@@ -49,7 +49,7 @@ def parse_caps(text: str) -> tuple[float | None, ...]:
 
 
 def _measured(
-    setting: Setting, input_shape: tuple[int, int, int] | None, rounds: int, threads: int, config: Config
+    setting: Setting, input_shape: tuple[int, ...] | None, rounds: int, threads: int, config: Config
 ) -> list[Row]:
     """Measure training steps on this rank (process). The arguments are options of the command."""
     import torch
@@ -121,7 +121,7 @@ def data_parallel(
     period: int,
     bucket_caps: tuple[float | None, ...],
     rounds: int,
-    input_shape: tuple[int, int, int] | None,
+    input_shape: tuple[int, ...] | None,
     dtype: str,
     memory_format: MemoryFormat,
     threads: int | None,

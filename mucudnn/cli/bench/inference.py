@@ -38,7 +38,7 @@ from mucudnn.core.problem import MemoryFormat
 def inference(
     source: str,
     batch: int,
-    input_shape: tuple[int, int, int] | None,
+    input_shape: tuple[int, ...] | None,
     memory_format: MemoryFormat,
     rounds: int,
     runtimes: tuple[Runtime, ...],

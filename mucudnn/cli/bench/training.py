@@ -50,7 +50,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 def training(
     sources: tuple[str, ...],
     batch_sizes: tuple[int, ...] | None,
-    input_shape: tuple[int, int, int] | None,
+    input_shape: tuple[int, ...] | None,
     precisions: tuple[Precision, ...] | None,
     memory_formats: tuple[MemoryFormat, ...],
     variants: tuple[Variant, ...] | None,

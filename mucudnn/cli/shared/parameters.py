@@ -14,7 +14,6 @@ import click
 
 from mucudnn.core.errors import InvalidInputError, MucudnnError
 from mucudnn.core.files import beside
-from mucudnn.core.problem import Pair
 from mucudnn.core.values import member, parse_bytes
 from mucudnn.running.environment import require_known
 
@@ -98,7 +97,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def parse_filters(text: str) -> tuple[Pair, ...]:
+def parse_filters(text: str) -> tuple[tuple[int, ...], ...]:
     """Parse filter sizes: ``3x3,5x5`` as ((3, 3), (5, 5)), ``all`` as ().
 
     Raises ``InvalidInputError`` for other text.
@@ -131,16 +130,18 @@ def _spellings(kind: type[StrEnum]) -> list[str]:
     return [one.replace("_", "-") for one in kind]
 
 
-def parse_shape(text: str) -> tuple[int, int, int]:
-    """Parse channels, height and width of one sample. Raises ``InvalidInputError`` for other text.
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Parse channels, depth if any, height and width of one sample. Raises ``InvalidInputError`` for other text.
 
     >>> parse_shape("3x224x224")
     (3, 224, 224)
     """
-    if re.fullmatch(rf"{SIZE}(x{SIZE}){{2}}", text) is None:
-        raise InvalidInputError(f"{text!r} is not channels x height x width of one sample; write for example 3x224x224")
-    c, h, w = map(int, text.split("x"))
-    return c, h, w
+    if re.fullmatch(rf"{SIZE}(x{SIZE}){{2,3}}", text) is None:
+        raise InvalidInputError(
+            f"{text!r} is not channels x height x width of one sample, or channels x depth x height x width; write for "
+            "example 3x224x224 or 3x16x112x112"
+        )
+    return tuple(map(int, text.split("x")))
 
 
 def parse_sizes(text: str) -> tuple[int | None, ...]:

@@ -1,0 +1,370 @@
+"""Convolution of volumes as a sum of convolutions of images: one for each tap of the filter along the depth.
+
+With a filter of depth T, frame o of y is the sum of T convolutions of images,
+
+    y[o] = sum over t of  x[o * stride - padding + t * dilation] * w[t]
+
+and a tap that reads only padding costs nothing: of a clip of one frame, or with causal padding, only a slice of the
+filter is used. Each tap is computed for all its frames at once by an algorithm for images, and added to the taps before
+by that algorithm's epilogue, or by torch. So every algorithm for images computes volumes, Winograd too.
+
+In channels_last the frames of a sample are dense images in memory, and nothing is copied. Contiguous volumes keep the
+frames of each channel together, so they are copied to scratch, frame by frame; a single frame is in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+import torch
+from torch import Tensor
+
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm, BaseAlgorithm, BoundStage, Epilogue, Workspace
+from mucudnn.kernels.compiled import algorithms as compiled
+from mucudnn.kernels.memory import Part, carve, carved_bytes, dense_strides, inside, torch_dtype
+from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_ON_CUDA
+from mucudnn.kernels.winograd import algorithms as winograd
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A convolution of images: some frames of y, and the frames of x that one tap of the filter reads for them.
+
+    tap: index of the filter element along the depth. is_first: whether no pass before wrote these frames of the result;
+    False for BACKWARD_FILTER.
+    """
+
+    tap: int
+    x: slice
+    y: slice
+    count: int
+    is_first: bool
+
+
+@lru_cache(maxsize=1024)
+def passes(problem: ConvProblem) -> tuple[Pass, ...]:
+    """Return the passes of a problem, in the order in which they are computed.
+
+    Frames that a stride separates are not adjacent in memory, so that each gets a pass of its own. The tap that writes
+    the most frames comes first.
+    """
+    (stride, *_), (padding, *_), (dilation, *_) = problem.stride, problem.padding, problem.dilation
+    out, operation = problem.positions[0], problem.operation
+    ranges = [(t, *inside(t * dilation - padding, stride, problem.d, out)) for t in range(problem.t)]
+    written: set[int] = set()
+    found = []
+    for tap, ys, xs in sorted(ranges, key=lambda each: each[1].start - each[1].stop):
+        pairs = list(zip(range(problem.d)[xs], range(out)[ys], strict=True))
+        while pairs:
+            targets = [x if operation is Operation.BACKWARD_DATA else y for x, y in pairs]
+            are_first = [operation is not Operation.BACKWARD_FILTER and one not in written for one in targets]
+            is_first, count = are_first[0], 1
+            while stride == 1 and count < len(pairs) and are_first[count] is is_first:
+                count += 1
+            (x, y), written = pairs[0], written | {*targets[:count]}
+            found.append(Pass(tap, slice(x, x + count), slice(y, y + count), count, is_first))
+            pairs = pairs[count:]
+    return tuple(found)
+
+
+def _adds_to_itself(algorithm: Algorithm) -> bool:
+    """Return whether an algorithm's epilogue may add y to y: each element of y must be written once, at the end."""
+    return isinstance(algorithm, winograd.Winograd)
+
+
+@lru_cache(maxsize=1024)
+def images_of(inner: Algorithm, problem: ConvProblem) -> ConvProblem:
+    """Return the convolution of images that each pass computes by ``inner``.
+
+    The gradient dx without strides is a convolution of dy with the filter rotated by 180 degrees, which an epilogue can
+    add to the sum.
+    """
+    stride, padding, dilation = problem.stride[1:], problem.padding[1:], problem.dilation[1:]
+    images = replace(problem, d=0, t=0, stride=stride, padding=padding, dilation=dilation)
+    if problem.operation is not Operation.BACKWARD_DATA or images.stride != (1, 1) or images.groups > 1:
+        return images
+    covered = [dilation * (taps - 1) for taps, dilation in zip(images.window, images.dilation, strict=True)]
+    padding = tuple(extent - given for extent, given in zip(covered, images.padding, strict=True))
+    if min(padding) < 0:
+        return images
+    c, h, w = images.k, images.p, images.q
+    turned = replace(images, operation=Operation.FORWARD, c=c, h=h, w=w, k=images.c, padding=padding)
+    return turned if inner.supports(turned) is None and _adds_to_itself(inner) else images
+
+
+@dataclass(frozen=True, slots=True)
+class Frames(BaseAlgorithm):
+    """Convolution of volumes by an algorithm for images, ``inner``, frame by frame."""
+
+    inner: Algorithm
+    version: int = 1
+
+    takes_volumes = True
+
+    @property
+    def name(self) -> str:
+        return f"frames-{self.inner.name}"
+
+    @property
+    def device_type(self) -> str:  # type: ignore[override]
+        return self.inner.device_type
+
+    @property
+    def deterministic(self) -> bool:
+        return self.inner.deterministic
+
+    def is_foreign(self, problem: ConvProblem) -> bool:
+        return self.inner.is_foreign(self._images(problem))
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        if not problem.is_volume:
+            return "x has no depth; frames are those of a volume"
+        if not passes(problem):
+            return f"the depth of {problem.d} is all in the padding, so that no frame is read"
+        return self.inner.supports(self._images(problem))
+
+    def is_local(self, problem: ConvProblem) -> bool:
+        return self.inner.is_local(self._images(problem))
+
+    def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        frames = sum(each.count for each in passes(problem))
+        return self.inner.least_flops(self._images(problem), frames * micro_batch_size)
+
+    def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
+        images = self._images(problem)
+        reasons = (self.inner.supports_micro_batch(images, n) for n in _counts(problem, micro_batch_size))
+        return next(filter(None, reasons), None)
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        images = self._images(problem)
+        return max(self.inner.internal_bytes(images, n) for n in _counts(problem, micro_batch_size))
+
+    def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
+        scratch = self._scratch_parts(problem, micro_batch_size)
+        return Workspace(carved_bytes(self._prepared_parts(problem, micro_batch_size)), carved_bytes(scratch))
+
+    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        images = self._images(problem)
+        for tap, filters, inners in self._prepared(problem, prepared):
+            if problem.operation is Operation.BACKWARD_FILTER:
+                filters.zero_()
+            else:
+                _write_filter(w[:, :, tap], filters, is_turned=images.operation is not problem.operation)
+            self.inner.open(images, filters, inners)
+
+    def step(
+        self,
+        problem: ConvProblem,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        images, operation = self._images(problem), problem.operation
+        of_x, of_y, beside, inner_scratch = self._split_scratch(problem, x.shape[0], scratch)
+        by_tap = {tap: (filters, inners) for tap, filters, inners in self._prepared(problem, prepared)}
+        written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x}.get(operation)
+        for copied, whole in ((of_x, x), (of_y, y)):
+            if copied is not None and whole is not written:
+                copied.copy_(_by_frame(whole))
+        for frames_x, frames_y in zip(_blocks(problem, x, of_x), _blocks(problem, y, of_y), strict=True):
+            target = frames_x if operation is Operation.BACKWARD_DATA else frames_y
+            if operation is not Operation.BACKWARD_FILTER:
+                for frame in _unread(problem):
+                    target[frame].zero_() if bias is None else target[frame].copy_(bias.view(-1, 1, 1))
+            for each in passes(problem):
+                filters, inners = by_tap[each.tap]
+                part_x, part_y = _batch(images, frames_x[each.x]), _batch(images, frames_y[each.y])
+                if operation is Operation.BACKWARD_FILTER:
+                    self.inner.step(images, part_x, filters, part_y, None, inners, inner_scratch)
+                    continue
+                source, result = (part_x, part_y) if operation is Operation.FORWARD else (part_y, part_x)
+                if each.is_first:
+                    self._into(images, source, filters, result, bias, inners, inner_scratch)
+                elif beside is None:
+                    stage = _adding_stage(self.inner, images, len(source), torch.get_num_threads())
+                    addresses = source.data_ptr(), filters.data_ptr(), result.data_ptr(), None
+                    stage[0](*addresses, inners.data_ptr(), inner_scratch.data_ptr(), Epilogue(added=result))
+                else:
+                    sum_of_tap = _dense(beside, tuple(result.shape), images)
+                    self._into(images, source, filters, sum_of_tap, None, inners, inner_scratch)
+                    result.add_(sum_of_tap)
+        for copied, whole in ((of_x, x), (of_y, y)):
+            if copied is not None and whole is written:
+                _by_frame(whole).copy_(copied)
+
+    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
+        images = self._images(problem)
+        for tap, filters, inners in self._prepared(problem, prepared):
+            self.inner.close(images, filters, inners)
+            if problem.operation is Operation.BACKWARD_FILTER:
+                w[:, :, tap].add_(filters)
+
+    def _into(
+        self,
+        images: ConvProblem,
+        source: Tensor,
+        filters: Tensor,
+        result: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        x, y = (result, source) if images.operation is Operation.BACKWARD_DATA else (source, result)
+        self.inner.step(images, x, filters, y, bias, prepared, scratch)
+
+    def _images(self, problem: ConvProblem) -> ConvProblem:
+        return images_of(self.inner, problem)
+
+    def _adds(self, images: ConvProblem) -> bool:
+        """Return whether ``inner`` adds to the sum by its epilogue."""
+        return images.operation is Operation.FORWARD and _adds_to_itself(self.inner)
+
+    def _prepared_parts(self, problem: ConvProblem, n: int) -> list[Part]:
+        """Return, for each tap that is used, the parts for its filter (or gradient) and what ``inner`` prepares."""
+        images = self._images(problem)
+        filters = Part((prod(images.w_shape()),), torch_dtype(problem))
+        inners = max(w.prepared_bytes for w in self._inner_workspaces(problem, n))
+        return [filters, Part((_aligned(inners),), torch.uint8)] * len(_taps(problem))
+
+    def _prepared(self, problem: ConvProblem, prepared: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield each tap that is used, its filter (or gradient), and what ``inner`` prepares for it."""
+        images, taps = self._images(problem), _taps(problem)
+        filters = Part((prod(images.w_shape()),), torch_dtype(problem))
+        # The bytes depend on the size of the micro-batch, which is unknown here: each tap has an equal share.
+        of_tap = prepared.nbytes // len(taps) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        for index, tap in enumerate(taps):
+            share = prepared[index * of_tap : (index + 1) * of_tap]
+            stored, inners = carve(share, [filters, Part((of_tap - _aligned(filters.size_bytes),), torch.uint8)])
+            yield tap, _dense(stored, images.w_shape(), images), inners
+
+    def _inner_workspaces(self, problem: ConvProblem, n: int) -> list[Workspace]:
+        images = self._images(problem)
+        counts = _counts(problem, n)
+        found = [self.inner.workspace(images, count) for count in counts]
+        if self._adds(images):
+            found += [_adding_stage(self.inner, images, count, torch.get_num_threads())[1] for count in counts]
+        return found
+
+    def _scratch_parts(self, problem: ConvProblem, n: int) -> list[Part]:
+        """Return the parts for copies of x and y by frames, the sum of a tap, and the scratch of ``inner``."""
+        images, dtype = self._images(problem), torch_dtype(problem)
+        parts = [Part((frames, n, *of_one), dtype) for frames, of_one in _copied(problem)]
+        if problem.operation is not Operation.BACKWARD_FILTER and not self._adds(images):
+            of_one = _shape_of_frame(problem, is_x=problem.operation is Operation.BACKWARD_DATA)
+            most = max((each.count for each in passes(problem) if not each.is_first), default=0)
+            parts.append(Part((most * _images_of_frame(problem, n) * prod(of_one),), dtype))
+        return [*parts, Part((max(w.scratch_bytes for w in self._inner_workspaces(problem, n)),), torch.uint8)]
+
+    def _split_scratch(
+        self, problem: ConvProblem, n: int, scratch: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
+        """Return copies of x and y, (D, n, C, H, W), the sum of a tap, all None if not needed, and inner's scratch."""
+        *parts, inner = carve(scratch, self._scratch_parts(problem, n))
+        of_x, of_y = (parts.pop(0) if is_copied else None for is_copied in _are_copied(problem))
+        return of_x, of_y, parts[0] if parts else None, inner
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@lru_cache(maxsize=256)
+def _adding_stage(inner: Algorithm, images: ConvProblem, n: int, _threads: int) -> tuple[BoundStage, Workspace]:
+    """Return a stage of ``n`` whole images with an epilogue, for a filter that ``open`` has prepared."""
+    made = inner.band(images, n, (images.h, images.p), images.padding[0])
+    assert made is not None  # Winograd has bands of every forward convolution
+    return made
+
+
+def _write_filter(w: Tensor, filters: Tensor, *, is_turned: bool) -> None:
+    """Copy a tap's filter, (K, C // groups, R, S); rotated by 180 degrees, with C and K exchanged, if ``is_turned``."""
+    if not is_turned:
+        filters.copy_(w)
+        return
+    *_, r, s = w.shape  # element by element, since torch.flip allocates
+    for i, j in product(range(r), range(s)):
+        filters[:, :, r - 1 - i, s - 1 - j].copy_(w[:, :, i, j].T)
+
+
+def _taps(problem: ConvProblem) -> list[int]:
+    return sorted({each.tap for each in passes(problem)})
+
+
+def _unread(problem: ConvProblem) -> list[int]:
+    """Return the frames of the result that no pass writes."""
+    of_data = problem.operation is Operation.BACKWARD_DATA
+    written = (each.x if of_data else each.y for each in passes(problem))
+    frames = {*range(problem.d if of_data else problem.positions[0])}
+    return sorted(frames.difference(*(range(each.start, each.stop) for each in written)))
+
+
+# Frames in memory. Where x or y has a single frame, or is channels_last, its frames are dense images as they are.
+
+
+def _shape_of_frame(problem: ConvProblem, *, is_x: bool) -> tuple[int, ...]:
+    return (problem.c, problem.h, problem.w) if is_x else (problem.k, problem.p, problem.q)
+
+
+def _are_copied(problem: ConvProblem) -> tuple[bool, bool]:
+    """Return whether the frames of x, and those of y, are copied to scratch."""
+    is_contiguous = problem.memory_format is MemoryFormat.CONTIGUOUS
+    return is_contiguous and problem.d > 1, is_contiguous and problem.positions[0] > 1
+
+
+def _copied(problem: ConvProblem) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the number of frames and the shape of each for x and y, as far as they are copied."""
+    frames = (problem.d, True), (problem.positions[0], False)
+    each = zip(_are_copied(problem), frames, strict=True)
+    return [(count, _shape_of_frame(problem, is_x=is_x)) for is_copied, (count, is_x) in each if is_copied]
+
+
+def _images_of_frame(problem: ConvProblem, n: int) -> int:
+    """Return the number of images in a frame of a block: of all samples, or of one."""
+    is_single = problem.d == problem.positions[0] == 1
+    return n if problem.memory_format is MemoryFormat.CONTIGUOUS or is_single else 1
+
+
+def _counts(problem: ConvProblem, n: int) -> list[int]:
+    """Return the numbers of images that passes convolve at once."""
+    return sorted({each.count * _images_of_frame(problem, n) for each in passes(problem)})
+
+
+def _by_frame(volumes: Tensor) -> Tensor:
+    """Return (N, C, D, H, W) as a view (D, N, C, H, W)."""
+    return volumes.movedim(2, 0)
+
+
+def _blocks(problem: ConvProblem, volumes: Tensor, copied: Tensor | None) -> list[Tensor]:
+    """Return views (D, n, C, H, W) of x or y, in each of which adjacent frames are one dense batch of images."""
+    if copied is not None:
+        return [copied]
+    n = volumes.shape[0]
+    of_frames = _by_frame(volumes)
+    return [of_frames] if _images_of_frame(problem, n) == n else [of_frames[:, i : i + 1] for i in range(n)]
+
+
+def _batch(images: ConvProblem, frames: Tensor) -> Tensor:
+    """Return adjacent frames (D, n, C, H, W) as a view of one batch of images.
+
+    Strides of dimensions of size 1 are set, too: torch 2.13 convolves with wrong formats if they are unusual.
+    """
+    count, n, *of_one = frames.shape
+    return _dense(frames, (count * n, *of_one), images)
+
+
+def _dense(stored: Tensor, shape: tuple[int, ...], images: ConvProblem) -> Tensor:
+    """Return the memory from a tensor's first element on as a dense tensor in the memory format of the images."""
+    return stored.as_strided(shape, dense_strides(shape, images.memory_format))
+
+
+_INNER: tuple[Algorithm, ...] = (NATIVE_ALGORITHM, *compiled.ALGORITHMS, *winograd.ALGORITHMS)
+ALGORITHMS = tuple(Frames(inner) for inner in _INNER)
+ON_CUDA = (Frames(NATIVE_ON_CUDA),)
