@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mucudnn.core.errors import no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.memory import suggests_channels_last
-from mucudnn.running.problems import problem_of_call, problem_operation
+from mucudnn.running.problems import problem_of_call, problem_operation, torchs_memory_format
 
 TRACED = (nn.Conv2d, nn.Conv1d, nn.Conv3d, nn.ConvTranspose2d)
 
@@ -135,13 +135,20 @@ def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | No
         extra = [last + first if is_apart else last - first for first, last in zip(before, after, strict=True)]
         shape[2:] = [size + more for size, more in zip(shape[2:], extra, strict=True)]
         padding = [0] * len(before) if is_apart else before
+    dtype, memory_format = _dtype(x), _memory_format(x, module.weight)
+    if len(shape) == 5 and memory_format is MemoryFormat.CHANNELS_LAST and x.device.type == "cpu":
+        # Of volumes, only some of torch's backends compute in channels_last; which one it picks depends on the sizes.
+        shapes = shape, module.weight.shape
+        like = (torch.empty(tuple(s), dtype=dtype, memory_format=torch.channels_last_3d) for s in shapes)
+        with suppress(RuntimeError):  # an invalid call, which torch reports
+            memory_format = torchs_memory_format(*like, (module.stride, padding, module.dilation, module.groups))
     return problem_of_call(
         *(x, module.weight, module.stride, padding, module.dilation, module.groups),
         is_transposed=isinstance(module, nn.ConvTranspose2d),
         output_padding=output_padding,
         x_shape=shape,
-        dtype=_dtype(x),
-        memory_format=_memory_format(x, module.weight),
+        dtype=dtype,
+        memory_format=memory_format,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.running.problems import problem_of_call
 from mucudnn.tuning.trace import trace
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = Operation
@@ -88,3 +89,21 @@ def test_subclasses_may_take_other_arguments() -> None:
             return super().forward(x) + skip
 
     assert trace(Skipping(4, 6, 3), (torch.randn(2, 4, 5, 5), torch.zeros(()))) == []
+
+
+def test_volumes_are_traced_in_the_format_in_which_torch_computes_them() -> None:
+    """Torch computes small channels_last volumes as contiguous, and large ones as they are."""
+    found = set()
+    for n, size, dtype in (
+        (1, 3, torch.float32),
+        (1, 40, torch.float32),
+        (8, 12, torch.float32),
+        (2, 20, torch.float64),
+    ):
+        layer = nn.Conv3d(4, 4, 3, padding=1, dtype=dtype).to(memory_format=torch.channels_last_3d)
+        x = torch.randn(n, 4, size, size, size, dtype=dtype).contiguous(memory_format=torch.channels_last_3d)
+        (call,) = trace(layer, x)
+        geometry = layer.stride, layer.padding, layer.dilation, layer.groups
+        assert call.problem == problem_of_call(x, layer.weight, *geometry)
+        found.add(call.problem.memory_format)
+    assert found == set(MemoryFormat)
