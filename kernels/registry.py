@@ -19,11 +19,12 @@ import torch
 from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.core.records import package_of
 from mucudnn.core.values import flag, shown, text, whole
+from mucudnn.kernels import frames
 from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource, BaseAlgorithm
 from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.compiled.library import build_name
 from mucudnn.kernels.cudnn import PREFIX
-from mucudnn.kernels.torch_ops import direct, fft, frames, patches
+from mucudnn.kernels.torch_ops import direct, fft, patches
 from mucudnn.kernels.torch_ops.gemm import GEMM, GEMM_ON_CUDA
 from mucudnn.kernels.torch_ops.native import (
     DISPATCHED,

@@ -139,9 +139,9 @@ def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | No
     if len(shape) == 5 and memory_format is MemoryFormat.CHANNELS_LAST and x.device.type == "cpu":
         # Of volumes, only some of torch's backends compute in channels_last; which one it picks depends on the sizes.
         shapes = shape, module.weight.shape
-        like = (torch.empty(tuple(s), dtype=dtype, memory_format=torch.channels_last_3d) for s in shapes)
+        volumes, w = (torch.empty(tuple(s), dtype=dtype, memory_format=torch.channels_last_3d) for s in shapes)
         with suppress(RuntimeError):  # an invalid call, which torch reports
-            memory_format = torchs_memory_format(*like, (module.stride, padding, module.dilation, module.groups))
+            memory_format = torchs_memory_format(volumes, w, (module.stride, padding, module.dilation, module.groups))
     return problem_of_call(
         *(x, module.weight, module.stride, padding, module.dilation, module.groups),
         is_transposed=isinstance(module, nn.ConvTranspose2d),

@@ -9,8 +9,8 @@ import torch
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.kernels.frames import images_of, passes
 from mucudnn.kernels.registry import algorithm
-from mucudnn.kernels.torch_ops.frames import images_of, passes
 
 
 def problems(operation: Operation) -> list[ConvProblem]:

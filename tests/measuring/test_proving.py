@@ -72,7 +72,7 @@ def test_what_is_slow_in_half_precision_is_tried_on_few_samples(prover: Prover) 
     slow, right = prover.prove(candidates, 20, "cpu", checks_samples=False)
     assert isinstance(slow, BarredError)
     assert slow.fault is Fault.SLOW
-    assert re.match(r"it is too slow to measure: 2 of 20 samples took 2\d\d ms", str(slow))
+    assert re.match(r"it is too slow to measure: 8 of 20 samples took ", str(slow))
     assert slow.least_s == pytest.approx(2, rel=0.4)
     assert isinstance(right, Proof)
 

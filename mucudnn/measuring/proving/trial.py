@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
+from math import ceil, inf
 
 import torch
 
@@ -27,7 +27,8 @@ _REPEATS = 4
 _LOOKS = 2
 _PERHAPS = 3.0  # multiple of the limit above which a single look is enough
 _RIVALS = 2.0  # the limit of ``slow_s`` over that of other algorithms than torch's own, which cannot win
-_FEW = 2  # samples; torch picks another backend for a single one
+_FEWEST = 2  # samples; torch picks another backend for a single one
+_LEAST_S = 0.02  # limit for a few samples, at least: a library may compile for 1 to 20 ms in the first run
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,10 @@ def run(trial: Trial) -> Proof:
     with deterministic_torch(trial.bench.deterministic):
         candidate = _candidate(trial)
         bench = _workbench(trial.bench)
-        if trial.bench.slow_s < inf and trial.micro_batch_size > _FEW:
-            slow_s = trial.bench.slow_s / (1 if trial.name == TORCHS_OWN else _RIVALS)
-            _require_speed(bench.stream(replace(candidate, micro_batch_size=_FEW)), trial.bench, slow_s)
+        slow_s = trial.bench.slow_s / (1 if trial.name == TORCHS_OWN else _RIVALS)
+        few = max(_FEWEST, ceil(_LEAST_S / slow_s * trial.bench.batch_size))
+        if slow_s < inf and trial.micro_batch_size > few:
+            _require_speed(bench.stream(replace(candidate, micro_batch_size=few)), few, trial.bench.batch_size, slow_s)
         proofs = [bench.proof(candidate, has_bias=trial.bench.has_bias)]
         if proofs[0].time_s < _REPEATED_S:
             proofs += [bench.proof(candidate, has_bias=trial.bench.has_bias) for _ in range(_REPEATS)]
@@ -81,19 +83,19 @@ def run(trial: Trial) -> Proof:
     return replace(worst, time_s=min(one.time_s for one in proofs))
 
 
-def _require_speed(step: Callable[[], None], bench: Bench, slow_s: float) -> None:
-    """Raise ``BarredError`` if the mini-batch would take longer than ``slow_s``. step: computes a few samples."""
+def _require_speed(step: Callable[[], None], few: int, batch_size: int, slow_s: float) -> None:
+    """Raise ``BarredError`` if the mini-batch would take longer than ``slow_s``. step: computes ``few`` samples."""
     least_s = inf
     for _ in range(_LOOKS):  # the first run may compile code, and others may be disturbed
         began_s = time.perf_counter()
         step()
-        least_s = min(least_s, (time.perf_counter() - began_s) * bench.batch_size / _FEW)
+        least_s = min(least_s, (time.perf_counter() - began_s) * batch_size / few)
         if least_s <= slow_s:
             return
         if least_s > _PERHAPS * slow_s:
             break
-    taken = format_seconds(least_s * _FEW / bench.batch_size)
-    reason = f"it is too slow to measure: {_FEW} of {bench.batch_size} samples took {taken}"
+    taken = format_seconds(least_s * few / batch_size)
+    reason = f"it is too slow to measure: {few} of {batch_size} samples took {taken}"
     raise BarredError(reason, Fault.SLOW, least_s)
 
 
