@@ -188,8 +188,11 @@ class CudnnEngines:
     def offered(self, problem: ConvProblem, micro_batch_sizes: Sequence[int]) -> list[CudnnEngine]:
         """Return the engines offered for any of the micro-batch sizes, those offered for the largest size first.
 
-        An engine counts as deterministic, or as local, only if it is so at every size.
+        An engine counts as deterministic, or as local, only if it is so at every size. None is offered for volumes,
+        which ``descriptor`` does not describe.
         """
+        if problem.is_volume:
+            return []
         numerics = TorchSettings.current()
         found: dict[EngineConfig, list[Engine]] = {}
         for n in sorted(micro_batch_sizes, reverse=True):

@@ -70,6 +70,8 @@ def test_gradients_of_filters_are_offered_in_place_too_where_the_sum_is_exact_en
     source = CudnnEngines(cudnn)
     plain = [STEADY.name, RANDOM.name]
     assert [e.name for e in source.offered(FORWARD, [1])] == plain
+    volume = ConvProblem(Operation.FORWARD, FORWARD.c, FORWARD.h, FORWARD.w, FORWARD.k, 3, 3, d=4, t=3)
+    assert source.offered(volume, [1]) == []
     assert [e.name for e in source.offered(replace(of_filter, dtype="float16"), [1])] == plain
     offered = source.offered(of_filter, [1])
     assert [e.name for e in offered] == [f"{name}{how}" for name in plain for how in ("", " in-place")]
