@@ -89,8 +89,10 @@ class Worker:
 
     def _kill(self, grace_s: float = 0.0) -> None:
         """Kill the process, if it does not end within this time, and the processes that it has started."""
-        alive = self._process.is_alive()  # otherwise another process may have its number
-        started = psutil.Process(self._process.pid).children(recursive=True) if alive else []
+        started = []
+        if self._process.is_alive():  # otherwise another process may have its number
+            with suppress(psutil.NoSuchProcess):  # It has ended in this moment.
+                started = psutil.Process(self._process.pid).children(recursive=True)
         self._process.join(grace_s)
         self._process.kill()
         self._process.join()

@@ -11,7 +11,7 @@ import pytest
 from support import own_jobs
 
 from mucudnn.bench.suites.shared.apart import Entrant, contestant
-from mucudnn.bench.suites.shared.processes import WorkerError
+from mucudnn.bench.suites.shared.processes import Worker, WorkerError
 from mucudnn.measuring.turns import Stop
 
 LONG_S = 120.0
@@ -76,3 +76,12 @@ def test_processes_that_it_started_end_with_it() -> None:
         until_s = monotonic() + LONG_S
         while other.is_running() and other.status() != psutil.STATUS_ZOMBIE:
             assert monotonic() < until_s
+
+
+def test_one_that_ends_while_it_is_asked_for_its_children_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(pid: int) -> None:
+        raise psutil.NoSuchProcess(pid)
+
+    worker = Worker(str)
+    monkeypatch.setattr(psutil, "Process", gone)
+    worker.end()
