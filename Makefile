@@ -64,7 +64,7 @@ sanitize: $(VENV)/.test
 	for build in $$($(BIN)/python -c "$(RUNNABLE_BUILDS)"); do \
 		LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		MUCUDNN_BUILD=$$build MUCUDNN_SANITIZE=1 PYTHONPATH=$(SANITIZED)/lib $(BIN)/pytest -p no:cacheprovider \
-		$(PARALLEL) --capture=sys -k "not [native and not [gemm] and not [direct] and not [fft" \
+		$(PARALLEL) --capture=sys -k "not [native and not [gemm] and not [direct] and not [fft and not [frames-native and not [patches" \
 		tests/kernels/test_sanitizers.py tests/kernels/test_algorithm_contract.py tests/kernels/test_fuzz_problems.py \
 		tests/kernels/test_compiled_checks.py tests/kernels/test_compiled_edges.py \
 		tests/kernels/test_bound_stages.py tests/kernels/winograd/test_winograd.py tests/graph/test_programs.py || exit 1; \

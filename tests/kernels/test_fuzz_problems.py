@@ -19,6 +19,7 @@ from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.algorithm import ACTIVATIONS, Algorithm, fuses
 from mucudnn.kernels.compiled.algorithms import CompiledAlgorithm
 from mucudnn.kernels.compiled.library import why_not
+from mucudnn.kernels.frames import Frames
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_ops.native import sees_only_padding
 from mucudnn.testing.checks import check_epilogue, check_result, threads
@@ -67,7 +68,8 @@ def case(seed: int) -> Case:
 
 def _is_built(algorithm: Algorithm) -> bool:
     anything = ConvProblem(Operation.FORWARD, 8, 9, 9, 8, 3, 3)
-    return not isinstance(algorithm, CompiledAlgorithm) or why_not(anything, algorithm.entry) is None
+    of_images = algorithm.inner if isinstance(algorithm, Frames) else algorithm
+    return not isinstance(of_images, CompiledAlgorithm) or why_not(anything, of_images.entry) is None
 
 
 def _problem(random: Random, algorithm: Algorithm) -> ConvProblem:
@@ -99,7 +101,9 @@ def seeds() -> list[list[int]]:
 
 def why_wrong(tried: Case) -> str | None:
     """``None`` if the case is right."""
-    bound = LOOSER.get(tried.algorithm.name, 1.0) * DEFAULT_MAX_RELATIVE_ERROR[tried.problem.dtype]
+    bound = (
+        LOOSER.get(tried.algorithm.name.removeprefix("frames-"), 1.0) * DEFAULT_MAX_RELATIVE_ERROR[tried.problem.dtype]
+    )
     try:
         tried.check(bound)
     except Exception as raised:
