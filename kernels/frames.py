@@ -72,9 +72,12 @@ def passes(problem: ConvProblem) -> tuple[Pass, ...]:
     return tuple(found)
 
 
-def _adds_to_itself(algorithm: Algorithm) -> bool:
-    """Return whether an algorithm's epilogue may add y to y: each element of y must be written once, at the end."""
-    return isinstance(algorithm, winograd.Winograd)
+def _adds_to_itself(algorithm: Algorithm, images: ConvProblem) -> bool:
+    """Return whether an algorithm's epilogue may add y to y: each element of y must be written once, at the end.
+
+    Winograd writes tiles of channels_last images before the epilogue.
+    """
+    return isinstance(algorithm, winograd.Winograd) and images.memory_format is MemoryFormat.CONTIGUOUS
 
 
 @lru_cache(maxsize=1024)
@@ -94,7 +97,7 @@ def images_of(inner: Algorithm, problem: ConvProblem) -> ConvProblem:
         return images
     c, h, w = images.k, images.p, images.q
     turned = replace(images, operation=Operation.FORWARD, c=c, h=h, w=w, k=images.c, padding=padding)
-    return turned if inner.supports(turned) is None and _adds_to_itself(inner) else images
+    return turned if inner.supports(turned) is None and _adds_to_itself(inner, turned) else images
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +228,7 @@ class Frames(BaseAlgorithm):
 
     def _adds(self, images: ConvProblem) -> bool:
         """Return whether ``inner`` adds to the sum by its epilogue."""
-        return images.operation is Operation.FORWARD and _adds_to_itself(self.inner)
+        return images.operation is Operation.FORWARD and _adds_to_itself(self.inner, images)
 
     def _prepared_parts(self, problem: ConvProblem, n: int) -> list[Part]:
         """Return, for each tap that is used, the parts for its filter (or gradient) and what ``inner`` prepares."""

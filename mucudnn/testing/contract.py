@@ -58,6 +58,7 @@ _GEOMETRIES: dict[str, tuple[dict[str, object], int, int]] = {
 }
 _VOLUMES: dict[str, dict[str, object]] = {
     "volume": {"c": 3, "d": 4, "h": 9, "w": 7, "k": 5, "t": 3, "r": 3, "s": 3, "padding": 1},
+    "volume-of-vectors": {"c": 16, "d": 3, "h": 12, "w": 12, "k": 16, "t": 3, "r": 3, "s": 3, "padding": 1},
     "volume-stride": {"c": 4, "d": 5, "h": 8, "w": 7, "k": 6, "t": 3, "r": 3, "s": 3, "stride": 2, "padding": 1},
     "volume-dilation": {"c": 2, "d": 7, "h": 6, "w": 5, "k": 3, "t": 2, "r": 3, "s": 3, "dilation": (3, 1, 1)},
     "volume-groups": {"c": 4, "d": 3, "h": 6, "w": 5, "k": 6, "t": 2, "r": 3, "s": 3, "padding": 1, "groups": 2},

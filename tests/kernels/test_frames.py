@@ -9,7 +9,7 @@ import torch
 from support import compiled
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.frames import images_of, passes
 from mucudnn.kernels.registry import algorithm
 
@@ -67,7 +67,7 @@ def test_of_a_clip_of_one_frame_one_slice_of_the_filter_is_read() -> None:
 
 
 def test_dx_without_strides_is_the_convolution_with_the_rotated_filter() -> None:
-    dx = ConvProblem("backward_data", 2, 9, 8, 3, 3, 3, padding=(0, 1, 0), d=4, t=2, memory_format="channels_last")
-    expected = ConvProblem("forward", 3, 9, 6, 2, 3, 3, padding=(1, 2), memory_format=MemoryFormat.CHANNELS_LAST)
+    dx = ConvProblem("backward_data", 2, 9, 8, 3, 3, 3, padding=(0, 1, 0), d=4, t=2)
+    expected = ConvProblem("forward", 3, 9, 6, 2, 3, 3, padding=(1, 2))
     assert images_of(compiled.algorithm("winograd-4x4"), dx) == expected
     assert images_of(algorithm("implicit-gemm"), dx).operation is Operation.BACKWARD_DATA
