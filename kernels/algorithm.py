@@ -81,8 +81,7 @@ class BaseAlgorithm:
     is_torchs_own: bool = False
     # Whether quick tuning measures this algorithm only for workspace limits that exclude all others.
     is_last_resort: bool = False
-    # Whether ``supports`` may be asked about volumes, whose tensors have a depth; no other method is called with one if
-    # it may not.
+    # Whether any method may be called with a problem of volumes, whose tensors have a depth.
     takes_volumes: bool = False
     # Required alignment of the addresses of x, w and y in bytes, a power of two; 1 if there is none.
     alignment_bytes: int = 1
@@ -260,7 +259,7 @@ def is_local(algorithm: Algorithm, problem: ConvProblem) -> bool:
 
 def fuses(algorithm: Algorithm, problem: ConvProblem) -> bool:
     """Return whether an algorithm computes epilogues (addition, activation) itself for a problem that it supports."""
-    return problem.operation is Operation.FORWARD and not problem.is_volume and algorithm.fuses(problem)
+    return problem.operation is Operation.FORWARD and algorithm.fuses(problem)
 
 
 class AlgorithmSource(Protocol):

@@ -6,9 +6,9 @@ With a filter of depth T, frame o of y is the sum of T convolutions of images,
 
 and a tap that reads only padding costs nothing: of a clip of one frame, or with causal padding, only a slice of the
 filter is used. Each tap is computed for all its frames at once by an algorithm for images, and added to the taps before
-by that algorithm's epilogue, or by torch. So every algorithm for images computes volumes, Winograd too.
+by that algorithm's epilogue, or by torch. So algorithms for images compute volumes, Winograd among them.
 
-In channels_last the frames of a sample are dense images in memory, and nothing is copied. Contiguous volumes keep the
+In channels_last the frames of a sample are dense images in memory, and are used in place. Contiguous volumes keep the
 frames of each channel together, so they are copied to scratch, frame by frame; a single frame is in place.
 """
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm, BaseAlgorithm, BoundStage, Epilogue, Workspace
 from mucudnn.kernels.compiled import algorithms as compiled
-from mucudnn.kernels.memory import Part, carve, carved_bytes, dense_strides, inside, torch_dtype
+from mucudnn.kernels.memory import Part, aligned, carve, carved_bytes, dense_strides, inside, torch_dtype
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_ON_CUDA
 from mucudnn.kernels.winograd import algorithms as winograd
 
@@ -192,9 +192,9 @@ class Frames(BaseAlgorithm):
                 if each.is_first:
                     self._into(images, source, filters, result, bias, inners, inner_scratch)
                 elif beside is None:
-                    stage = _adding_stage(self.inner, images, len(source), torch.get_num_threads())
+                    stage, _ = _adding_stage(self.inner, images, len(source), torch.get_num_threads())
                     addresses = source.data_ptr(), filters.data_ptr(), result.data_ptr(), None
-                    stage[0](*addresses, inners.data_ptr(), inner_scratch.data_ptr(), Epilogue(added=result))
+                    stage(*addresses, inners.data_ptr(), inner_scratch.data_ptr(), Epilogue(added=result))
                 else:
                     sum_of_tap = _dense(beside, tuple(result.shape), images)
                     self._into(images, source, filters, sum_of_tap, None, inners, inner_scratch)
@@ -235,7 +235,7 @@ class Frames(BaseAlgorithm):
         images = self._images(problem)
         filters = Part((prod(images.w_shape()),), torch_dtype(problem))
         inners = max(w.prepared_bytes for w in self._inner_workspaces(problem, n))
-        return [filters, Part((_aligned(inners),), torch.uint8)] * len(_taps(problem))
+        return [filters, Part((aligned(inners),), torch.uint8)] * len(_taps(problem))
 
     def _prepared(self, problem: ConvProblem, prepared: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield each tap that is used, its filter (or gradient), and what ``inner`` prepares for it."""
@@ -245,7 +245,7 @@ class Frames(BaseAlgorithm):
         of_tap = prepared.nbytes // len(taps) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         for index, tap in enumerate(taps):
             share = prepared[index * of_tap : (index + 1) * of_tap]
-            stored, inners = carve(share, [filters, Part((of_tap - _aligned(filters.size_bytes),), torch.uint8)])
+            stored, inners = carve(share, [filters, Part((of_tap - aligned(filters.size_bytes),), torch.uint8)])
             yield tap, _dense(stored, images.w_shape(), images), inners
 
     def _inner_workspaces(self, problem: ConvProblem, n: int) -> list[Workspace]:
@@ -259,9 +259,10 @@ class Frames(BaseAlgorithm):
     def _scratch_parts(self, problem: ConvProblem, n: int) -> list[Part]:
         """Return the parts for copies of x and y by frames, the sum of a tap, and the scratch of ``inner``."""
         images, dtype = self._images(problem), torch_dtype(problem)
-        parts = [Part((frames, n, *of_one), dtype) for frames, of_one in _copied(problem)]
+        both = zip(_are_copied(problem), _frames(problem), strict=True)
+        parts = [Part((count, n, *of_one), dtype) for is_copied, (count, of_one) in both if is_copied]
         if problem.operation is not Operation.BACKWARD_FILTER and not self._adds(images):
-            of_one = _shape_of_frame(problem, is_x=problem.operation is Operation.BACKWARD_DATA)
+            _, of_one = _frames(problem)[0 if problem.operation is Operation.BACKWARD_DATA else 1]
             most = max((each.count for each in passes(problem) if not each.is_first), default=0)
             parts.append(Part((most * _images_of_frame(problem, n) * prod(of_one),), dtype))
         return [*parts, Part((max(w.scratch_bytes for w in self._inner_workspaces(problem, n)),), torch.uint8)]
@@ -273,10 +274,6 @@ class Frames(BaseAlgorithm):
         *parts, inner = carve(scratch, self._scratch_parts(problem, n))
         of_x, of_y = (parts.pop(0) if is_copied else None for is_copied in _are_copied(problem))
         return of_x, of_y, parts[0] if parts else None, inner
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @lru_cache(maxsize=256)
@@ -312,21 +309,15 @@ def _unread(problem: ConvProblem) -> list[int]:
 # Frames in memory. Where x or y has a single frame, or is channels_last, its frames are dense images as they are.
 
 
-def _shape_of_frame(problem: ConvProblem, *, is_x: bool) -> tuple[int, ...]:
-    return (problem.c, problem.h, problem.w) if is_x else (problem.k, problem.p, problem.q)
+def _frames(problem: ConvProblem) -> list[tuple[int, tuple[int, int, int]]]:
+    """Return the number of frames, and the shape of each, of x and of y."""
+    of_x, of_y = (problem.c, problem.h, problem.w), (problem.k, problem.p, problem.q)
+    return [(problem.d, of_x), (problem.positions[0], of_y)]
 
 
-def _are_copied(problem: ConvProblem) -> tuple[bool, bool]:
+def _are_copied(problem: ConvProblem) -> list[bool]:
     """Return whether the frames of x, and those of y, are copied to scratch."""
-    is_contiguous = problem.memory_format is MemoryFormat.CONTIGUOUS
-    return is_contiguous and problem.d > 1, is_contiguous and problem.positions[0] > 1
-
-
-def _copied(problem: ConvProblem) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the number of frames and the shape of each for x and y, as far as they are copied."""
-    frames = (problem.d, True), (problem.positions[0], False)
-    each = zip(_are_copied(problem), frames, strict=True)
-    return [(count, _shape_of_frame(problem, is_x=is_x)) for is_copied, (count, is_x) in each if is_copied]
+    return [problem.memory_format is MemoryFormat.CONTIGUOUS and count > 1 for count, _ in _frames(problem)]
 
 
 def _images_of_frame(problem: ConvProblem, n: int) -> int:

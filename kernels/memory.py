@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 def carved_bytes(parts: Sequence[Part]) -> int:
     """Return the size in bytes of the smallest buffer that ``carve`` can divide into these arrays."""
     *before, last = parts or (Part((0,), torch.uint8),)
-    return sum(_aligned(part.size_bytes) for part in before) + last.size_bytes
+    return sum(aligned(part.size_bytes) for part in before) + last.size_bytes
 
 
 def carve(buffer: Tensor, parts: Sequence[Part]) -> list[Tensor]:
@@ -52,7 +52,7 @@ def carve(buffer: Tensor, parts: Sequence[Part]) -> list[Tensor]:
     start = 0
     for part in parts:
         views.append(buffer[start : start + part.size_bytes].view(part.dtype).view(part.shape))
-        start += _aligned(part.size_bytes)
+        start += aligned(part.size_bytes)
     return views
 
 
@@ -67,7 +67,7 @@ def compute_dtype(problem: ConvProblem) -> torch.dtype:
 
 
 def format_of(memory_format: MemoryFormat, dims: int) -> torch.memory_format:
-    """Return torch's memory format of tensors with this number of dimensions."""
+    """Return torch's memory format of tensors with this number of dimensions, 4 (images) or 5 (volumes)."""
     is_last = memory_format is MemoryFormat.CHANNELS_LAST
     return torch.channels_last_3d if is_last and dims == 5 else TORCH_FORMATS[memory_format]
 
@@ -75,14 +75,6 @@ def format_of(memory_format: MemoryFormat, dims: int) -> torch.memory_format:
 def torch_format(problem: ConvProblem) -> torch.memory_format:
     """Return torch's memory format of the problem's tensors."""
     return format_of(problem.memory_format, 2 + len(problem.extent))
-
-
-def in_format(model: nn.Module, memory_format: MemoryFormat) -> nn.Module:
-    """Convert a model's filters, of images and of volumes, to a memory format in place, and return the model."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.dim() in (4, 5):
-            tensor.data = tensor.data.to(memory_format=format_of(memory_format, tensor.dim()))
-    return model
 
 
 def dense_strides(shape: Sequence[int], memory_format: MemoryFormat) -> tuple[int, ...]:
@@ -108,7 +100,8 @@ def empty_activation(problem: ConvProblem, shape: Sequence[int], device_type: st
     return made
 
 
-def _aligned(size_bytes: int) -> int:
+def aligned(size_bytes: int) -> int:
+    """Return the next multiple of ``ALIGNMENT_BYTES``."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 

@@ -17,7 +17,7 @@ from mucudnn.bench.sources.networks import NETWORKS, build, input_shape_of
 from mucudnn.core.errors import InvalidInputError, MucudnnError, first_line
 from mucudnn.core.problem import MOST_ELEMENTS, MemoryFormat, dtype_name
 from mucudnn.core.values import did_you_mean, shown, whole
-from mucudnn.kernels.memory import format_of, in_format
+from mucudnn.kernels.memory import format_of
 from mucudnn.measuring import operands
 
 _SHAPE = "--input gives the shape of one sample, as 3x224x224"
@@ -68,6 +68,17 @@ def model_of(
     if input_shape is None:
         raise InvalidInputError(f"{source} needs the shape of one sample; give --input, for example --input 3x224x224")
     return _user_model(source), input_shape
+
+
+def in_format(model: nn.Module, memory_format: MemoryFormat) -> nn.Module:
+    """Convert a model's filters to a memory format in place, and return the model.
+
+    ``nn.Module.to`` takes the format of images or that of volumes, and raises an error for filters of the other kind.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() in (4, 5):
+            tensor.data = tensor.data.to(memory_format=format_of(memory_format, tensor.dim()))
+    return model
 
 
 def checked_shape(shape: object) -> tuple[int, ...] | None:

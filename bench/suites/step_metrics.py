@@ -23,12 +23,13 @@ import mucudnn
 from mucudnn.bench.results.reading import Header, ResultFolder, Subject
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.results.writing import Row, config_record, write_missing
+from mucudnn.bench.sources.models import in_format
 from mucudnn.bench.sources.trainee import Batch, Loss, labelled_batches
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.tables import Table, new_table, ratio
 from mucudnn.core.terminal import Progress, silent
-from mucudnn.kernels.memory import format_of, in_format
+from mucudnn.kernels.memory import format_of
 from mucudnn.kernels.torch_convolution import relative_l2_error
 from mucudnn.running.environment import current_environment
 from mucudnn.running.modules import TunedModule

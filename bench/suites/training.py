@@ -26,7 +26,7 @@ from mucudnn.bench.results.bounds import kinds_table
 from mucudnn.bench.results.reading import Header, LeftOut, ResultFolder, bound_in_words, with_time
 from mucudnn.bench.results.variants import PRECISIONS, How, Precision, Variant, chosen_variants
 from mucudnn.bench.results.writing import Row, config_record, open_folder
-from mucudnn.bench.sources.models import blamed_in_training, importable, load_model
+from mucudnn.bench.sources.models import blamed_in_training, importable, in_format, load_model
 from mucudnn.bench.sources.networks import NETWORKS, input_shape_of
 from mucudnn.bench.sources.trainee import Batch, Loss, Trainee, labelled_batches, loss_for
 from mucudnn.bench.suites.shared.apart import SAMPLED, Entrant, Ready, contestant, pickled, sampled
@@ -45,7 +45,7 @@ from mucudnn.core.tables import Table, images_per_s, milliseconds, new_table, ra
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.torch_settings import rounding_to_tf32, searching
 from mucudnn.core.values import format_bytes
-from mucudnn.kernels.memory import format_of, in_format
+from mucudnn.kernels.memory import format_of
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.turns import T

@@ -16,44 +16,25 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.memory import Part, carve, carved_bytes, counted_internal_bytes, torch_dtype
-from mucudnn.kernels.torch_ops.gemm import GEMM, multiply
+from mucudnn.kernels.algorithm import Workspace
+from mucudnn.kernels.memory import Part, carve, carved_bytes, torch_dtype
+from mucudnn.kernels.torch_ops.gemm import Gemm, multiply
 
 
 @dataclass(frozen=True, slots=True)
-class Patches(BaseAlgorithm):
+class Patches(Gemm):
     """Convolution of images or volumes with patches that do not overlap: one copy, and one matrix product a group."""
 
     name: str = "patches"
-    device_type: str = "cpu"
-    version: int = 1
-    deterministic: bool = True
 
     takes_volumes = True
 
     def supports(self, problem: ConvProblem) -> str | None:
         if problem.window != problem.stride or any(problem.padding) or any(one > 1 for one in problem.dilation):
-            return (
-                "patches overlap, leave gaps or are padded; stride and filter must be the same, padding 0, dilation 1"
-            )
+            return "patches overlap, leave gaps or are padded: stride and filter must be equal, padding 0, dilation 1"
         if prod(problem.window) == 1 and not problem.is_volume:
             return "the filter is one pixel; pointwise and gemm compute it in place"
         return None
-
-    def is_foreign(self, problem: ConvProblem) -> bool:
-        return GEMM.is_foreign(problem)
-
-    def is_local(self, problem: ConvProblem) -> bool:
-        return self.device_type != "cpu" or GEMM.is_local(problem)
-
-    def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        return problem.flops(micro_batch_size)
-
-    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        if self.device_type == "cpu" and problem.item_bytes >= 4:
-            return 0
-        return counted_internal_bytes(self, problem, micro_batch_size)
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         sums = _sums(problem)

@@ -30,10 +30,10 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 MOST_ELEMENTS = 2**31 - 1  # limit for an operand of a kernel: libraries, and some of our loops, index with 32 bits
 MOST_SAMPLES = 2**20  # limit for a mini-batch: solving for all sizes up to it takes about a minute and 1 GiB
 Pair = tuple[int, int]
-Sizes = tuple[int, ...]  # one number for each spatial dimension
+Sizes = tuple[int, ...]  # one for each spatial dimension: (height, width), or (depth, height, width)
 
 _SIZES = ("c", "h", "w", "k", "r", "s", "groups")
-_STEPS = {"stride": 1, "padding": 0, "dilation": 1}  # with the least value of each
+_STEPS = {"stride": 1, "padding": 0, "dilation": 1}  # with the least value of each, which is the default
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,9 +66,9 @@ class ConvProblem:
     k: int
     r: int
     s: int
-    stride: Sizes = (1, 1)
-    padding: Sizes = (0, 0)
-    dilation: Sizes = (1, 1)
+    stride: Sizes = 1  # type: ignore[assignment]
+    padding: Sizes = 0  # type: ignore[assignment]
+    dilation: Sizes = 1  # type: ignore[assignment]
     groups: int = 1
     dtype: str = "float32"
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
@@ -78,15 +78,12 @@ class ConvProblem:
     def __post_init__(self) -> None:
         is_volume = self.d != 0 or self.t != 0
         dims = 3 if is_volume else 2
-        steps = {name: getattr(self, name) for name in _STEPS}
-        if is_volume:  # the defaults are those of images
-            steps = {name: _STEPS[name] if given == (_STEPS[name],) * 2 else given for name, given in steps.items()}
         settle(
             self,
             operation=member(Operation, self.operation, "operation"),
             **{name: whole(getattr(self, name), name, 1, MOST_ELEMENTS) for name in _SIZES},
             **{name: whole(getattr(self, name), name, int(is_volume), MOST_ELEMENTS) for name in ("d", "t")},
-            **{name: sizes(given, name, dims, _STEPS[name], MOST_ELEMENTS) for name, given in steps.items()},
+            **{name: sizes(getattr(self, name), name, dims, least, MOST_ELEMENTS) for name, least in _STEPS.items()},
             dtype=dtype_name(self.dtype),
             memory_format=member(MemoryFormat, self.memory_format, "memory_format"),
         )
@@ -147,15 +144,15 @@ class ConvProblem:
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
 
-    def x_shape(self, n: int) -> Sizes:
+    def x_shape(self, n: int) -> tuple[int, ...]:
         """Return the shape of x, (N, C, H, W) or (N, C, D, H, W), for ``n`` samples."""
         return (n, self.c, *self.extent)
 
-    def w_shape(self) -> Sizes:
+    def w_shape(self) -> tuple[int, ...]:
         """Return the shape of the filter w, (K, C // groups, R, S) or (K, C // groups, T, R, S)."""
         return (self.k, self.c // self.groups, *self.window)
 
-    def y_shape(self, n: int) -> Sizes:
+    def y_shape(self, n: int) -> tuple[int, ...]:
         """Return the shape of y, (N, K, P, Q) or (N, K, O, P, Q), for ``n`` samples."""
         return (n, self.k, *self.positions)
 

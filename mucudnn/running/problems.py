@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import ITEM_BYTES, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Sizes
+from mucudnn.core.problem import ITEM_BYTES, MOST_SAMPLES, ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.memory import TORCH_FORMATS, dense_strides
 
 _DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}  # dtypes that problems support
@@ -98,7 +98,7 @@ def largest_batch_size(problem: ConvProblem, device_type: str) -> int:
 
 def transposed_shape(
     x_shape: Sequence[int], w_shape: Sequence[int], geometry: Sequence[Any], output_padding: Sequence[int]
-) -> Sizes:
+) -> tuple[int, ...]:
     """Return (N, C, H, W) of the transposed convolution of (N, K, P, Q) with (K, C // groups, R, S).
 
     geometry: stride, padding, dilation, groups.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -135,33 +135,35 @@ def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | No
         extra = [last + first if is_apart else last - first for first, last in zip(before, after, strict=True)]
         shape[2:] = [size + more for size, more in zip(shape[2:], extra, strict=True)]
         padding = [0] * len(before) if is_apart else before
-    dtype, memory_format = _dtype(x), _memory_format(x, module.weight)
-    if len(shape) == 5 and memory_format is MemoryFormat.CHANNELS_LAST and x.device.type == "cpu":
-        # Of volumes, only some of torch's backends compute in channels_last; which one it picks depends on the sizes.
-        shapes = shape, module.weight.shape
-        volumes, w = (torch.empty(tuple(s), dtype=dtype, memory_format=torch.channels_last_3d) for s in shapes)
-        with suppress(RuntimeError):  # an invalid call, which torch reports
-            memory_format = torchs_memory_format(volumes, w, (module.stride, padding, module.dilation, module.groups))
+    dtype, steps = _dtype(x), (module.stride, padding, module.dilation, module.groups)
     return problem_of_call(
-        *(x, module.weight, module.stride, padding, module.dilation, module.groups),
+        *(x, module.weight, *steps),
         is_transposed=isinstance(module, nn.ConvTranspose2d),
         output_padding=output_padding,
         x_shape=shape,
         dtype=dtype,
-        memory_format=memory_format,
+        memory_format=_memory_format(x, module.weight, shape, steps, dtype),
     )
 
 
-def _memory_format(x: Tensor, w: Tensor) -> MemoryFormat:
+def _memory_format(
+    x: Tensor, w: Tensor, shape: Sequence[int], geometry: Sequence[Any], dtype: torch.dtype
+) -> MemoryFormat:
     """Return the memory format that torch would use for x and w; where shapes allow both formats, the strides decide.
 
-    On a GPU, float64 is never channels_last.
+    On a GPU, float64 is never channels_last. Of volumes, only some of torch's backends on the CPU compute in
+    channels_last, and the sizes decide which one it picks. shape: of x once it is padded.
     """
-    if x.dim() == 3:
-        return MemoryFormat.CONTIGUOUS
     exact_on_cuda = x.device.type == "cuda" and x.dtype == torch.float64
-    channels_last = any(map(suggests_channels_last, (x, w))) and not exact_on_cuda
-    return MemoryFormat.CHANNELS_LAST if channels_last else MemoryFormat.CONTIGUOUS
+    if x.dim() == 3 or exact_on_cuda or not any(map(suggests_channels_last, (x, w))):
+        return MemoryFormat.CONTIGUOUS
+    if x.dim() == 5 and x.device.type == "cpu":
+        volumes, filters = (
+            torch.empty(tuple(sizes), dtype=dtype, memory_format=torch.channels_last_3d) for sizes in (shape, w.shape)
+        )
+        with suppress(RuntimeError):  # an invalid call, which torch reports
+            return torchs_memory_format(volumes, filters, geometry)
+    return MemoryFormat.CHANNELS_LAST
 
 
 def _dtype(x: Tensor) -> torch.dtype:

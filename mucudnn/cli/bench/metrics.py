@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +13,7 @@ from mucudnn.cli.shared.options import outputs
 from mucudnn.core.config import Config, from_text
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.records import Configuration, counts_in
+from mucudnn.core.values import did_you_mean
 
 if TYPE_CHECKING:
     from mucudnn.bench.sources.layers import Layer, LayerTable
@@ -138,8 +138,6 @@ def named_layer(table: LayerTable, name: str | None) -> Layer:
         return by_name[name]
     if name is None and len(table.layers) == 1:
         return table.layers[0]
-    close = get_close_matches(name or "", by_name, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
     asked = "no layer is named" if name is None else f"{table.source} has no layer {name!r}"
     names = ", ".join(layer.names[0] for layer in table.layers)
-    raise InvalidInputError(f"{asked}; {hint}give --layer NAME, one of {names}")
+    raise InvalidInputError(f"{asked}; {did_you_mean(name or '', by_name)}give --layer NAME, one of {names}")

@@ -98,14 +98,14 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def parse_filters(text: str) -> tuple[tuple[int, ...], ...]:
-    """Parse filter sizes: ``3x3,5x5`` as ((3, 3), (5, 5)), ``all`` as ().
+    """Parse filter sizes: ``3x3,3x5x5`` as ((3, 3), (3, 5, 5)), ``all`` as ().
 
     Raises ``InvalidInputError`` for other text.
     """
     parts = [] if text == "all" else [part.strip() for part in text.split(",")]
-    if wrong := [part for part in parts if re.fullmatch(f"{SIZE}x{SIZE}", part) is None]:
-        raise InvalidInputError(f"{wrong[0]!r} is not height x width of a filter; write for example 3x3,5x5, or all")
-    return tuple((int(r), int(s)) for r, _, s in (part.partition("x") for part in parts))
+    if wrong := [part for part in parts if re.fullmatch(rf"{SIZE}(x{SIZE}){{1,2}}", part) is None]:
+        raise InvalidInputError(f"{wrong[0]!r} is not the size of a filter; write for example 3x3,3x5x5, or all")
+    return tuple(tuple(map(int, part.split("x"))) for part in parts)
 
 
 def choice(kind: type[StrEnum]) -> Text:
