@@ -132,7 +132,8 @@ def random_problem(random: Random, *, volumes: bool = False) -> ConvProblem | No
 def random_micro_batches(random: Random, algorithm: Algorithm, problem: ConvProblem) -> tuple[int, ...]:
     """Draw a random division of a mini-batch into micro-batches that the algorithm supports, and return their sizes.
 
-    If no draw is supported, return one size: the undivided batch, or the smallest size that the algorithm supports.
+    If no draw is supported, return one size: the undivided batch, or the smallest size that the algorithm supports. If
+    there is none, such as where torch's backends cannot be called by name, return an empty tuple.
     """
     sizes = tuple(random.randint(1, 3) for _ in range(random.randint(1, 3)))
     supported = tuple(n for n in sizes if algorithm.supports_micro_batch(problem, n) is None)
@@ -140,7 +141,7 @@ def random_micro_batches(random: Random, algorithm: Algorithm, problem: ConvProb
         return supported
     if algorithm.can_run_undivided(problem):
         return sizes[:1]
-    return (next(n for n in range(1, 64) if algorithm.supports_micro_batch(problem, n) is None),)
+    return tuple([n for n in range(1, 64) if algorithm.supports_micro_batch(problem, n) is None][:1])
 
 
 # The suite
@@ -212,8 +213,7 @@ def check_algorithm(
             random = Random(number)
             drawn = (random_problem(random, volumes=algorithm.takes_volumes) for _ in range(_MOST_DRAWS))
             found = next((p for p in drawn if p is not None and why_unsupported(algorithm, p) is None), None)
-            if found is not None:
-                sizes = random_micro_batches(random, algorithm, found)
+            if found is not None and (sizes := random_micro_batches(random, algorithm, found)):
                 has_bias = found.operation is Operation.FORWARD and random.random() < 0.5
                 check = partial(check_result, algorithm, found, sizes, bounds[found.dtype], has_bias=has_bias)
                 run(check, found, sizes, number)

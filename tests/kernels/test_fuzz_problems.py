@@ -54,11 +54,12 @@ def case(seed: int) -> Case:
     """The same for ever, as long as there are the same algorithms."""
     random = Random(seed)
     algorithm = random.choice([one for one in algorithms() if _is_built(one)])
-    problem = _problem(random, algorithm)
+    while not (sizes := random_micro_batches(random, algorithm, problem := _problem(random, algorithm))):
+        pass
     return Case(
         algorithm,
         problem,
-        random_micro_batches(random, algorithm, problem),
+        sizes,
         threads=random.choice((1, 1, 1, 2, 3)),
         has_bias=problem.operation is Operation.FORWARD and random.random() < 0.5,
         activation=random.choice((None, *ACTIVATIONS)),
