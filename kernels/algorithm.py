@@ -208,7 +208,8 @@ class BaseAlgorithm:
         """Return a callable for some rows of ``n`` samples, whose filter ``open`` has prepared, and its workspace.
 
         problem: of whole images, FORWARD or BACKWARD_DATA. rows: of x and y, dense in channels_last if there is one
-        sample. above: rows of zeros above those of x. Return None if bands are not supported.
+        sample. above: rows of zeros above those of x. Of volumes, frames take the place of rows. Return None if bands
+        are not supported.
         """
         return None
 

@@ -14,6 +14,7 @@ frames of each channel together, so they are copied to scratch, frame by frame; 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -46,20 +47,32 @@ class Pass:
     is_first: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The depths of x and of y, or of a band of them, and how many frames of padding are before those of x."""
+
+    x: int
+    y: int
+    before: int
+
+
+def depth_of(problem: ConvProblem) -> Depth:
+    return Depth(problem.d, problem.positions[0], problem.padding[0])
+
+
 @lru_cache(maxsize=1024)
-def passes(problem: ConvProblem) -> tuple[Pass, ...]:
-    """Return the passes of a problem, in the order in which they are computed.
+def passes(problem: ConvProblem, depth: Depth) -> tuple[Pass, ...]:
+    """Return the passes of a problem, or of a band of frames, in the order in which they are computed.
 
     Frames that a stride separates are not adjacent in memory, so that each gets a pass of its own. The tap that writes
     the most frames comes first.
     """
-    (stride, *_), (padding, *_), (dilation, *_) = problem.stride, problem.padding, problem.dilation
-    out, operation = problem.positions[0], problem.operation
-    ranges = [(t, *inside(t * dilation - padding, stride, problem.d, out)) for t in range(problem.t)]
+    (stride, *_), (dilation, *_), operation = problem.stride, problem.dilation, problem.operation
+    ranges = [(t, *inside(t * dilation - depth.before, stride, depth.x, depth.y)) for t in range(problem.t)]
     written: set[int] = set()
     found = []
     for tap, ys, xs in sorted(ranges, key=lambda each: each[1].start - each[1].stop):
-        pairs = list(zip(range(problem.d)[xs], range(out)[ys], strict=True))
+        pairs = list(zip(range(depth.x)[xs], range(depth.y)[ys], strict=True))
         while pairs:
             targets = [x if operation is Operation.BACKWARD_DATA else y for x, y in pairs]
             are_first = [operation is not Operation.BACKWARD_FILTER and one not in written for one in targets]
@@ -127,7 +140,7 @@ class Frames(BaseAlgorithm):
     def supports(self, problem: ConvProblem) -> str | None:
         if not problem.is_volume:
             return "x has no depth; frames are those of a volume"
-        if not passes(problem):
+        if not passes(problem, depth_of(problem)):
             return f"the depth of {problem.d} is all in the padding, so that no frame is read"
         return self.inner.supports(self._images(problem))
 
@@ -135,20 +148,22 @@ class Frames(BaseAlgorithm):
         return self.inner.is_local(self._images(problem))
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        frames = sum(each.count for each in passes(problem))
+        frames = sum(each.count for each in passes(problem, depth_of(problem)))
         return self.inner.least_flops(self._images(problem), frames * micro_batch_size)
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
         images = self._images(problem)
-        reasons = (self.inner.supports_micro_batch(images, n) for n in _counts(problem, micro_batch_size))
+        reasons = (
+            self.inner.supports_micro_batch(images, n) for n in _counts(problem, micro_batch_size, depth_of(problem))
+        )
         return next(filter(None, reasons), None)
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         images = self._images(problem)
-        return max(self.inner.internal_bytes(images, n) for n in _counts(problem, micro_batch_size))
+        return max(self.inner.internal_bytes(images, n) for n in _counts(problem, micro_batch_size, depth_of(problem)))
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        scratch = self._scratch_parts(problem, micro_batch_size)
+        scratch = self._scratch_parts(problem, micro_batch_size, depth_of(problem))
         return Workspace(carved_bytes(self._prepared_parts(problem, micro_batch_size)), carved_bytes(scratch))
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
@@ -170,8 +185,35 @@ class Frames(BaseAlgorithm):
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
+        self._sum(problem, depth_of(problem), x, y, bias, prepared, scratch)
+
+    def band(
+        self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int
+    ) -> tuple[BoundStage, Workspace] | None:
+        """Return a callable for some frames, which take the place of rows."""
+        is_one = (
+            isinstance(self.inner, compiled.CompiledAlgorithm) and problem.operation is not Operation.BACKWARD_FILTER
+        )
+        if not is_one or problem.memory_format is MemoryFormat.CONTIGUOUS:
+            return None
+        depth = Depth(*rows, above)
+        scratch_bytes = carved_bytes(self._scratch_parts(problem, n, depth))
+        workspace = Workspace(self.workspace(problem, 1).prepared_bytes, scratch_bytes)
+        return _Band(self, problem, n, depth, workspace), workspace
+
+    def _sum(
+        self,
+        problem: ConvProblem,
+        depth: Depth,
+        x: Tensor,
+        y: Tensor,
+        bias: Tensor | None,
+        prepared: Tensor,
+        scratch: Tensor,
+    ) -> None:
+        """Compute ``step`` for frames of x and y."""
         images, operation = self._images(problem), problem.operation
-        of_x, of_y, beside, inner_scratch = self._split_scratch(problem, x.shape[0], scratch)
+        of_x, of_y, beside, inner_scratch = self._split_scratch(problem, x.shape[0], depth, scratch)
         by_tap = {tap: (filters, inners) for tap, filters, inners in self._prepared(problem, prepared)}
         written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x}.get(operation)
         for copied, whole in ((of_x, x), (of_y, y)):
@@ -180,9 +222,9 @@ class Frames(BaseAlgorithm):
         for frames_x, frames_y in zip(_blocks(problem, x, of_x), _blocks(problem, y, of_y), strict=True):
             target = frames_x if operation is Operation.BACKWARD_DATA else frames_y
             if operation is not Operation.BACKWARD_FILTER:
-                for frame in _unread(problem):
+                for frame in _unread(problem, depth):
                     target[frame].zero_() if bias is None else target[frame].copy_(bias.view(-1, 1, 1))
-            for each in passes(problem):
+            for each in passes(problem, depth):
                 filters, inners = by_tap[each.tap]
                 part_x, part_y = _batch(images, frames_x[each.x]), _batch(images, frames_y[each.y])
                 if operation is Operation.BACKWARD_FILTER:
@@ -234,7 +276,7 @@ class Frames(BaseAlgorithm):
         """Return, for each tap that is used, the parts for its filter (or gradient) and what ``inner`` prepares."""
         images = self._images(problem)
         filters = Part((prod(images.w_shape()),), torch_dtype(problem))
-        inners = max(w.prepared_bytes for w in self._inner_workspaces(problem, n))
+        inners = max(w.prepared_bytes for w in self._inner_workspaces(problem, n, depth_of(problem)))
         return [filters, Part((aligned(inners),), torch.uint8)] * len(_taps(problem))
 
     def _prepared(self, problem: ConvProblem, prepared: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -248,30 +290,31 @@ class Frames(BaseAlgorithm):
             stored, inners = carve(share, [filters, Part((of_tap - aligned(filters.size_bytes),), torch.uint8)])
             yield tap, _dense(stored, images.w_shape(), images), inners
 
-    def _inner_workspaces(self, problem: ConvProblem, n: int) -> list[Workspace]:
+    def _inner_workspaces(self, problem: ConvProblem, n: int, depth: Depth) -> list[Workspace]:
         images = self._images(problem)
-        counts = _counts(problem, n)
+        counts = _counts(problem, n, depth)
         found = [self.inner.workspace(images, count) for count in counts]
         if self._adds(images):
             found += [_adding_stage(self.inner, images, count, torch.get_num_threads())[1] for count in counts]
         return found
 
-    def _scratch_parts(self, problem: ConvProblem, n: int) -> list[Part]:
+    def _scratch_parts(self, problem: ConvProblem, n: int, depth: Depth) -> list[Part]:
         """Return the parts for copies of x and y by frames, the sum of a tap, and the scratch of ``inner``."""
         images, dtype = self._images(problem), torch_dtype(problem)
         both = zip(_are_copied(problem), _frames(problem), strict=True)
         parts = [Part((count, n, *of_one), dtype) for is_copied, (count, of_one) in both if is_copied]
         if problem.operation is not Operation.BACKWARD_FILTER and not self._adds(images):
             _, of_one = _frames(problem)[0 if problem.operation is Operation.BACKWARD_DATA else 1]
-            most = max((each.count for each in passes(problem) if not each.is_first), default=0)
+            most = max((each.count for each in passes(problem, depth) if not each.is_first), default=0)
             parts.append(Part((most * _images_of_frame(problem, n) * prod(of_one),), dtype))
-        return [*parts, Part((max(w.scratch_bytes for w in self._inner_workspaces(problem, n)),), torch.uint8)]
+        inner_bytes = max((w.scratch_bytes for w in self._inner_workspaces(problem, n, depth)), default=0)
+        return [*parts, Part((inner_bytes,), torch.uint8)]
 
     def _split_scratch(
-        self, problem: ConvProblem, n: int, scratch: Tensor
+        self, problem: ConvProblem, n: int, depth: Depth, scratch: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
         """Return copies of x and y, (D, n, C, H, W), the sum of a tap, all None if not needed, and inner's scratch."""
-        *parts, inner = carve(scratch, self._scratch_parts(problem, n))
+        *parts, inner = carve(scratch, self._scratch_parts(problem, n, depth))
         of_x, of_y = (parts.pop(0) if is_copied else None for is_copied in _are_copied(problem))
         return of_x, of_y, parts[0] if parts else None, inner
 
@@ -294,15 +337,56 @@ def _write_filter(w: Tensor, filters: Tensor, *, is_turned: bool) -> None:
         filters[:, :, r - 1 - i, s - 1 - j].copy_(w[:, :, i, j].T)
 
 
+@dataclass(frozen=True, slots=True)
+class _Band:
+    """A stage that computes some frames of ``n`` samples in channels_last."""
+
+    frames: Frames
+    problem: ConvProblem
+    n: int
+    depth: Depth
+    workspace: Workspace
+    entry = None
+
+    def __call__(
+        self,
+        x: int,
+        w: int,
+        y: int,
+        bias: int | None,
+        prepared: int,
+        scratch: int,
+        epilogue: Epilogue | None = None,
+        /,
+    ) -> None:
+        problem, n, depth = self.problem, self.n, self.depth
+        dtype, layout = torch_dtype(problem), problem.memory_format
+        of_x, of_y = (n, problem.c, depth.x, problem.h, problem.w), (n, problem.k, depth.y, problem.p, problem.q)
+        xs, ys = (
+            _at(address, prod(shape) * dtype.itemsize).view(dtype).as_strided(shape, dense_strides(shape, layout))
+            for address, shape in ((x, of_x), (y, of_y))
+        )
+        added = None if bias is None else _at(bias, problem.k * dtype.itemsize).view(dtype)
+        buffers = _at(prepared, self.workspace.prepared_bytes), _at(scratch, self.workspace.scratch_bytes)
+        self.frames._sum(problem, depth, xs, ys, added, *buffers)
+
+
+def _at(address: int, size_bytes: int) -> Tensor:
+    """Return the memory at an address as a tensor, which must not outlive it."""
+    if size_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((ctypes.c_uint8 * size_bytes).from_address(address), dtype=torch.uint8)
+
+
 def _taps(problem: ConvProblem) -> list[int]:
-    return sorted({each.tap for each in passes(problem)})
+    return sorted({each.tap for each in passes(problem, depth_of(problem))})
 
 
-def _unread(problem: ConvProblem) -> list[int]:
+def _unread(problem: ConvProblem, depth: Depth) -> list[int]:
     """Return the frames of the result that no pass writes."""
     of_data = problem.operation is Operation.BACKWARD_DATA
-    written = (each.x if of_data else each.y for each in passes(problem))
-    frames = {*range(problem.d if of_data else problem.positions[0])}
+    written = (each.x if of_data else each.y for each in passes(problem, depth))
+    frames = {*range(depth.x if of_data else depth.y)}
     return sorted(frames.difference(*(range(each.start, each.stop) for each in written)))
 
 
@@ -326,9 +410,9 @@ def _images_of_frame(problem: ConvProblem, n: int) -> int:
     return n if problem.memory_format is MemoryFormat.CONTIGUOUS or is_single else 1
 
 
-def _counts(problem: ConvProblem, n: int) -> list[int]:
+def _counts(problem: ConvProblem, n: int, depth: Depth) -> list[int]:
     """Return the numbers of images that passes convolve at once."""
-    return sorted({each.count * _images_of_frame(problem, n) for each in passes(problem)})
+    return sorted({each.count * _images_of_frame(problem, n) for each in passes(problem, depth)})
 
 
 def _by_frame(volumes: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Bands of rows: each algorithm computes any rows of a result from the rows that they read, and writes no others."""
+"""Bands: each algorithm computes any rows, or frames, of a result from those that they read, and writes no others."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm, why_unsupported
 from mucudnn.kernels.compiled.library import loaded_build
-from mucudnn.kernels.memory import aligned_buffer
+from mucudnn.kernels.memory import aligned_buffer, torch_format
 from mucudnn.kernels.registry import algorithms
 from mucudnn.kernels.torch_convolution import reference
-from mucudnn.testing.contract import GEOMETRIES, geometry
+from mucudnn.testing.contract import GEOMETRIES, VOLUMES, geometry
 
 
 def read_rows(problem: ConvProblem, low: int, high: int) -> tuple[int, int, int]:
     """Return the rows of y (backward data) or x (forward) that rows of the result read, and the padding above."""
     stride, padding = problem.stride[0], problem.padding[0]
-    extent = problem.dilation[0] * (problem.r - 1) + 1
+    extent = problem.dilation[0] * (problem.window[0] - 1) + 1
     if problem.operation is Operation.FORWARD:
-        first = min(max(low * stride - padding, 0), problem.h - 1)
-        last = min(max((high - 1) * stride - padding + extent, first + 1), problem.h)
+        first = min(max(low * stride - padding, 0), problem.extent[0] - 1)
+        last = min(max((high - 1) * stride - padding + extent, first + 1), problem.extent[0])
         return first, last, first - (low * stride - padding)
     rows = problem.y_shape(1)[2]
     first = min(max((low + padding - extent + 1) // stride, 0), rows - 1)
@@ -33,7 +33,7 @@ def read_rows(problem: ConvProblem, low: int, high: int) -> tuple[int, int, int]
 
 def check(algorithm: Algorithm, problem: ConvProblem, random: Random) -> None:
     is_forward = problem.operation is Operation.FORWARD
-    channels_last = torch.channels_last
+    channels_last = torch_format(problem)
     w = torch.randn(problem.w_shape()).contiguous(memory_format=channels_last)
     given = torch.randn(problem.x_shape(1) if is_forward else problem.y_shape(1)).contiguous(
         memory_format=channels_last
@@ -52,7 +52,7 @@ def check(algorithm: Algorithm, problem: ConvProblem, random: Random) -> None:
         )
         assert made is not None
         stage, workspace = made
-        around = torch.full((1, expected.shape[1], high - low + 2, expected.shape[3]), 7.0)
+        around = torch.full((1, expected.shape[1], high - low + 2, *expected.shape[3:]), 7.0)
         around = around.contiguous(memory_format=channels_last)
         out, x = around[:, :, 1:-1], given[:, :, first:last]
         addresses = (x, w, out) if is_forward else (out, w, x)
@@ -73,11 +73,12 @@ def test_bands_are_rows_of_the_whole(operation: Operation) -> None:
     if reason := loaded_build().why_not_compiled:
         pytest.skip(f"only compiled algorithms have bands: {reason}")
     random, tried = Random(0), set()
-    for name in GEOMETRIES:
+    for name in (*GEOMETRIES, *VOLUMES):
         problem, _, _ = geometry(name, operation, memory_format=MemoryFormat.CHANNELS_LAST)
-        rows = problem.h, problem.y_shape(1)[2]
+        rows = problem.extent[0], problem.positions[0]
         for algorithm in algorithms():
-            if algorithm.supports(problem) is None and algorithm.band(problem, 1, rows, problem.padding[0]):
+            if not why_unsupported(algorithm, problem) and algorithm.band(problem, 1, rows, problem.padding[0]):
                 check(algorithm, problem, random)
                 tried.add(algorithm.name)
     assert tried >= {"implicit-gemm", "pointwise", "depthwise", "loop-nest", "winograd-4x4", "winograd-4x4-5x5"}
+    assert tried >= {"frames-implicit-gemm", "frames-pointwise", "frames-winograd-4x4"}

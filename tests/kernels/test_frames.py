@@ -10,7 +10,7 @@ from support import compiled
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.frames import images_of, passes
+from mucudnn.kernels.frames import depth_of, images_of, passes
 from mucudnn.kernels.registry import algorithm
 
 
@@ -35,7 +35,7 @@ def test_passes_are_the_definition(operation: Operation) -> None:
         }
         expected = sorted((t, o, d) for t, o, d in reads if 0 <= d < problem.d)
         found, written = [], set[int]()
-        for each in passes(problem):
+        for each in passes(problem, depth_of(problem)):
             frames = [*zip(range(each.y.start, each.y.stop), range(each.x.start, each.x.stop), strict=True)]
             assert len(frames) == each.count
             found += [(each.tap, o, d) for o, d in frames]
@@ -50,10 +50,10 @@ def test_of_a_clip_of_one_frame_one_slice_of_the_filter_is_read() -> None:
     """Symmetric padding, and the causal one that a model adds itself, where only the last frame is no padding."""
     for d, padding in ((1, 1), (1, 2)):
         problem = ConvProblem("forward", 2, 8, 8, 3, 3, 3, padding=(padding, 1, 1), d=d, t=3)
-        for each in passes(problem):
+        for each in passes(problem, depth_of(problem)):
             assert (each.x, each.count) == (slice(0, 1), 1)
     one = ConvProblem("forward", 2, 8, 8, 3, 3, 3, padding=1, d=1, t=3)
-    assert [each.tap for each in passes(one)] == [1]
+    assert [each.tap for each in passes(one, depth_of(one))] == [1]
     x, w, y = torch.randn(2, 2, 1, 8, 8), torch.full((3, 2, 3, 3, 3), torch.nan), torch.empty(2, 3, 1, 8, 8)
     w[:, :, 1] = torch.randn(3, 2, 3, 3)
     compiled.algorithm("implicit-gemm")  # or this build has none
