@@ -52,12 +52,12 @@ def optimize(
     """Tune the convolutions that ``model(sample_input)`` runs, convert them to mucudnn modules, and return the model.
 
     Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d``, ``Conv3d`` and ``ConvTranspose2d``; all
-    others, such as ``Conv3d``, are left alone. Modules are converted in place: parameters, hooks, names, mode and
-    device stay the same, and shared modules stay shared. An instance of a subclass stays an instance of it; modules
-    that define their own ``forward`` are skipped. The forward pass that finds the shapes does not change mode, buffers,
-    gradients or random state. ``progress`` is called with a
-    description of the current measurement and the fraction done. None shows a bar on standard error if that is a
-    terminal; False shows nothing. ``report(model)`` returns the choices.
+    others, such as ``ConvTranspose3d``, are left alone. Modules are converted in place: parameters, hooks, names, mode
+    and device stay the same, and shared modules stay shared. An instance of a subclass stays an instance of it and
+    keeps its ``forward``: tuned is the convolution in which ``super().forward(...)`` ends. The forward pass that finds
+    the shapes does not change mode, buffers, gradients or random state. ``progress`` is called with a description of
+    the current measurement and the fraction done. None shows a bar on standard error if that is a terminal; False shows
+    nothing. ``report(model)`` returns the choices.
 
     Tuning ends with a few interleaved steps of the whole model, with torch's own convolutions and with ours, unless
     ``config.confirm`` is False. Torch's convolution is restored where ours is slower, and

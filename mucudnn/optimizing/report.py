@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from types import MethodType
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -98,7 +97,7 @@ class Report:
         """Return the lines that replace an empty table, with the reason why no convolution is tuned."""
         if not self.convolutions:
             return [f"no convolutions to tune: the model has no torch.nn.{_KINDS}", *self._untuned_in_words()]
-        if all(reason == _UNREACHED for _, reason in self.untuned):
+        if all(reason.startswith(_UNREACHED) for _, reason in self.untuned):
             return [
                 f"no tuned convolutions among {self.convolutions}: call mucudnn.optimize(model, sample_input) first; "
                 "convolutions that the sample input does not reach stay PyTorch's own"
@@ -197,8 +196,7 @@ def report(model: torch.nn.Module) -> Report:
     every = [*instance(torch.nn.Module, model, "model").named_modules()]
     modules = [(name, module) for name, module in every if isinstance(module, TunedModule)]
     convolutions = [(name, module) for name, module in every if isinstance(module, _ConvNd)]
-    kept = _kept_forwards(every)
-    reasons = [(name, _why_untuned(module, kept.get(module))) for name, module in convolutions]
+    reasons = [(name, _why_untuned(module)) for name, module in convolutions]
     return Report(
         _layers([{name: module.tuned for name, module in modules}]),
         sum(torchs_class(type(module)) is not None for _, module in convolutions),
@@ -221,36 +219,19 @@ def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:
         yield filled(f"{what} in {listed(names)}")
 
 
-def _kept_forwards(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[torch.nn.Module, str]:
-    """Return the attribute that stores the bound ``forward`` of a convolution, for each convolution with one.
-
-    Calls of that attribute bypass hooks and tuning.
-    """
-    return {
-        value.__self__: f"{name}.{attribute}".lstrip(".")
-        for name, module in modules
-        for attribute, value in vars(module).items()
-        if isinstance(value, MethodType) and value.__name__ == "forward" and isinstance(value.__self__, _ConvNd)
-    }
-
-
-def _why_untuned(module: _ConvNd, kept_forward: str | None) -> str | None:
-    """Return the reason why a convolution runs torch's code; None if it runs tuned choices.
-
-    kept_forward: attribute of the model that holds the convolution's bound ``forward``, or None.
-    """
-    if torchs_class(type(module)) is None:
-        return f"{type(module).__name__} is not tuned, only {_KINDS}"
+def _why_untuned(module: _ConvNd) -> str | None:
+    """Return the reason why a convolution runs torch's code; None if it runs tuned choices."""
+    cls = type(module)
+    if (torchs := torchs_class(cls)) is None:
+        return f"{cls.__name__} is not tuned, only {_KINDS}"
     if any(is_lazy(parameter) for parameter in module.parameters()):
         return "a lazy module that has not run yet"
     if (reason := why_left_alone(module)) is not None:
         return reason
     if isinstance(module, TunedModule) and module.tuned:
         return _why_torchs_own(module)
-    if kept_forward is not None:
-        return (
-            f"calls bypass the module: {kept_forward} is its bound forward; call the module itself, and optimize again"
-        )
+    if cls.forward is not torchs.forward:
+        return f"{_UNREACHED}, or {cls.__name__}.forward does not call super().forward"
     return _UNREACHED
 
 

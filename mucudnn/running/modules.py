@@ -269,8 +269,8 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
 
 
 # Classes of tuned modules. Each of torch's convolution classes has a fixed counterpart. For a subclass that inherits
-# torch's ``forward``, a class is derived from ours and that subclass, so that a tuned module stays an instance of its
-# class. Pickles name the two base classes, and unpickling derives the class again.
+# the methods that ours override, a class is derived from ours and that subclass, so that a tuned module stays an
+# instance of its class. Pickles name the two base classes, and unpickling derives the class again.
 
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: Conv2d,
@@ -278,7 +278,6 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv3d: Conv3d,
     nn.ConvTranspose2d: ConvTranspose2d,
 }
-_COMPUTING = ("forward", "_conv_forward", "_output_padding")  # methods that ours override or call
 _Class = type[nn.Module]
 _made: dict[tuple[_Class, _Class], _Class] = {}  # by our class and the user's
 _NOT_COPIED = ("__dict__", "__weakref__")  # class attributes that Python makes itself
@@ -340,9 +339,9 @@ def _of_class(cls: _Class) -> _Class:
     torchs = torchs_class(cls)
     if torchs is None:
         raise InvalidInputError(f"{cls.__name__} is not among {', '.join(one.__name__ for one in OURS)}")
-    own = (name for name in _COMPUTING if getattr(cls, name, None) is not getattr(torchs, name, None))
-    if (name := next(own, None)) is not None:
-        raise InvalidInputError(f"{cls.__name__} has a {name} of its own")
+    for name in ("forward", "_output_padding") if torchs is nn.ConvTranspose2d else ("_conv_forward",):
+        if getattr(cls, name) is not getattr(torchs, name):
+            raise InvalidInputError(f"{cls.__name__} has a {name} of its own")
     return OURS[torchs] if cls is torchs else _of_both(OURS[torchs], cls)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from mucudnn.core.errors import no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.memory import suggests_channels_last
+from mucudnn.running.modules import padded
 from mucudnn.running.problems import problem_of_call, problem_operation, torchs_memory_format
 
 TRACED = (nn.Conv2d, nn.Conv1d, nn.Conv3d, nn.ConvTranspose2d)
@@ -52,7 +54,7 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
     """List the calls of all convolution modules in ``model(sample_input)``, in order, as torch computes them.
 
     Convolution modules are ``nn.Conv2d``, ``nn.Conv3d``, ``nn.Conv1d`` (as images of height 1) and
-    ``nn.ConvTranspose2d``.
+    ``nn.ConvTranspose2d``, also subclasses whose ``forward`` calls theirs: x is then what their ``forward`` gets.
 
     sample_input: the only argument, or a tuple of all positional ones. Padding that torch does as a separate step
     (``padding_mode`` other than zeros, the odd half of ``padding="same"``) is part of H and W. Calls that no
@@ -68,20 +70,42 @@ def trace(model: nn.Module, sample_input: Any) -> list[Call]:
     """
     calls: list[Call] = []
     empty: list[str] = []
-    arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if isinstance(module, TRACED):
-                handle = module.register_forward_pre_hook(_recorder(name, calls, empty), with_kwargs=True)
-                hooks.callback(handle.remove)
-        model(*arguments)
+
+    def record(name: str, module: nn.Module, compute: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
+        call = call_of(name, module, arguments, named)
+        if call is not None:
+            calls.append(call)
+        elif arguments and isinstance(arguments[0], Tensor) and arguments[0].shape[:1] == (0,):
+            empty.append(name)
+        return compute(*arguments, **named)
+
+    with observed(model, record):
+        model(*(sample_input if isinstance(sample_input, tuple) else (sample_input,)))
     if empty and not calls:
         raise no_images(empty[0])
     return calls
 
 
+@contextmanager
+def observed(model: nn.Module, observe: Callable[..., Tensor]) -> Iterator[None]:
+    """Replace the convolutions of the model's modules by ``observe(name, module, compute, *arguments, **named)``.
+
+    ``compute(*arguments, **named)`` is the method that tuned modules override: ``_conv_forward``, which gets what the
+    ``forward`` of a subclass makes of its arguments, or the ``forward`` of an ``nn.ConvTranspose2d``.
+    """
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if isinstance(module, TRACED):
+                method = "forward" if isinstance(module, nn.ConvTranspose2d) else "_conv_forward"
+                own = vars(module)
+                stack.callback(own.update, {method: own[method]} if method in own else {})
+                stack.callback(own.pop, method)
+                own[method] = partial(observe, name, module, getattr(module, method))
+        yield
+
+
 def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
-    """Return a description of the call ``module(*arguments, **named)``; None if no ``ConvProblem`` describes it."""
+    """Return a description of a call that was observed; None if no ``ConvProblem`` describes it."""
     assert isinstance(module, TRACED)
     x = arguments[0] if arguments else named.get("input")
     if not isinstance(x, Tensor):
@@ -90,59 +114,41 @@ def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dic
     images = x.unsqueeze(0) if x.dim() == dims - 1 else x
     if images.dim() != dims:
         return None
-    problem = _problem(module, images, arguments[1] if len(arguments) > 1 else named.get("output_size"))
+    kind = "output_size" if isinstance(module, nn.ConvTranspose2d) else "weight"
+    problem = _problem(module, images, arguments[1] if len(arguments) > 1 else named.get(kind))
     if problem is None:
         return None
     return Call(name, problem, len(images), x.requires_grad, module.bias is not None)
 
 
-def _recorder(
-    name: str, calls: list[Call], empty: list[str]
-) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-    """Return a hook that adds the calls of a module. empty: the names of modules that get no images."""
-
-    def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        call = call_of(name, module, arguments, named)
-        if call is not None:
-            calls.append(call)
-        elif arguments and isinstance(arguments[0], Tensor) and arguments[0].shape[:1] == (0,):
-            empty.append(name)
-
-    return record
-
-
-def _problem(module: nn.Module, x: Tensor, output_size: Any) -> ConvProblem | None:
+def _problem(module: nn.Module, x: Tensor, second: Any) -> ConvProblem | None:
     """Return the problem of a module's call with x; None if the call is invalid or not supported.
 
-    Torch reports the errors of invalid calls.
+    Torch reports the errors of invalid calls. second: the filter, or the output size of a transposed convolution.
     """
     assert isinstance(module, TRACED)
     padding: Any = module.padding
-    shape, output_padding = list(x.shape), [0] * len(module.stride)
-    if isinstance(module, nn.ConvTranspose2d):
-        if not isinstance(output_size, (list, tuple, type(None))):
-            return None  # an argument with another meaning, in a subclass
-        sizes = None if output_size is None else list(output_size[-2:])
-        geometry: Any = module.stride, padding, module.kernel_size, 2, module.dilation
-        try:
+    shape, w, output_padding = x.shape, second, [0] * len(module.stride)
+    try:
+        if isinstance(module, nn.ConvTranspose2d):
+            if not isinstance(second, (list, tuple, type(None))):
+                return None  # an argument with another meaning, in a subclass
+            w, sizes = module.weight, None if second is None else list(second[-2:])
+            geometry: Any = module.stride, padding, module.kernel_size, 2, module.dilation
             output_padding = module._output_padding(x, sizes, *geometry)
-        except ValueError:
-            return None
-    else:
-        sides = module._reversed_padding_repeated_twice  # of the last dimension first
-        before, after = sides[-2::-2], sides[::-2]
-        is_apart = module.padding_mode != "zeros"  # torch pads x first; of zeros only what an odd filter has at the end
-        extra = [last + first if is_apart else last - first for first, last in zip(before, after, strict=True)]
-        shape[2:] = [size + more for size, more in zip(shape[2:], extra, strict=True)]
-        padding = [0] * len(before) if is_apart else before
+        else:
+            without_data, padding = padded(module, torch.empty_like(x, device="meta"), w)
+            shape = without_data.shape
+    except (RuntimeError, ValueError):
+        return None
     dtype, steps = _dtype(x), (module.stride, padding, module.dilation, module.groups)
     return problem_of_call(
-        *(x, module.weight, *steps),
+        *(x, w, *steps),
         is_transposed=isinstance(module, nn.ConvTranspose2d),
         output_padding=output_padding,
         x_shape=shape,
         dtype=dtype,
-        memory_format=_memory_format(x, module.weight, shape, steps, dtype),
+        memory_format=_memory_format(x, w, shape, steps, dtype),
     )
 
 

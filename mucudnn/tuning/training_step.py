@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -23,7 +23,7 @@ from mucudnn.kernels.memory import block_bytes, torch_format
 from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.running.problems import problem_operation
 from mucudnn.tuning.own_step import leaf, undisturbed
-from mucudnn.tuning.trace import TRACED, Call, call_of
+from mucudnn.tuning.trace import Call, call_of, observed
 
 _FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 
@@ -90,13 +90,7 @@ def _trace(model: nn.Module, arguments: tuple[Any, ...]) -> TracedStep:
     base = [*model.parameters(), *model.buffers(), *_tensors(inputs)]
     tracer = _Tracer(base, base[0].device.type if base else "cpu")
     base_bytes = tracer.live_bytes
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if isinstance(module, TRACED):
-                entering = partial(tracer.enter, name)
-                stack.callback(module.register_forward_pre_hook(entering, with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(tracer.leave, always_call=True).remove)
-        stack.enter_context(tracer)
+    with observed(model, tracer.run), tracer:
         training_step(model, inputs)
     return TracedStep(base_bytes, tracer.peak_bytes, tuple(tracer.calls))
 
@@ -153,11 +147,12 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.running: list[Call | None] = []
         self.forwards: list[_Forward] = []
 
-    def enter(self, name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def run(self, name: str, module: nn.Module, compute: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         self.running.append(call_of(name, module, arguments, named))
-
-    def leave(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        self.running.pop()
+        try:
+            return compute(*arguments, **named)
+        finally:
+            self.running.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for operand in _tensors((args, kwargs)):

@@ -123,23 +123,6 @@ def test_many_layers_with_long_names_fit_the_screen() -> None:
     assert "and 6 more: not reached by the sample input" in " ".join(" ".join(lines(model)).split())
 
 
-@pytest.mark.parametrize("shown", [str, Report.details])
-def test_a_forward_that_is_called_past_its_module_is_the_reason(shown: Any) -> None:
-    class Keeping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-            self.fn = self.conv.forward
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.fn(x)
-
-    model = mucudnn.optimize(nn.Sequential(Keeping()), torch.zeros(2, 3, 5, 5))
-    text = " ".join(shown(mucudnn.report(model)).split())
-    assert "0.conv: calls bypass the module: 0.fn is its bound forward" in text
-    assert "first" not in text
-
-
 def test_the_frame_has_a_row_for_each_operation(net: Net) -> None:
     frame = mucudnn.report(net).to_frame()
     assert list(frame["layer"]) == ["first"] * 3 + ["second"]

@@ -7,18 +7,21 @@ import io
 import pickle
 from abc import ABCMeta
 from collections.abc import Callable
-from typing import Any
+from types import MethodType
+from typing import Any, cast
 
 import pytest
 import torch
 from support.problems.tuned_by_hand import assert_exact, ran, tune_by_hand
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
 import mucudnn
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import Operation
-from mucudnn.running.modules import make_tunable, why_left_alone
+from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
+from mucudnn.tuning.trace import trace
 
 
 class Named(nn.Conv2d):
@@ -45,9 +48,48 @@ class Along(nn.Conv1d):
     pass
 
 
-class OwnForward(nn.Conv2d):
+class Shifted(nn.Conv2d):
+    def forward(self, x: Tensor, by: float = 1) -> Tensor:  # type: ignore[override]
+        return super().forward(input=x) + by
+
+
+class Sliced(nn.Conv1d):
+    """With the first filters alone, as slimmable networks have it."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self._conv_forward(x, weight=self.weight[:3], bias=self.bias[:3])  # type: ignore[no-any-return, index]
+
+
+class Causal(nn.Conv3d):
+    """As in the decoders of video models: frames before the clip are zeros, or those of the call before."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        depth, height, width = cast(tuple[int, ...], self.padding)
+        self.sides = (width, width, height, height, 2 * depth, 0)
+        self.padding = (0, 0, 0)
+
+    def forward(self, x: Tensor, before: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        *sides, earlier, later = self.sides
+        if before is not None:
+            x, earlier = torch.cat([before, x], dim=2), earlier - before.shape[2]
+        return super().forward(F.pad(x, [*sides, earlier, later]))
+
+
+class FrameByFrame(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.causal = Causal(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = x.split(1, dim=2)
+        ys = [self.causal(frame, before) for frame, before in zip(frames, (None, *frames), strict=False)]
+        return torch.cat(ys, dim=2)
+
+
+class Functional(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) + 1
+        return F.conv2d(input, self.weight)
 
 
 class OwnConvForward(nn.Conv1d):
@@ -131,7 +173,6 @@ def test_subclasses_of_every_kind(cls: type[nn.Module]) -> None:
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (OwnForward(3, 4, 3), "OwnForward has a forward of its own"),
         (OwnConvForward(3, 4, 3), "OwnConvForward has a _conv_forward of its own"),
         (OwnUp(3, 4, 3), "OwnUp has a forward of its own"),
         (nn.ConvTranspose1d(3, 4, 3), "ConvTranspose1d is not among Conv2d, Conv1d, Conv3d, ConvTranspose2d"),
@@ -142,6 +183,62 @@ def test_what_computes_in_its_own_way_is_left_alone(module: nn.Module, reason: s
     assert why_left_alone(module) == reason
     with pytest.raises(InvalidInputError, match=reason):
         make_tunable(module)
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (Shifted(3, 4, 3, padding=1), IMAGES),
+        (Shifted(3, 4, 3, padding=2, padding_mode="reflect"), IMAGES),
+        (Sliced(3, 4, 3), torch.randn(2, 3, 9)),
+        (Causal(3, 4, 3, padding=1), torch.randn(2, 3, 4, 6, 5)),
+        (FrameByFrame(), torch.randn(2, 3, 3, 6, 5)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_forward_of_their_own_gets_the_tuned_convolution(model: Any, x: Tensor) -> None:
+    before = copy.deepcopy(vars(model))
+    trace(model, x)
+    assert vars(model).keys() == before.keys()
+    ours = tune_by_hand(copy.deepcopy(model), x, "frames-native" if x.dim() == 5 else "gemm")
+    for other in (ours, copy.deepcopy(ours), through_a_file(ours)):
+        assert_exact(other, model, x)
+        assert ran(other) == set(Operation)
+        assert list(other.state_dict()) == list(model.state_dict())
+    for torchs, module in zip(model.modules(), ours.modules(), strict=True):
+        assert isinstance(module, type(torchs))
+        if isinstance(module, TunedModule):
+            module.__class__ = module.untuned_class
+            assert type(module) is type(torchs)
+    assert torch.equal(ours(x), model(x))
+
+
+def test_methods_of_an_instance_are_as_before_once_it_is_traced() -> None:
+    class Past(nn.Module):
+        """Calls a bound ``forward``, past the module's hooks."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.compute = self.conv.forward
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.compute(x)
+
+    model = Past()
+    model.conv._conv_forward = patched = MethodType(Shifted._conv_forward, model.conv)  # type: ignore[method-assign]
+    (call,) = trace(model, IMAGES)
+    assert (call.name, call.problem.x_shape(2)) == ("conv", IMAGES.shape)
+    assert model.conv._conv_forward is patched
+    del model.conv._conv_forward
+    assert_exact(tune_by_hand(copy.deepcopy(model), IMAGES), model, IMAGES)
+
+
+def test_a_forward_that_computes_by_itself_is_told() -> None:
+    model = mucudnn.optimize(nn.Sequential(Functional(3, 4, 3), nn.Conv2d(4, 4, 1)), IMAGES)
+    assert type(model[0]) is Functional  # type: ignore[index]
+    (reason,) = [reason for name, reason in mucudnn.report(model).untuned if name == "0"]
+    assert reason == "not reached by the sample input, or Functional.forward does not call super().forward"
 
 
 NORMS = [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
