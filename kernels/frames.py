@@ -65,13 +65,16 @@ def passes(problem: ConvProblem, depth: Depth) -> tuple[Pass, ...]:
     """Return the passes of a problem, or of a band of frames, in the order in which they are computed.
 
     Frames that a stride separates are not adjacent in memory, so that each gets a pass of its own. The tap that writes
-    the most frames comes first.
+    the most frames of the whole comes first, so that the order of the sums does not depend on the bands.
     """
     (stride, *_), (dilation, *_), operation = problem.stride, problem.dilation, problem.operation
-    ranges = [(t, *inside(t * dilation - depth.before, stride, depth.x, depth.y)) for t in range(problem.t)]
+    whole, ranges = (
+        [(t, *inside(t * dilation - of.before, stride, of.x, of.y)) for t in range(problem.t)]
+        for of in (depth_of(problem), depth)
+    )
     written: set[int] = set()
     found = []
-    for tap, ys, xs in sorted(ranges, key=lambda each: each[1].start - each[1].stop):
+    for tap, ys, xs in sorted(ranges, key=lambda each: whole[each[0]][1].start - whole[each[0]][1].stop):
         pairs = list(zip(range(depth.x)[xs], range(depth.y)[ys], strict=True))
         while pairs:
             targets = [x if operation is Operation.BACKWARD_DATA else y for x, y in pairs]

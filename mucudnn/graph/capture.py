@@ -14,12 +14,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mucudnn.core.errors import MucudnnError, first_line, no_images
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.graph.guards import Guards, memories_of_results
-from mucudnn.graph.makers import MAKERS, NORM, Builder, Node, arguments_of, described, local_operator, two
+from mucudnn.graph.makers import MAKERS, NORM, Builder, Node, arguments_of, described, local_operator, sizes
 from mucudnn.graph.operators import VIEWS, Barrier, Captured, Copy, Input, Moments, Ref, aten, function_of
 from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import ACTIVATIONS
+from mucudnn.kernels.memory import format_of, torch_format
 from mucudnn.running.problems import problem_of_call
 
 _IDENTITIES = {
@@ -31,12 +32,12 @@ _IDENTITIES = {
 }
 
 
+_TRANSPOSED = {aten.conv_transpose2d.input, aten.conv_transpose3d.input}
 _CONVOLUTIONS = {
-    aten.conv2d.default,
-    aten.conv2d.padding,
-    aten.conv_transpose2d.input,
-    aten.convolution.default,
+    *(aten.conv2d.default, aten.conv2d.padding, aten.conv3d.default, aten.conv3d.padding),
+    *(aten.convolution.default, *_TRANSPOSED),
 }
+_PADS = {aten.pad.default, aten.constant_pad_nd.default}
 _BETWEEN_LINEAR = {
     aten.relu.default,
     aten.silu.default,
@@ -94,7 +95,7 @@ def _graph_of(exported: torch.export.ExportedProgram) -> Captured:
     """Return a graph of ATen operators as one of ours, node by node."""
     graph, signature = exported.graph_module.graph, exported.graph_signature
     values = [node.meta.get("val") for node in graph.nodes if node.name in signature.user_inputs]
-    image = next((value for value in values if isinstance(value, Tensor) and value.dim() == 4), torch.empty(1))
+    image = next((value for value in values if isinstance(value, Tensor) and value.dim() in (4, 5)), torch.empty(1))
     if image.shape[0] == 0:
         raise no_images("")
     builder = Builder(Captured(image.shape[0], image.device))
@@ -153,7 +154,7 @@ def _value_of(builder: Builder, node: Node, fused: dict[Node, Fused]) -> Any:
     """Add the operators of a node, and return what its value is."""
     if node in fused:  # the tensors that the convolution reads are there
         parts = fused[node]
-        read = parts.nodes[0].args[0], parts.added
+        read = parts.x, parts.added
         sources = tuple(index for index in map(builder.image, read) if index is not None)
         assert len(sources) == (1 if parts.added is None else 2)
         return builder.add(
@@ -161,7 +162,7 @@ def _value_of(builder: Builder, node: Node, fused: dict[Node, Fused]) -> Any:
                 **described(node),
                 sources=sources,
                 problem=parts.problem,
-                weight=parts.weight.contiguous(memory_format=torch.channels_last),
+                weight=parts.weight.contiguous(memory_format=torch_format(parts.problem)),
                 bias=parts.bias,
                 activation=parts.activation,
                 output_padding=parts.output_padding,
@@ -233,8 +234,8 @@ def _result(builder: Builder, leaf: Any) -> Any:
                 aliases=(value.index,),
             )
         )
-    memory_format = torch.channels_last
-    if not expected.is_contiguous(memory_format=torch.channels_last):
+    memory_format = format_of(MemoryFormat.CHANNELS_LAST, expected.dim())
+    if not expected.is_contiguous(memory_format=memory_format):
         memory_format = torch.contiguous_format
         value = builder.add(Copy(**described(leaf, name=f"{leaf.name}, result"), sources=(value.index,)))
     direct[value.index] = memory_format
@@ -246,13 +247,14 @@ def _result(builder: Builder, leaf: Any) -> Any:
 
 @dataclass
 class Fused:
-    """A convolution with the nodes after it that are computed with it, of which the last has the result."""
+    """A convolution of x with the nodes that are computed with it, in order, of which the last has the result."""
 
     nodes: list[Node]
+    x: Node
     problem: ConvProblem
     weight: Tensor
     bias: Tensor | None
-    output_padding: tuple[int, int]
+    output_padding: Sizes
     added: Node | None = None
     activation: str | None = None
 
@@ -282,10 +284,11 @@ def _convolution_at(node: Node, constants: Mapping[str, Tensor], samples: int) -
     x = getattr(given["input"], "meta", {}).get("val")
     if weight is None or (given.get("bias") is not None and bias is None):
         return None
-    if not isinstance(x, Tensor) or x.dim() != 4 or weight.dim() != 4:
+    if not isinstance(x, Tensor) or x.dim() not in (4, 5) or weight.dim() != x.dim():
         return None
-    is_transposed = bool(given.get("transposed")) or node.target is aten.conv_transpose2d.input
-    padding, dilation = given.get("padding", 0), two(given.get("dilation", 1))
+    dims = x.dim() - 2
+    is_transposed = bool(given.get("transposed")) or node.target in _TRANSPOSED
+    padding, dilation = given.get("padding", 0), sizes(given.get("dilation", 1), dims)
     if padding == "same":
         totals = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=True)]
         if any(total % 2 for total in totals):
@@ -295,21 +298,45 @@ def _convolution_at(node: Node, constants: Mapping[str, Tensor], samples: int) -
         padding = 0
     if x.dtype != weight.dtype or x.shape[0] != samples:
         return None
-    output_padding = two(given.get("output_padding", 0))
+    output_padding, nodes, read = sizes(given.get("output_padding", 0), dims), [node], given["input"]
+    padding = sizes(padding, dims)
+    padded = None if is_transposed else _with_padding_before(node, padding)
+    if padded is not None:
+        nodes, read, padding = [read, node], read.args[0], padded
     problem = problem_of_call(
-        *(x, weight, two(given.get("stride", 1)), two(padding), dilation, given.get("groups", 1)),
+        *(read.meta["val"], weight, sizes(given.get("stride", 1), dims), padding, dilation, given.get("groups", 1)),
         is_transposed=is_transposed,
         output_padding=output_padding,
         memory_format=MemoryFormat.CHANNELS_LAST,
     )
     if problem is None:
         return None
-    return Fused([node], problem, weight.detach(), None if bias is None else bias.detach(), output_padding)
+    bias = None if bias is None else bias.detach()
+    return Fused(nodes, read, problem, weight.detach(), bias, output_padding)
+
+
+def _with_padding_before(node: Node, padding: Sizes) -> Sizes | None:
+    """Return the padding of a convolution and of the operator before it, which only it reads; None if that is not one.
+
+    The first number is that above, or before the first frame; on the other side there may be less: causal padding.
+    """
+    before = node.args[0]
+    if before.target not in _PADS or _only_reader(before) is not node:
+        return None
+    given = arguments_of(before)
+    pairs = list(zip(given["pad"][::2], given["pad"][1::2], strict=True))
+    if given.get("mode", "constant") != "constant" or given.get("value") or len(pairs) > len(padding):
+        return None
+    pairs += [(0, 0)] * (len(padding) - len(pairs))
+    *others, (first, last) = pairs
+    if any(low != high for low, high in others) or min(map(min, pairs)) < 0 or last > first:
+        return None
+    return tuple(own + low for own, (low, _) in zip(padding, reversed(pairs), strict=True))
 
 
 def _extend(fused: Fused, constants: Mapping[str, Tensor], taken: set[Node]) -> None:
     """Add the nodes that can be computed with a convolution: batch norm, a factor, an addition, an activation."""
-    y, is_transposed = fused.nodes[0], fused.problem.operation is Operation.BACKWARD_DATA
+    y, is_transposed = fused.nodes[-1], fused.problem.operation is Operation.BACKWARD_DATA
     following = _only_reader(y)
     if following is not None and following.target is NORM and y is following.args[0]:
         normed = _only_reader(following)

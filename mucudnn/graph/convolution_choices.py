@@ -28,7 +28,7 @@ from mucudnn.graph.costs import (
 from mucudnn.graph.operators import Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.graph.windows import AlgorithmPair, Convolution, convolutions_of
-from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm, why_unsupported
 from mucudnn.kernels.memory import aligned_buffer
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
@@ -40,7 +40,8 @@ from mucudnn.solver.plans import Plan
 from mucudnn.store.database import Database
 from mucudnn.tuning.tuner import tune_tasks
 
-BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm
+_BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm
+_BAND_FRAMES = 4  # of volumes
 _SHARES = 1.0, 0.35, 0.0  # of the fastest algorithm's prepared filter, which the algorithms of each variant may have
 _CANDIDATES = 4  # of each convolution, beside the one with the smallest buffers
 _LONGEST_IN_PLACE_S = 0.3  # of a call: in longer ones, overheads do not matter
@@ -90,7 +91,7 @@ def tuned_convolutions(
         measured, samples = problem, n
         of_tensors = sum(map(prod, (problem.x_shape(n), problem.y_shape(n)))) * problem.item_bytes
         if budget is not None and of_tensors > budget:
-            of_band = band_problem(problem, min(BAND_ROWS, one.rows))
+            of_band = band_problem(problem, band_rows(one))
             measured, samples = (problem, n) if of_band is None else (of_band, 1)
         limit, exempt = tuning.workspace_limit_bytes, config.baseline_exempt
         task_of[problem] = Task(measured, samples, limit, name=str(measured), baseline_exempt=exempt)
@@ -105,7 +106,11 @@ def tuned_convolutions(
     for one in convolutions.values():
         of_task = tuned[task_of[one.problem]]
         whole = [of for of in of_task.allowed_measurements if of.micro_config.micro_batch_size == of_task.batch_size]
-        ours = (of for of in whole if runs_bands(of.micro_config.algorithm, one.problem))
+        ours = [of for of in whole if runs_bands(of.micro_config.algorithm, one.problem)]
+        if of_task.problem == one.problem and one.rows < _rows(
+            one.problem
+        ):  # fewer are padded below than were measured
+            ours = [replace(of, step_s=of.step_s * one.rows / _rows(one.problem)) for of in ours]
         candidates[one.name] = TunedConvolution(of_task, tuple(ours))
     return with_kept_filters(convolutions.values(), candidates, config.cache_budget_bytes)
 
@@ -244,8 +249,7 @@ def chosen_costs(
         variants = _variants(one, known, of_torch, captured.samples, band_costs)
         one.pairs = tuple(AlgorithmPair(*map(_algorithm_of, variant)) for variant in variants)
         in_bands[index] = tuple(
-            of_torch if of is None else _with_buffers(one, of, min(BAND_ROWS, one.rows), band_costs(of))
-            for _, of in variants
+            of_torch if of is None else _with_buffers(one, of, band_rows(one), band_costs(of)) for _, of in variants
         )
         of_variants = []
         for of, _ in variants:
@@ -266,13 +270,13 @@ def _variants(
     """Return what computes all rows, and bands: the fastest, and ever smaller prepared filters."""
     ours = in_bands = fastest_of(one, known)
     if one.rows > 1:
-        in_bands = [replace(of, step_s=band_costs(of).seconds(BAND_ROWS)) for of in ours]
+        in_bands = [replace(of, step_s=band_costs(of).seconds(band_rows(one))) for of in ours]
     torchs_s = known.in_place.get(None, of_torch.seconds(samples * one.rows))
     found: list[_Variant] = []
     for share in _SHARES:
         whole = _best(one, ours, torchs_s, share) if known.tuned.problem == one.problem else None
-        found.append((whole, _best(one, in_bands, of_torch.seconds(BAND_ROWS), share)))
-    if one.rows == one.problem.h == 1 and not one.keeps:
+        found.append((whole, _best(one, in_bands, of_torch.seconds(band_rows(one)), share)))
+    if one.rows == one.problem.extent[0] == 1 and not one.keeps:
         found.append((None, None))  # the filters of a linear layer are as large as prepared ones
     return tuple(dict.fromkeys(found))
 
@@ -300,6 +304,11 @@ def _with_buffers(one: Convolution, of: Measurement, rows: int, costs: Costs) ->
     return replace(costs, setup_s=of.setup_s, scratch_bytes=scratch, prepared_bytes=of.prepared_bytes)
 
 
+def band_rows(one: Convolution) -> int:
+    """Return the rows, or frames, of the bands on which a convolution is measured."""
+    return min(_BAND_FRAMES if one.problem.is_volume else _BAND_ROWS, one.rows)
+
+
 def scratch_bytes(one: Convolution, algorithm: Algorithm, rows: int) -> int:
     """Return the scratch bytes of a call for so many rows."""
     stride = one.problem.stride[0]
@@ -310,7 +319,8 @@ def scratch_bytes(one: Convolution, algorithm: Algorithm, rows: int) -> int:
 
 
 def _rows(problem: ConvProblem) -> int:
-    return problem.h if problem.operation is Operation.BACKWARD_DATA else problem.y_shape(1)[2]
+    """Return the rows, or frames, of the result."""
+    return (problem.extent if problem.operation is Operation.BACKWARD_DATA else problem.positions)[0]
 
 
 def _seconds(one: Convolution, of: Measurement) -> float:
@@ -351,19 +361,20 @@ def _algorithm_of(measured: Measurement | None) -> Algorithm | None:
 def runs_bands(name: str, problem: ConvProblem) -> bool:
     """Return whether an algorithm computes bands of a problem on the CPU."""
     algorithm = algorithm_named(name)
-    if algorithm.device_type != "cpu" or algorithm.supports(problem) is not None:
+    if algorithm.device_type != "cpu" or why_unsupported(algorithm, problem) is not None:
         return False
-    return algorithm.band(problem, 1, (problem.h, problem.y_shape(1)[2]), problem.padding[0]) is not None
+    return algorithm.band(problem, 1, (problem.extent[0], problem.positions[0]), problem.padding[0]) is not None
 
 
 def band_problem(problem: ConvProblem, rows: int) -> ConvProblem | None:
     """Return the problem of a band of ``rows`` rows of the result, from the middle of the image; None for all rows."""
     is_transposed = problem.operation is Operation.BACKWARD_DATA
-    if rows >= (problem.h if is_transposed else problem.y_shape(1)[2]):
+    if rows >= _rows(problem):
         return None
-    extent, padding = problem.dilation[0] * (problem.r - 1) + 1, (0, problem.padding[1])
+    extent, padding = problem.dilation[0] * (problem.window[0] - 1) + 1, (0, *problem.padding[1:])
     height = max(rows, extent) if is_transposed else (rows - 1) * problem.stride[0] + extent
-    return replace(problem, h=height, padding=padding)
+    d, h = (height, problem.h) if problem.is_volume else (0, height)
+    return replace(problem, d=d, h=h, padding=padding)
 
 
 # Again, in the bands of a schedule

@@ -19,7 +19,7 @@ from torch import Tensor
 from mucudnn.core import VERSION
 from mucudnn.core.config import Config
 from mucudnn.core.errors import say_once
-from mucudnn.core.problem import ConvProblem
+from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.records import Comparison, is_busy
 from mucudnn.core.terminal import Progress
 from mucudnn.graph.operators import Band, Barrier, Captured, Input, Moments, Operator, Ref, perform
@@ -27,7 +27,7 @@ from mucudnn.graph.schedule import Schedule
 from mucudnn.graph.steps import array_of, run_array
 from mucudnn.graph.windows import Convolution, convolutions_of
 from mucudnn.kernels.algorithm import Algorithm
-from mucudnn.kernels.memory import aligned_buffer, peak_allocated_bytes
+from mucudnn.kernels.memory import aligned_buffer, format_of, peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock
 from mucudnn.measuring.quiet import BUSY_TEXT, Quiet
 from mucudnn.measuring.turns import Rounds, compare_in_turns, in_turns
@@ -272,7 +272,7 @@ def _line(heights: Sequence[int], seconds: Sequence[float]) -> Costs:
 
 def estimated_costs(one: Operator) -> Costs:
     """Return the seconds of an operator on a made-up processor."""
-    row_s = BYTE_S * one.shape[1] * one.shape[3] * one.dtype.itemsize if one.rows else 0.0
+    row_s = BYTE_S * Operator.row_bytes(one)
     if isinstance(one, Convolution):
         row_s += _FLOP_S * one.problem.flops(1) / one.rows
     return Costs(call_s=CALL_S, row_s=row_s)
@@ -307,12 +307,11 @@ def _band(operators: Sequence[Operator], index: int, height: int) -> Band:
     xs, starts = [], []
     for reach in one.reaches():
         first, last = int(reach.first[low]), int(reach.last[low + height - 1])
-        _, channels, _, width = operators[reach.source].shape
-        shape = (1, channels, last - first, width)
-        xs.append(_random(shape, operators[reach.source]))
+        read = operators[reach.source]
+        xs.append(_random((1, read.shape[1], last - first, *read.shape[3:]), read))
         starts.append(first)
     wholes = {whole: _some(operators[whole]) for whole in one.wholes}
-    shape = 1, one.shape[1], height, one.shape[3]
+    shape = 1, one.shape[1], height, *one.shape[3:]
     out = one.new_result() if isinstance(one, Moments) else _random(shape, one)
     return Band(xs, starts, wholes, out, low, low + height, slice(0, 1))
 
@@ -325,7 +324,9 @@ def _random(shape: tuple[int, ...], like: Operator) -> Tensor:
     """Return a tensor of a shape, of the dtype and on the device of an operator's result."""
     is_float = like.dtype.is_floating_point
     made = (torch.rand if is_float else torch.zeros)(shape, device=like.device).to(like.dtype)
-    return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
+    if len(shape) not in (4, 5):
+        return made
+    return made.contiguous(memory_format=format_of(MemoryFormat.CHANNELS_LAST, len(shape)))
 
 
 def every_cost(

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
+from mucudnn.core.problem import Sizes
 from mucudnn.graph.operators import (
     Captured,
     Concatenation,
@@ -36,7 +37,11 @@ Node: TypeAlias = Any  # a torch.fx.Node, or what else is an argument of one
 Made: TypeAlias = "Ref | tuple[Ref | None, ...] | None"
 
 NORM = aten._native_batch_norm_legit_no_training.default
-_ALONG_CHANNELS = {aten.softmax.int, aten.log_softmax.int, aten._softmax.default}
+_ALONG_CHANNELS = {
+    *(aten.softmax.int, aten.log_softmax.int, aten._softmax.default),
+    *(aten.mean.dim, aten.sum.dim_IntList, aten.linalg_vector_norm.default),
+}
+_MAX_POOLS = {aten.max_pool2d.default, aten.max_pool3d.default}
 _LOCAL = {aten.hardswish.default, aten.prelu.default, aten.to.dtype, aten._to_copy.default}
 
 
@@ -59,14 +64,14 @@ class Builder:
     def is_image(self, value: Any) -> bool:
         return (
             isinstance(value, Tensor)
-            and value.dim() == 4
+            and value.dim() in (4, 5)
             and value.shape[0] == self.made.samples
             and value.is_floating_point()
             and value.numel() > 0
         )
 
     def image(self, node: Node) -> int | None:
-        """Return the index of a result that may be read in rows, in channels_last; None for anything else."""
+        """Return the index of a result that may be read in rows or frames, in channels_last; None for anything else."""
         if not isinstance(node, fx.Node) or not self.is_image(node.meta.get("val")):
             return None
         value = self.values.get(node)
@@ -97,23 +102,26 @@ def arguments_of(node: Node) -> dict[str, Any]:
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
-def two(value: Any) -> tuple[int, int]:
+def sizes(value: Any, count: int) -> Sizes:
+    """Return one number for each spatial dimension, from one for all of them or as many."""
     values = [value] if isinstance(value, int) else list(value) or [0]
-    return (values[0], values[-1])
+    return tuple(values) if len(values) == count else (values[0],) * count
 
 
 def local_operator(builder: Builder, node: Node) -> Made:
     """Add an operator of which rows depend on the same rows only."""
     tags = getattr(node.target, "tags", ())
     is_pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
-    is_along_channels = node.target in _ALONG_CHANNELS and arguments_of(node).get("dim") in (1, -3)
-    if not (is_pointwise or is_along_channels or node.target in _LOCAL) or not isinstance(node.meta["val"], Tensor):
+    if not isinstance(node.meta["val"], Tensor):
+        return None
+    is_along_channels = node.target in _ALONG_CHANNELS and _is_of_channels(node)
+    if not (is_pointwise or is_along_channels or node.target in _LOCAL):
         return None
     of_result, in_rows = described(node), list[fx.Node]()
     for one in node.all_input_nodes:
         known = builder.values[one]
         value = one.meta["val"] if isinstance(known, Ref) else known
-        if not isinstance(value, Tensor) or value.dim() > 4:
+        if not isinstance(value, Tensor):
             return None
         has_samples, has_rows = shares_of(value.shape, of_result["shape"])
         if isinstance(known, Ref) and has_rows:
@@ -134,6 +142,14 @@ def local_operator(builder: Builder, node: Node) -> Made:
     return builder.add(called)
 
 
+def _is_of_channels(node: Node) -> bool:
+    """Return whether a function along some dimensions is along the channels, and keeps this dimension."""
+    given, count = arguments_of(node), node.args[0].meta["val"].dim()
+    dims = given.get("dim")
+    is_one = (dims if isinstance(dims, (list, tuple)) else [dims]) in ([1], [1 - count])
+    return is_one and node.meta["val"].dim() == count
+
+
 def _activation(builder: Builder, node: Node) -> Made:
     """Let the normalization before compute an activation, if nothing else reads its result."""
     value, name = builder.values.get(node.args[0]), function_of(node.target, node.args)
@@ -151,55 +167,67 @@ def _concatenation(builder: Builder, node: Node) -> Made:
     given = arguments_of(node)
     every = [builder.image(one) for one in given["tensors"]]
     images = [one for one in every if one is not None]
-    dtypes = {one.meta["val"].dtype for one in given["tensors"]}
-    if given.get("dim", 0) not in (1, -3) or len(images) < len(every) or len(dtypes) > 1:
+    values = [one.meta["val"] for one in given["tensors"]]
+    dim = given.get("dim", 0) % node.meta["val"].dim()
+    if dim not in (1, 2) or len(images) < len(every) or len({one.dtype for one in values}) > 1:
         return None
-    sources = tuple(dict.fromkeys(images))
-    widths = tuple(one.meta["val"].shape[1] for one in given["tensors"])
-    order = tuple(sources.index(one) for one in images)
-    return builder.add(Concatenation(**described(node), sources=sources, widths=widths, order=order))
+    lengths = tuple(one.shape[dim] for one in values)
+    return builder.add(Concatenation(**described(node), sources=tuple(images), dim=dim, sizes=lengths))
 
 
 def _shuffle(sign: int, builder: Builder, node: Node) -> Made:
-    x = builder.image(node.args[0])
+    x = builder.image(node.args[0]) if node.meta["val"].dim() == 4 else None
     return None if x is None else builder.add(Shuffle(**described(node), sources=(x,), factor=sign * node.args[1]))
 
 
 def _slice(builder: Builder, node: Node) -> Made:
     given = arguments_of(node)
-    x, dim = builder.image(given["self"]), given.get("dim", 0) % 4
-    if x is None or given.get("step", 1) != 1:
+    x, shape = builder.image(given["self"]), node.meta["val"].shape
+    if x is None:
         return None
-    if given["self"].meta["val"].shape == node.meta["val"].shape:
+    of_x, dim = given["self"].meta["val"].shape, given.get("dim", 0) % len(shape)
+    if of_x == shape:
         return Ref(x)
-    if dim != 1:
+    if dim == 0:
         return None
-    channels = slice(given.get("start") or 0, given.get("end"))
-    return builder.add(Copy(**described(node), sources=(x,), channels=channels))
+    start, _, step = slice(given.get("start"), given.get("end"), given.get("step", 1)).indices(of_x[dim])
+    return builder.add(Copy(**described(node), sources=(x,), parts=_part(dim, len(shape), start, step, shape[dim])))
+
+
+def _part(dim: int, dims: int, start: int, step: int, count: int) -> tuple[slice, ...]:
+    """Return the parts of a ``Copy`` of some indices along a dimension, and all along the others."""
+    parts = [slice(0, None, 1)] * dims
+    parts[dim] = slice(start, start + (count - 1) * step + 1, step)
+    return tuple(parts)
 
 
 def _split(builder: Builder, node: Node) -> Made:
     x = builder.image(node.args[0])
-    if x is None or arguments_of(node).get("dim", 0) not in (1, -3):
+    if x is None:
+        return None
+    dims = node.args[0].meta["val"].dim()
+    dim = arguments_of(node).get("dim", 0) % dims
+    if dim == 0 or any(part.numel() == 0 for part in node.meta["val"]):
         return None
     start, parts = 0, []
     for number, part in enumerate(node.meta["val"]):
-        channels = slice(start, start + part.shape[1])
-        start = channels.stop
         copied = {"name": f"{node.name}_{number}", "shape": tuple(part.shape), "dtype": part.dtype}
-        parts.append(builder.add(Copy(**copied, device=part.device, sources=(x,), channels=channels)))
+        of_part = _part(dim, dims, start, 1, part.shape[dim])
+        parts.append(builder.add(Copy(**copied, device=part.device, sources=(x,), parts=of_part)))
+        start += part.shape[dim]
     return tuple(parts)
 
 
 def _pool(builder: Builder, node: Node) -> Made:
     given = arguments_of(node)
-    x, kernel = builder.image(given["self"]), two(given["kernel_size"])
+    x, dims = builder.image(given["self"]), node.meta["val"].dim() - 2
     if x is None:
         return None
+    kernel, padding = sizes(given["kernel_size"], dims), sizes(given.get("padding", 0), dims)
     window = described(node, sources=(x,), kernel=kernel, height=given["self"].meta["val"].shape[2])
-    window |= {"stride": two(given.get("stride") or kernel), "padding": two(given.get("padding", 0))}
-    if node.target is aten.max_pool2d.default:
-        return builder.add(MaxPool(**window, dilation=two(given.get("dilation", 1))))
+    window |= {"stride": sizes(given.get("stride") or kernel, dims), "padding": padding}
+    if node.target in _MAX_POOLS:
+        return builder.add(MaxPool(**window, dilation=sizes(given.get("dilation", 1), dims)))
     return builder.add(
         AveragePool(
             **window,
@@ -215,28 +243,29 @@ def _adaptive_pool(builder: Builder, node: Node) -> Made:
     if x is None:
         return None
     of_x = node.args[0].meta["val"].shape[2:]
-    if of_x[0] % size[0] or of_x[1] % size[1]:
+    if any(whole % part for whole, part in zip(of_x, size, strict=True)):
         return None
-    kernel = of_x[0] // size[0], of_x[1] // size[1]
-    if kernel == (1, 1):
+    kernel = tuple(whole // part for whole, part in zip(of_x, size, strict=True))
+    if {*kernel} == {1}:
         return Ref(x)
-    window = {"kernel": kernel, "stride": kernel, "padding": (0, 0), "height": of_x[0]}
+    window = {"kernel": kernel, "stride": kernel, "padding": (0,) * len(kernel), "height": of_x[0]}
     return builder.add(AveragePool(**described(node), **window, sources=(x,)))
 
 
 def _mean(builder: Builder, node: Node) -> Made:
     """Add the mean over rows and columns, which become one pixel."""
-    given = arguments_of(node)
-    is_of_image = {one % 4 for one in given.get("dim") or ()} == {2, 3} and not given.get("dtype")
+    given, dims = arguments_of(node), node.meta["val"].dim()
+    is_of_image = {one % dims for one in given.get("dim") or ()} == {*range(2, dims)} and not given.get("dtype")
     return _adaptive_pool(builder, node) if is_of_image else None
 
 
 def _padding(builder: Builder, node: Node) -> Made:
     given = arguments_of(node)
     x, sides = builder.image(given["self"]), list(given["pad"])
-    if x is None or any(sides[4:]):
+    most = 2 * (node.meta["val"].dim() - 2)
+    if x is None or any(sides[most:]):
         return None
-    sides = (sides[:4] + [0] * 4)[:4]
+    sides = (sides + [0] * most)[:most]
     mode, value = given.get("mode", "constant"), given.get("value") or 0.0
     if mode == "circular" or min(sides) < 0:
         return None
@@ -249,15 +278,16 @@ def _resize(mode: str, builder: Builder, node: Node) -> Made:
     x = builder.image(image)
     if x is None:
         return None
-    scales = given.get("scale_factors") or (given.get("scales_h"), given.get("scales_w"))
+    size = tuple(image.meta["val"].shape[2:])
+    scales = given.get("scale_factors") or [given.get(f"scales_{name}") for name in "dhw"[-len(size) :]]
     return builder.add(
         Resize(
             **described(node),
             sources=(x,),
             mode=mode,
             align_corners=bool(given.get("align_corners")),
-            scales=(scales[0], scales[1]),
-            size=tuple(image.meta["val"].shape[2:]),
+            scales=tuple(scales),
+            size=size,
         )
     )
 
@@ -305,16 +335,15 @@ MAKERS: dict[Any, Callable[[Builder, Node], Made]] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
     aten.chunk.default: _split,
-    aten.max_pool2d.default: _pool,
-    aten.avg_pool2d.default: _pool,
-    aten.adaptive_avg_pool2d.default: _adaptive_pool,
+    **dict.fromkeys((*_MAX_POOLS, aten.avg_pool2d.default, aten.avg_pool3d.default), _pool),
+    **dict.fromkeys((aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default), _adaptive_pool),
     aten.mean.dim: _mean,
     aten.pad.default: _padding,
     aten.constant_pad_nd.default: _padding,
-    aten.upsample_nearest2d.vec: partial(_resize, "nearest"),
-    aten.upsample_nearest2d.default: partial(_resize, "nearest"),
-    aten.upsample_bilinear2d.vec: partial(_resize, "bilinear"),
-    aten.upsample_bilinear2d.default: partial(_resize, "bilinear"),
+    **dict.fromkeys((aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default), partial(_resize, "nearest")),
+    **dict.fromkeys((aten.upsample_nearest3d.vec, aten.upsample_nearest3d.default), partial(_resize, "nearest")),
+    **dict.fromkeys((aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default), partial(_resize, "bilinear")),
+    **dict.fromkeys((aten.upsample_trilinear3d.vec, aten.upsample_trilinear3d.default), partial(_resize, "trilinear")),
     aten.group_norm.default: _group_norm,
     aten.instance_norm.default: _group_norm,
 }

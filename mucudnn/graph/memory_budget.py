@@ -21,8 +21,8 @@ from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution_choices import (
-    BAND_ROWS,
     TunedConvolution,
+    band_rows,
     chosen_costs,
     each_by_itself,
     fastest_of,
@@ -413,7 +413,7 @@ def _least_costs(captured: Captured, config: Config) -> dict[int, tuple[Costs, .
             runs = not algorithm.is_last_resort and runs_bands(algorithm.name, one.problem)
             if runs and algorithm.is_local(one.problem):
                 prepared = one.prepared_bytes(algorithm)
-                scratch = scratch_bytes(one, algorithm, min(BAND_ROWS, one.rows))
+                scratch = scratch_bytes(one, algorithm, band_rows(one))
                 own = replace(made_up, scratch_bytes=scratch, prepared_bytes=prepared)
                 offered.append((own, algorithm))
         ours = min(offered, key=lambda of: of[0].prepared_bytes + of[0].scratch_bytes, default=(of_torch, None))

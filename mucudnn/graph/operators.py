@@ -1,9 +1,9 @@
 """Operators of graphs: each computes any band of rows of its result from some rows of what it reads.
 
-A band is a range of samples and of rows. Tensors are (N, C, H, W). Each operator says which rows it reads
-(``reaches``), computes a band by torch (``compute``) exactly as it would compute the whole (padding is added only where
-the image ends), and may have steps in C++ that compute it without torch (``steps``): operators in float32 do, copies in
-every dtype.
+A band is a range of samples and of rows. Tensors are (N, C, H, W), or volumes (N, C, D, H, W), of which the frames take
+the place of rows. Each operator says which rows it reads (``reaches``), computes a band by torch (``compute``) exactly
+as it would compute the whole (padding is added only where the image ends), and may have steps in C++ that compute it
+without torch (``steps``): operators in float32 do, copies in every dtype.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -23,7 +25,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from mucudnn.graph import steps
-from mucudnn.graph.steps import address_of, are_float, copy_step, elementwise_step, step
+from mucudnn.graph.steps import address_of, are_float, copy_step, elementwise_step, has_rows, step
 from mucudnn.kernels.algorithm import Algorithm, Epilogue
 from mucudnn.kernels.compiled.library import FUNCTIONS, ProgramStep
 from mucudnn.solver.bands import Reach
@@ -81,8 +83,8 @@ class Band:
 class Operator:
     """Base class.
 
-    shape, dtype, device: of the result, (N, C, H, W). sources: indices of what is read in rows; wholes: as a whole.
-    aliases: what the result may share memory with. align: a multiple at which bands begin.
+    shape, dtype, device: of the result, (N, C, H, W) or (N, C, D, H, W). sources: indices of what is read in rows;
+    wholes: as a whole. aliases: what the result may share memory with. align: a multiple at which bands begin.
     """
 
     name: str
@@ -101,7 +103,7 @@ class Operator:
 
     def row_bytes(self) -> int:
         """Return the bytes of a row of one sample; 0 if there are no rows in memory."""
-        return self.shape[1] * self.shape[3] * self.dtype.itemsize if self.rows else 0
+        return self.shape[1] * prod(self.shape[3:]) * self.dtype.itemsize if self.rows else 0
 
     def whole_bytes(self) -> int:
         """Return the bytes of the result; 0 for an argument."""
@@ -264,9 +266,15 @@ def _out_of(target: Any) -> Any:
 
 
 def shares_of(shape: Sequence[int], result: Shape) -> tuple[bool, bool]:
-    """Return whether an operand's first dimension, and its last but one, are the samples and rows of a result."""
-    has_rows = len(shape) >= 2 and shape[-2] == result[2] and (result[2] > 1 or len(shape) == 4)
-    return len(shape) == 4 and shape[0] == result[0], has_rows
+    """Return whether an operand has the samples, and the rows, of a result to which it is broadcast."""
+    is_whole, behind = len(shape) == len(result), len(result) - 2
+    has_rows = len(shape) >= behind and shape[-behind] == result[2] and (result[2] > 1 or is_whole)
+    return is_whole and shape[0] == result[0], has_rows
+
+
+def for_channels(values: Tensor, x: Tensor) -> Tensor:
+    """Return (C,), or (N, C), as a view that is broadcast to x."""
+    return values.view(-1, values.shape[-1], *(1,) * (x.dim() - 2))
 
 
 @dataclass(kw_only=True)
@@ -285,7 +293,7 @@ class Local(Called):
             return value
         has_samples, has_rows = shares_of(value.shape, self.shape)
         if has_rows:
-            value = value.narrow(-2, band.low, band.high - band.low)
+            value = value.narrow(2 - len(self.shape), band.low, band.high - band.low)
         return value[band.samples] if has_samples else value
 
     def compute(self, band: Band) -> None:
@@ -319,7 +327,7 @@ class Local(Called):
             return [elementwise_step(out, first, None, values)]
         if not isinstance(second, Tensor) or second.dtype != torch.float32 or not are_float(first, second):
             return []
-        is_for_channels = second.dim() == 4 and second.shape[1] == out.shape[1] and second.shape[2:] == (1, 1)
+        is_for_channels = second.dim() == out.dim() and second.shape[1] == out.shape[1] and {*second.shape[2:]} == {1}
         if second.shape == out.shape or is_for_channels:
             return [elementwise_step(out, first, combination=combination, other=second)]
         return []
@@ -327,28 +335,59 @@ class Local(Called):
 
 @dataclass(kw_only=True)
 class Copy(Operator):
-    """A copy, into another memory format, of some channels."""
+    """A copy, into another memory format, of some channels, rows and columns.
 
-    channels: slice = field(default_factory=lambda: slice(None))
+    parts: of each dimension; of samples all, of rows with a start and a step.
+    """
+
+    parts: tuple[slice, ...] = (slice(None), slice(None), slice(0, None, 1))
+
+    def reaches(self) -> tuple[Reach, ...]:
+        first = np.arange(self.rows) * self.parts[2].step + self.parts[2].start
+        return (Reach(self.sources[0], first, first + 1),)
+
+    def _read(self, band: Band) -> Tensor:
+        start, step = self.parts[2].start, self.parts[2].step
+        first = start + band.low * step - band.starts[0]
+        rows = slice(first, first + (band.high - band.low - 1) * step + 1, step)
+        return band.xs[0][(*self.parts[:2], rows, *self.parts[3:])]
 
     def compute(self, band: Band) -> None:
-        band.out.copy_(band.xs[0][:, self.channels])
+        band.out.copy_(self._read(band))
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        return [copy_step(band.out, band.xs[0][:, self.channels])]
+        x = self._read(band)
+        return [copy_step(band.out, x)] if has_rows(x) else []
 
 
 @dataclass(kw_only=True)
 class Concatenation(Operator):
-    """Several tensors, one behind another along the channels."""
+    """Several tensors, one behind another along the channels, ``dim`` 1, or the rows, 2. sizes: of each along it."""
 
-    widths: tuple[int, ...]  # channels of each, in order
-    order: tuple[int, ...]  # positions in ``sources``, since a tensor may occur twice
+    dim: int
+    sizes: tuple[int, ...]
+
+    def reaches(self) -> tuple[Reach, ...]:
+        if self.dim == 1:
+            return super().reaches()
+        every = zip(self.sources, self.sizes, accumulate(self.sizes, initial=0), strict=False)
+        found, rows = [], np.arange(self.rows)
+        for source, size, start in every:
+            found.append(Reach(source, np.clip(rows - start, 0, size), np.clip(rows - start + 1, 0, size)))
+        return tuple(found)
 
     def _parts(self, band: Band) -> list[tuple[Tensor, Tensor]]:
-        """Return where each tensor goes, and the tensor."""
-        parts = torch.split(band.out, list(self.widths), 1)
-        return [(part, band.xs[position]) for part, position in zip(parts, self.order, strict=True)]
+        """Return where some of each tensor goes, and what goes there."""
+        if self.dim == 1:
+            return [*zip(torch.split(band.out, list(self.sizes), 1), band.xs, strict=True)]
+        parts, start = [], 0
+        for x, first, size in zip(band.xs, band.starts, self.sizes, strict=True):
+            low, high = max(band.low, start), min(band.high, start + size)
+            if low < high:
+                into = band.out[:, :, low - band.low : high - band.low]
+                parts.append((into, x[:, :, low - start - first : high - start - first]))
+            start += size
+        return parts
 
     def compute(self, band: Band) -> None:
         for part, x in self._parts(band):
@@ -391,8 +430,8 @@ class Shuffle(Operator):
 class Moments(Operator):
     """The sums and the sums of squares of each group of channels of each sample, for ``Normalization``.
 
-    Sums of each row are in float64 and added in the order of rows, so that they do not depend on the bands. shape: (N,
-    C, H, W) of what is read. The result is (N, groups, 2) in float64, whole only after the last band.
+    Sums of each row are in float64 and added in the order of rows, so that they do not depend on the bands. shape: of
+    what is read. The result is (N, groups, 2) in float64, whole only after the last band.
     """
 
     groups: int
@@ -407,8 +446,8 @@ class Moments(Operator):
         return torch.zeros(self.shape[0], self.groups, 2, dtype=torch.float64, device=self.device)
 
     def compute(self, band: Band) -> None:
-        n, channels, height, width = band.xs[0].shape
-        rows = band.xs[0].view(n, self.groups, channels // self.groups, height, width)
+        n, channels, height = band.xs[0].shape[:3]
+        rows = band.xs[0].view(n, self.groups, channels // self.groups, height, -1)
         sums = rows.sum((2, 4), dtype=torch.float64)
         squares = torch.linalg.vector_norm(rows, 2, (2, 4), dtype=torch.float64).square_()
         totals = band.out[band.samples]
@@ -433,16 +472,16 @@ class Normalization(Operator):
     activation: str | None = None
 
     def compute(self, band: Band) -> None:
-        x, (_, channels, height, width) = band.xs[0], self.shape
+        x, channels = band.xs[0], self.shape[1]
         totals = band.wholes[self.wholes[0]][band.samples]
         groups = totals.shape[1]
-        mean, squares = (totals / (channels // groups * height * width)).unbind(2)
+        mean, squares = (totals / (channels // groups * prod(self.shape[2:]))).unbind(2)
         scale = ((squares - mean.square()).clamp_min_(0) + self.eps).rsqrt_()
         mean, scale = (one.repeat_interleave(channels // groups, 1) for one in (mean, scale))
         if self.weight is not None:
             scale = scale * self.weight
         shift = -mean * scale if self.bias is None else self.bias - mean * scale
-        scale, shift = (one.to(x.dtype)[:, :, None, None] for one in (scale, shift))
+        scale, shift = (for_channels(one.to(x.dtype), x) for one in (scale, shift))
         torch.addcmul(shift, x, scale, out=band.out)
         Epilogue(self.activation).apply(band.out)
 
@@ -450,9 +489,9 @@ class Normalization(Operator):
         affine = self.weight, self.bias
         if not are_float(band.out, *band.xs) or any(one is not None and one.dtype != torch.float32 for one in affine):
             return []
-        totals, (_, channels, height, width) = band.wholes[self.wholes[0]][band.samples], self.shape
+        totals = band.wholes[self.wholes[0]][band.samples]
         groups = totals.shape[1]
-        numbers = FUNCTIONS.index(self.activation), groups, channels // groups * height * width
+        numbers = FUNCTIONS.index(self.activation), groups, prod(self.shape[1:]) // groups
         addresses = [address_of(one) for one in (totals, *affine)]
         made = step("normalize", band.out, band.xs[0], numbers=numbers, addresses=addresses)
         made.values[0] = self.eps
@@ -468,7 +507,7 @@ class Scale(Operator):
     activation: str | None = None
 
     def compute(self, band: Band) -> None:
-        factor, addend = (one.view(-1, 1, 1) for one in (self.factor, self.addend))
+        factor, addend = (for_channels(one, band.xs[0]) for one in (self.factor, self.addend))
         torch.addcmul(addend, band.xs[0], factor, out=band.out)
         Epilogue(self.activation).apply(band.out)
 

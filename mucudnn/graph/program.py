@@ -7,17 +7,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from mucudnn.core.problem import MemoryFormat
 from mucudnn.graph import steps
 from mucudnn.graph.guards import extent
 from mucudnn.graph.operators import Band, Barrier, Copy, Input, Moments, Operator
 from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.compiled.library import ProgramStep
+from mucudnn.kernels.memory import dense_strides
 
 if TYPE_CHECKING:
     from mucudnn.graph.schedule import Schedule
@@ -48,11 +51,9 @@ class Frame(dict[int, Any]):
 
     def rows(self, one: Operator, offset: int, samples: int, rows: int) -> Tensor:
         """Return the view of some rows of an operator's result, which are in channels_last, in the arena."""
-        _, channels, _, width = one.shape
-        row = channels * width
-        flat = self.arena[offset : offset + samples * rows * row * one.dtype.itemsize].view(one.dtype)
-        strides = rows * row, 1, row, channels
-        return flat.as_strided((samples, channels, rows, width), strides, flat.storage_offset())
+        shape = samples, one.shape[1], rows, *one.shape[3:]
+        flat = self.arena[offset : offset + prod(shape) * one.dtype.itemsize].view(one.dtype)
+        return flat.as_strided(shape, dense_strides(shape, MemoryFormat.CHANNELS_LAST), flat.storage_offset())
 
 
 @dataclass

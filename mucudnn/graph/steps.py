@@ -83,18 +83,32 @@ def address_of(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def has_rows(tensor: Tensor) -> bool:
+    """Return whether each frame of volumes, (N, C, D, H, W), can be viewed as one row of H * W columns."""
+    *_, height, width = tensor.shape
+    return tensor.dim() < 5 or 1 in (height, width) or tensor.stride(3) == width * tensor.stride(4)
+
+
+def _in_rows(tensor: Tensor) -> Tensor:
+    return tensor.view(*tensor.shape[:3], -1) if tensor.dim() == 5 else tensor
+
+
 def _view(tensor: Tensor) -> View:
-    return View(Place(0, tensor.data_ptr()), *tensor.shape, *tensor.stride())
+    rows = _in_rows(tensor)
+    return View(Place(0, rows.data_ptr()), *rows.shape, *rows.stride())
 
 
 def are_float(*tensors: Tensor | None) -> bool:
-    """Return whether tensors are in float32, and the rows of images are columns of contiguous channels."""
-    return all(
-        tensor.dtype == torch.float32
-        and (tensor.stride(1) == 1 or tensor.shape[1] == 1)
-        and (tensor.stride(-1) == tensor.shape[1] or tensor.shape[-1] == 1)
-        for tensor in tensors
-        if tensor is not None and tensor.dim() == 4
+    """Return whether tensors are in float32, and the rows of images are columns of contiguous channels.
+
+    Frames of volumes are rows.
+    """
+    every = [tensor for tensor in tensors if tensor is not None and tensor.dim() in (4, 5)]
+    return all(map(has_rows, every)) and all(
+        rows.dtype == torch.float32
+        and (rows.stride(1) == 1 or rows.shape[1] == 1)
+        and (rows.stride(-1) == rows.shape[1] or rows.shape[-1] == 1)
+        for rows in map(_in_rows, every)
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.core.problem import ConvProblem, Operation, Sizes
-from mucudnn.graph.operators import Band, Operator, aten
+from mucudnn.graph.operators import Band, Operator, aten, for_channels
 from mucudnn.graph.steps import address_of, are_float, elementwise_step, step
 from mucudnn.kernels.algorithm import Algorithm, BoundStage, Epilogue, Workspace, fuses
 from mucudnn.kernels.compiled.library import FUNCTIONS, ProgramStep
@@ -37,11 +37,11 @@ def windows(rows: int, height: int, stride: int, padding: int, extent: int) -> t
 
 @dataclass(kw_only=True)
 class Pool(Operator):
-    """Base class. kernel, stride, padding: of rows and of columns. height: of the image that is read."""
+    """Base class. kernel, stride, padding: of of (frames,) rows and columns. height: of what is read."""
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
+    kernel: Sizes
+    stride: Sizes
+    padding: Sizes
     height: int
     settings = ("kernel", "stride")
 
@@ -67,13 +67,14 @@ class AveragePool(Pool):
     def compute(self, band: Band) -> None:
         x, skipped = band.xs[0], band.low - band.starts[0] // self.stride[0]
         if self.kernel == x.shape[2:] and not any(self.padding) and self.divisor is None:
-            band.out.copy_(x.mean((2, 3), keepdim=True))  # more precise than a sum in order
+            band.out.copy_(x.mean([*range(2, x.dim())], keepdim=True))  # more precise than a sum in order
             return
-        y = F.avg_pool2d(x, self.kernel, self.stride, self.padding, self.ceil_mode, self.counts_padding, self.divisor)
+        pool = F.avg_pool2d if x.dim() == 4 else F.avg_pool3d
+        y = pool(x, self.kernel, self.stride, self.padding, self.ceil_mode, self.counts_padding, self.divisor)
         band.out.copy_(y[:, :, skipped : skipped + band.high - band.low])
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        if not are_float(band.out, band.xs[0]):
+        if len(self.kernel) > 2 or not are_float(band.out, band.xs[0]):
             return []
         top = band.low * self.stride[0] - self.padding[0] - band.starts[0]
         divisor = self.divisor or (_COUNTS_PADDING if self.counts_padding else _COUNTS_IMAGE)
@@ -84,26 +85,27 @@ class AveragePool(Pool):
 
 @dataclass(kw_only=True)
 class MaxPool(Pool):
-    """The largest number of each window. dilation: of rows and of columns."""
+    """The largest number of each window. dilation: as the stride."""
 
-    dilation: tuple[int, int]
+    dilation: Sizes
 
     def reaches(self) -> tuple[Reach, ...]:
         extent = self.dilation[0] * (self.kernel[0] - 1) + 1
         return (Reach(self.sources[0], *windows(self.rows, self.height, self.stride[0], self.padding[0], extent)),)
 
     def compute(self, band: Band) -> None:
-        x, sides = band.xs[0], []
-        starts = self.padding[1], band.starts[0] - band.low * self.stride[0] + self.padding[0]
-        for dimension, before in zip((1, 0), starts, strict=True):  # columns, then rows, as F.pad takes them
+        x, sides = band.xs[0], list[int]()
+        starts = band.starts[0] - band.low * self.stride[0] + self.padding[0], *self.padding[1:]
+        for dimension, before in reversed([*enumerate(starts)]):  # columns, then rows, as F.pad takes them
             extent = self.dilation[dimension] * (self.kernel[dimension] - 1) + 1
             last = (band.out.shape[2 + dimension] - 1) * self.stride[dimension] + extent
             sides += [before, last - before - x.shape[2 + dimension]]
         padded = F.pad(x, sides, value=-torch.inf)
-        band.out.copy_(F.max_pool2d(padded, self.kernel, self.stride, 0, self.dilation))
+        pool = F.max_pool2d if x.dim() == 4 else F.max_pool3d
+        band.out.copy_(pool(padded, self.kernel, self.stride, 0, self.dilation))
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        if not are_float(band.out, band.xs[0]):
+        if len(self.kernel) > 2 or not are_float(band.out, band.xs[0]):
             return []
         top = band.low * self.stride[0] - self.padding[0] - band.starts[0]
         numbers = *self.kernel, *self.stride, *self.dilation, top, -self.padding[1]
@@ -114,18 +116,18 @@ class MaxPool(Pool):
 class Padding(Operator):
     """Padding of rows and columns by zeros, another value, or the image reflected or replicated.
 
-    sides: left, right, above, below, none negative. source_rows: for each row of the result, the row of the input that
-    it comes from, or -1.
+    sides: left, right, above, below, of volumes then frames before and behind, none negative. source_rows: for each row
+    of the result, the row of the input that it comes from, or -1.
     """
 
-    sides: tuple[int, int, int, int]
+    sides: Sizes
     mode: str
     value: float
     source_rows: Indices = field(init=False)
     settings = ("mode",)
 
     def __post_init__(self) -> None:
-        sides = self.sides[2:]
+        sides = self.sides[-2:]
         rows = np.arange(self.rows - sum(sides))
         if self.mode == "constant":
             self.source_rows = np.pad(rows, sides, constant_values=-1)
@@ -134,12 +136,12 @@ class Padding(Operator):
 
     def reaches(self) -> tuple[Reach, ...]:
         rows = self.source_rows
-        first = np.where(rows < 0, self.rows - sum(self.sides[2:]), rows)
+        first = np.where(rows < 0, self.rows - sum(self.sides[-2:]), rows)
         return (_monotone(self.sources[0], first, np.where(rows < 0, 0, rows + 1)),)
 
     def compute(self, band: Band) -> None:
-        left, right, _, _ = self.sides
         x, start = band.xs[0], band.starts[0]
+        sides = *self.sides[:-2], 0, 0  # of each row
         wanted = self.source_rows[band.low : band.high]
         if self.mode == "constant":
             inside = np.flatnonzero(wanted >= 0)
@@ -148,25 +150,25 @@ class Padding(Operator):
             if len(inside):
                 first = int(inside[0])
                 rows = x[:, :, int(wanted[first]) - start :][:, :, : len(inside)]
-                band.out[:, :, first : first + len(inside)].copy_(F.pad(rows, (left, right, 0, 0), value=self.value))
+                band.out[:, :, first : first + len(inside)].copy_(F.pad(rows, sides, value=self.value))
             return
         rows = x.index_select(2, torch.from_numpy(wanted - start).to(x.device))
-        band.out.copy_(F.pad(rows, (left, right, 0, 0), self.mode) if left or right else rows)
+        band.out.copy_(F.pad(rows, sides, self.mode) if any(sides) else rows)
 
 
 @dataclass(kw_only=True)
 class Resize(Operator):
-    """Nearest or bilinear resizing: columns by torch, then rows as sums of two.
+    """Nearest, bilinear or trilinear resizing: of each row or frame by torch, then rows or frames as sums of two.
 
-    The coordinates are computed in float64, by torch's formulas (area_pixel_compute_source_index). size: rows and
-    columns of the image that is read. above, below, weights: of each row of the result, the rows on both sides, and the
+    The coordinates are computed in float64, by torch's formulas (area_pixel_compute_source_index). size: spatial sizes
+    of what is read. above, below, weights: of each row of the result, the rows on both sides, and the
     weight of the second.
     """
 
     mode: str
     align_corners: bool
-    scales: tuple[float | None, float | None]
-    size: tuple[int, int]
+    scales: tuple[float | None, ...]
+    size: Sizes
     above: Indices = field(init=False)
     below: Indices = field(init=False)
     weights: NDArray[np.float64] = field(init=False)
@@ -176,7 +178,7 @@ class Resize(Operator):
         self.above, self.below, self.weights = self._sources(0)
 
     def _sources(self, dimension: int) -> tuple[Indices, Indices, NDArray[np.float64]]:
-        """Return the numbers on both sides, and the weight of the second, of rows (0) or columns (1)."""
+        """Return the numbers on both sides, and the weight of the second, along a dimension: 0 for rows or frames."""
         size, outputs, scale = self.size[dimension], self.shape[2 + dimension], self.scales[dimension]
         if self.mode == "nearest":
             numbers = torch.arange(size, dtype=torch.float32, device="cpu").view(1, 1, size, 1)
@@ -195,20 +197,21 @@ class Resize(Operator):
 
     def compute(self, band: Band) -> None:
         x, start, rows = band.xs[0], band.starts[0], slice(band.low, band.high)
-        width = self.shape[3]
+        resize = getattr(aten, f"upsample_{self.mode}{len(self.size)}d").default
+        size, scales = [x.shape[2], *self.shape[3:]], (None, *self.scales[1:])
         if self.mode == "nearest":
-            if width != x.shape[3]:
-                x = aten.upsample_nearest2d.default(x, [x.shape[2], width], None, self.scales[1])
+            if x.shape[3:] != self.shape[3:]:
+                x = resize(x, size, *scales)
             torch.index_select(x, 2, torch.from_numpy(self.above[rows] - start).to(x.device), out=band.out)
             return
-        x = aten.upsample_bilinear2d.default(x, [x.shape[2], width], self.align_corners, None, self.scales[1])
+        x = resize(x, size, self.align_corners, *scales)
         above = x.index_select(2, torch.from_numpy(self.above[rows] - start).to(x.device))
         below = x.index_select(2, torch.from_numpy(self.below[rows] - start).to(x.device))
-        weights = torch.from_numpy(self.weights[rows]).to(x.device, x.dtype).view(1, 1, -1, 1)
+        weights = torch.from_numpy(self.weights[rows]).to(x.device, x.dtype).view(-1, *(1,) * (x.dim() - 3))
         torch.lerp(above, below, weights, out=band.out)
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        if not are_float(band.out, band.xs[0]):
+        if len(self.size) > 2 or not are_float(band.out, band.xs[0]):
             return []
         rows = slice(band.low, band.high)
         above, below = (some[rows] - band.starts[0] for some in (self.above, self.below))
@@ -238,8 +241,9 @@ class AlgorithmPair:
 class Convolution(Operator):
     """activation(convolution(x) + added), where ``added`` is the second of ``sources``, if there are two.
 
-    problem: of the whole image, FORWARD, or BACKWARD_DATA for a transposed convolution, in channels_last. weight, bias:
-    with batch norm folded in. output_padding: rows and columns that a transposed convolution adds. pairs: of
+    problem: of the whole image, FORWARD, or BACKWARD_DATA for a transposed convolution, in channels_last; there may be
+    fewer rows of the result than of the problem's, if fewer are padded below. weight, bias: with batch norm folded in.
+    output_padding: rows and columns that a transposed convolution adds. pairs: of
     algorithms, of each variant of a segment's cut. keeps: whether prepared filters are kept between calls. extent: rows
     from the first to the last that a filter reads.
     """
@@ -248,7 +252,7 @@ class Convolution(Operator):
     weight: Tensor
     bias: Tensor | None
     activation: str | None = None
-    output_padding: tuple[int, int] = (0, 0)
+    output_padding: Sizes = (0, 0)
     pairs: tuple[AlgorithmPair, ...] = (AlgorithmPair(),)
     keeps: bool = False
     is_transposed: bool = field(init=False)
@@ -258,7 +262,7 @@ class Convolution(Operator):
 
     def __post_init__(self) -> None:
         self.is_transposed = self.problem.operation is Operation.BACKWARD_DATA
-        self.extent = self.problem.dilation[0] * (self.problem.r - 1) + 1
+        self.extent = self.problem.dilation[0] * (self.problem.window[0] - 1) + 1
         self.align = self.problem.stride[0] if self.is_transposed else 1  # with which a transposed filter is prepared
 
     def __getstate__(self) -> dict[str, Any]:
@@ -268,11 +272,11 @@ class Convolution(Operator):
     def reaches(self) -> tuple[Reach, ...]:
         stride, padding, rows = self.problem.stride[0], self.problem.padding[0], np.arange(self.rows)
         if self.is_transposed:
-            height = self.problem.y_shape(1)[2]
+            height = self.problem.positions[0]
             first = np.clip((rows + padding - self.extent + 1) // stride, 0, height - 1)
             last = np.clip((rows + padding) // stride + 1, first + 1, height)
         else:
-            first, last = windows(self.rows, self.problem.h, stride, padding, self.extent)
+            first, last = windows(self.rows, self.problem.extent[0], stride, padding, self.extent)
         same = [Reach(source, rows, rows + 1) for source in self.sources[1:]]
         return (Reach(self.sources[0], first, last), *same)
 
@@ -322,7 +326,7 @@ class Convolution(Operator):
         if self.is_transposed:
             stage(out.data_ptr(), self.weight.data_ptr(), x.data_ptr(), None, *buffers, None)
             if bias is not None:
-                out.add_(bias.view(1, -1, 1, 1))
+                out.add_(for_channels(bias, out))
             epilogue.apply(out)
             return
         does_all = fuses(band.algorithm, self.problem)
@@ -334,24 +338,28 @@ class Convolution(Operator):
 
     def _by_torch(self, band: Band) -> Tensor:
         problem, x = self.problem, band.xs[0]
-        (_, columns), height = problem.padding, band.high - band.low
+        (_, *columns), height = problem.padding, band.high - band.low
         above = self.above(band.low, band.starts[0])
         if self.is_transposed:
             missing = above + height - ((x.shape[2] - 1) * problem.stride[0] + self.extent)
-            return F.conv_transpose2d(
-                *(x, self.weight, self.bias, problem.stride, (0, columns)),
-                *((max(missing, 0), self.output_padding[1]), problem.groups, problem.dilation),
+            transposed = F.conv_transpose3d if problem.is_volume else F.conv_transpose2d
+            return transposed(
+                *(x, self.weight, self.bias, problem.stride, (0, *columns)),
+                *((max(missing, 0), *self.output_padding[1:]), problem.groups, problem.dilation),
             )[:, :, above : above + height]
         is_pixel = x.shape[2:] == self.shape[2:] == self.weight.shape[2:] == (1, 1)
         if is_pixel and problem.groups == 1 and not any(problem.padding):
             return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[:, :, None, None]
         below = (height - 1) * problem.stride[0] + self.extent - above - x.shape[2]
-        padding: Sizes = (0, columns)
-        if height == self.rows or above == below == problem.padding[0]:
+        padding: Sizes = (0, *columns)
+        if height == problem.positions[0] or above == below == problem.padding[0]:
             padding = problem.padding
+        elif min(above, below) <= -x.shape[2]:  # none of the rows is read
+            x = x.new_zeros(*x.shape[:2], above + x.shape[2] + below, *x.shape[3:])
         elif above or below:
-            x = F.pad(x, (0, 0, above, below))
-        return F.conv2d(x, self.weight, self.bias, problem.stride, padding, problem.dilation, problem.groups)
+            x = F.pad(x, (*(0, 0) * len(columns), above, below))
+        convolve = F.conv3d if problem.is_volume else F.conv2d
+        return convolve(x, self.weight, self.bias, problem.stride, padding, problem.dilation, problem.groups)
 
     def steps(self, band: Band) -> list[ProgramStep]:
         if band.algorithm is None:
@@ -369,7 +377,7 @@ class Convolution(Operator):
             made[0].operation = FUNCTIONS.index(self.activation)
             return made
         if bias is not None and self.is_transposed:
-            made.append(elementwise_step(out, out, combination="add", other=bias.view(1, -1, 1, 1)))
+            made.append(elementwise_step(out, out, combination="add", other=for_channels(bias, out)))
         if added is not None:
             made.append(elementwise_step(out, out, self.activation, combination="add", other=added))
         elif self.activation:
