@@ -3,16 +3,16 @@
 ``environment.json``, the header, is written before the first measurement: everything that the rows have in common.
 ``rows.jsonl`` has the result of one contestant (an implementation) on one subject (the thing that is measured, such as
 an operation of a layer) per line. Rows whose contestants were timed interleaved are written together: sample i of each
-of these rows is from round i, so the samples of a round can be compared in pairs. ``candidates.jsonl``, of benchmarks
-that tune, has the measured candidates of a subject and its desirable set, the Pareto front of configurations in time
-and workspace. ``summary.json`` is written at the end.
+of these rows is from round i, so the samples of a round can be compared in pairs. ``measurements.jsonl``, of benchmarks
+that tune, is an export of the database: the rows of the folder's problems. It and ``summary.json`` are written at the
+end.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from math import inf, isfinite
@@ -26,16 +26,18 @@ import pandas
 import mucudnn
 from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.core.config import Config
-from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.errors import DatabaseError, InvalidInputError
 from mucudnn.core.problem import ConvProblem
+from mucudnn.core.records import Measurement
 from mucudnn.core.statistics import spread
 from mucudnn.core.tables import memory_bound
 from mucudnn.core.values import shown
 from mucudnn.running.environment import Environment
+from mucudnn.store.exports import read_profile
 
 FORMAT_VERSION = 1  # Increased when a key or column is removed or changes its meaning, but not when one is added.
-HEADER_FILE, ROWS_FILE, CANDIDATES_FILE = "environment.json", "rows.jsonl", "candidates.jsonl"
-SUMMARY_FILE = "summary.json"
+HEADER_FILE, ROWS_FILE = "environment.json", "rows.jsonl"
+MEASUREMENTS_FILE, SUMMARY_FILE = "measurements.jsonl", "summary.json"
 _MOST_NAMED = 12  # the most folders that a message lists
 
 Subject = Mapping[str, Any]
@@ -50,9 +52,7 @@ def _is_number(value: object) -> bool:
 
 _ANY: Check = (lambda _: True, "a value")
 _TEXT: Check = (lambda value: isinstance(value, str), "a text")
-_FLAG: Check = (lambda value: isinstance(value, bool), "true or false")
 _COUNT: Check = (lambda value: isinstance(value, int) and value > 0, "a whole number above 0")
-_NUMBER: Check = (_is_number, "a number of at least 0")
 _OPTIONAL: Check = (lambda value: value is None or _is_number(value), "a number of at least 0, or null")
 _TIMES: Check = (
     lambda value: isinstance(value, list) and all(_is_number(one) and one > 0 for one in value),
@@ -60,24 +60,12 @@ _TIMES: Check = (
 )
 # Columns that distinguish the rows of a subject.
 CONTESTANT = ("contestant", "policy", "limit_bytes")
-COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes")
-# The columns of every line, in addition to those of the subject and of the benchmark. A mapping in place of a check:
-# the value is a list of objects with these columns.
-_COLUMNS: Mapping[str, Check] = {"format_version": _ANY, "folder": _ANY}
+# The columns of every row, in addition to those of the subject and of the benchmark.
 ROW_COLUMNS: Mapping[str, Check] = {
-    **_COLUMNS,
-    **{"turns": _COUNT, "rows_in_turns": _COUNT, "date": _ANY},
+    **{"format_version": _ANY, "folder": _ANY, "turns": _COUNT, "rows_in_turns": _COUNT, "date": _ANY},
     **{"contestant": _TEXT, "policy": _ANY, "limit_bytes": _OPTIONAL, "samples_s": _TIMES},
     **{"configuration": _ANY, "workspace_bytes": _OPTIONAL, "relative_error": _OPTIONAL, "failure": _ANY},
     **{"load": _OPTIONAL, "others_share": _ANY, "throttled_share": _ANY},
-}
-_CANDIDATE_COLUMNS: Mapping[str, Check | Mapping[str, Check]] = {
-    **_COLUMNS,
-    "candidates": {
-        **{"algorithm": _TEXT, "micro_batch_size": _COUNT, "is_allowed": _FLAG},
-        **dict.fromkeys(COSTS, _NUMBER),
-    },
-    "desirable": {"configuration": _TEXT, "time_s": _NUMBER, "workspace_bytes": _NUMBER},
 }
 OF_VOLUMES = ("d", "t", "stride_d", "pad_d", "dilation_d")  # all 0 for images
 PROBLEM_COLUMNS = (
@@ -271,7 +259,7 @@ def read_rows(path: Path, header: Header) -> Rows:
     """
     if not path.exists():
         return Rows((), (f"{path} does not exist: nothing was measured yet",))
-    found, problems = _read_lines(path, header, ROW_COLUMNS)
+    found, problems = _read_lines(path, header)
     last = {row_key(line, header): line for line in found}
     counts = Counter(line["turns"] for line in found)
     incomplete = {line["turns"]: line["rows_in_turns"] for line in last.values()}
@@ -293,9 +281,7 @@ def row_key(row: Mapping[str, Any], header: Header) -> Key:
     return (*subject_key(row, header), *(row[name] for name in CONTESTANT))
 
 
-def _read_lines(
-    path: Path, header: Header, columns: Mapping[str, Check | Mapping[str, Check]]
-) -> tuple[list[Line], list[str]]:
+def _read_lines(path: Path, header: Header) -> tuple[list[Line], list[str]]:
     """Return the objects of a file's valid lines, and a message about each invalid one.
 
     Raises ``InvalidInputError`` if the file cannot be read.
@@ -308,14 +294,14 @@ def _read_lines(
     for number, line in enumerate(lines, start=1):
         try:
             if line:
-                found.append(_checked(line, header, columns))
+                found.append(_checked(line, header))
         except InvalidInputError as error:
             problems.append(f"{path}, line {number}: {error}; it is left out")
     return found, problems
 
 
-def _checked(text: str, header: Header, columns: Mapping[str, Check | Mapping[str, Check]]) -> Line:
-    """Parse and validate a line. Raises ``InvalidInputError`` if it is invalid or lacks one of ``columns``."""
+def _checked(text: str, header: Header) -> Line:
+    """Parse and validate a row. Raises ``InvalidInputError`` if it is invalid or lacks a column."""
 
     def refuse(name: str) -> float:
         raise InvalidInputError(f"{name} is not a finite number")
@@ -334,33 +320,16 @@ def _checked(text: str, header: Header, columns: Mapping[str, Check | Mapping[st
         line = {**dict.fromkeys(OF_VOLUMES, 0), **line}
     if line.get("folder") != header.identity:
         raise InvalidInputError(f"a row of another folder, {line.get('folder')}, not of {header.identity}")
-    if missing := [name for name in (*columns, *header.subject_columns) if name not in line]:
+    if missing := [name for name in (*ROW_COLUMNS, *header.subject_columns) if name not in line]:
         raise InvalidInputError(f"no column {', '.join(missing)}")
-    _require_valid(line, columns)
-    if columns is ROW_COLUMNS:
-        if "count" in line:
-            _require_valid(line, {"count": _COUNT})
-        if line.get("operation") is not None and "c" in line:
-            problem_of(line)
-        if header.is_timed and not line["samples_s"] and not line["failure"]:
-            raise InvalidInputError("samples_s is empty without a failure")
+    for name, (is_valid, allowed) in {**ROW_COLUMNS, "count": _COUNT}.items():
+        if name in line and not is_valid(line[name]):
+            raise InvalidInputError(f"{name} is {shown(line[name])}, not {allowed}")
+    if line.get("operation") is not None and "c" in line:
+        problem_of(line)
+    if header.is_timed and not line["samples_s"] and not line["failure"]:
+        raise InvalidInputError("samples_s is empty without a failure")
     return line
-
-
-def _require_valid(record: object, columns: Mapping[str, Check | Mapping[str, Check]]) -> None:
-    """Raise ``InvalidInputError`` unless ``record`` is an object with valid values in these columns."""
-    if not isinstance(record, dict) or not columns.keys() <= record.keys():
-        raise InvalidInputError(f"{shown(record)} lacks one of {', '.join(columns)}")
-    for name, check in columns.items():
-        if isinstance(check, tuple):
-            is_valid, allowed = check
-            if not is_valid(record[name]):
-                raise InvalidInputError(f"{name} is {shown(record[name])}, not {allowed}")
-        elif isinstance(record[name], list):
-            for one in record[name]:
-                _require_valid(one, check)
-        else:
-            raise InvalidInputError(f"{name} is {shown(record[name])}, not a list")
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,16 +346,15 @@ class ResultFolder:
 
     lines: the valid objects of ``rows.jsonl``. rows: ``lines`` as a data frame, in the order of the file, with the
     columns described in docs/benchmarks.md and ``time_s``, the median of ``samples_s`` in seconds, NaN without samples.
-    candidates: the valid objects of ``candidates.jsonl``, the last one of each subject. left_out: the subjects that the
-    benchmark did not measure, known when the run has ended. problems: messages about unreadable content, with file and
-    line.
+    measurements: those of ``measurements.jsonl``, by problem. left_out: the subjects that the benchmark did not
+    measure, known when the run has ended. problems: messages about unreadable content, with file and line.
     """
 
     path: Path
     header: Header
     lines: tuple[Line, ...]
     rows: pandas.DataFrame
-    candidates: tuple[Line, ...]
+    measurements: Mapping[ConvProblem, Sequence[Measurement]]
     left_out: tuple[LeftOut, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -406,9 +374,15 @@ def read_folder(path: Path) -> ResultFolder:
     """
     header = read_header(path)
     found = read_rows(path / ROWS_FILE, header)
-    file, problems, left_out = path / CANDIDATES_FILE, [*found.problems], list[LeftOut]()
-    candidates, undone = _read_lines(file, header, _CANDIDATE_COLUMNS) if file.exists() else ([], [])
-    problems += undone
+    problems, left_out, measurements = [*found.problems], list[LeftOut](), dict[ConvProblem, Sequence[Measurement]]()
+    file, environment = path / MEASUREMENTS_FILE, header.environment
+    try:
+        if file.exists():
+            with read_profile(file) as stored:
+                versions = {name: each[-1] for name, each in stored.versions(environment).items()}
+                measurements |= stored.measurements_of_all(environment, stored.problems(environment), versions)
+    except DatabaseError as error:
+        problems.append(str(error))
     file = path / SUMMARY_FILE
     try:
         if file.exists():
@@ -420,8 +394,7 @@ def read_folder(path: Path) -> ResultFolder:
         problems.append(f"{file} cannot be read, so it is unknown what was left out: {told}")
     rows = pandas.DataFrame(list(found.lines) or {name: [] for name in (*ROW_COLUMNS, *header.subject_columns)})
     rows["time_s"] = [float(pandas.Series(samples, dtype=float).median()) for samples in rows["samples_s"]]
-    last = {subject_key(line, header): line for line in candidates}
-    return ResultFolder(path, header, found.lines, rows, tuple(last.values()), tuple(left_out), tuple(problems))
+    return ResultFolder(path, header, found.lines, rows, measurements, tuple(left_out), tuple(problems))
 
 
 def with_time(line: Line) -> Line:

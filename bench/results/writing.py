@@ -12,13 +12,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.bench.results.reading import (
-    CANDIDATES_FILE,
     CONTESTANT,
-    COSTS,
     FORMAT_VERSION,
     HEADER_FILE,
     ROWS_FILE,
@@ -38,10 +36,6 @@ from mucudnn.core.errors import InvalidInputError, OutputError
 from mucudnn.core.files import json_line, write_json
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.measuring.load import Load, Watch
-from mucudnn.solver.front import desirable_sets
-
-if TYPE_CHECKING:
-    from mucudnn.running.choices import TunedProblem
 
 _DECIDE_NOTHING = ("confirm", "first_call_time", "database")  # fields of a config
 
@@ -120,47 +114,6 @@ class FolderWriter:
         ]
         _append(self.path / ROWS_FILE, self._stream, "".join(lines))
         self._measured |= {subject_key(row.subject, self.header) for row in rows}
-
-    def add_candidates(self, subject: Subject, tunings: Sequence[TunedProblem]) -> None:
-        """Write a subject's tuning results to ``candidates.jsonl``; must be called before its rows are added.
-
-        tunings: the results of tuning the subject under each setting. Raises ``OutputError`` if the file cannot be
-        written.
-        """
-        if not tunings:
-            return
-        from mucudnn.running.choices import allowed  # Imported here because it loads torch, which readers do not need.
-
-        by_name = {m.micro_config: m for tuned in tunings for m in tuned.measurements}
-        measured = [by_name[name] for name in sorted(by_name)]
-        usable = allowed(measured, tunings[0].error_bound)
-        names = {m.micro_config for m in usable}
-        record = {
-            "format_version": FORMAT_VERSION,
-            "folder": self.header.identity,
-            **{name: subject[name] for name in self.header.subject_columns},
-            "candidates": [
-                {
-                    "algorithm": m.micro_config.algorithm,
-                    "micro_batch_size": m.micro_config.micro_batch_size,
-                    "is_allowed": m.micro_config in names,
-                    **{name: getattr(m, name) for name in COSTS},
-                }
-                for m in measured
-            ],
-            "desirable": [
-                {"configuration": str(c), "time_s": c.time_s, "workspace_bytes": c.workspace_bytes}
-                for c in desirable_sets(usable, tunings[0].batch_size).of(tunings[0].batch_size)
-            ],
-        }
-        path = self.path / CANDIDATES_FILE
-        try:
-            stream = path.open("ab")
-        except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
-        with stream:
-            _end_last_line(path, stream)
-            _append(path, stream, json_line(record))
 
     def improve_limits(self, limits: Mapping[str, MachineLimits]) -> None:
         """Raise the stored peak rates of the machine to these if they are higher.

@@ -22,7 +22,15 @@ import pandas
 from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer
 from mucudnn.bench.results.pages.measured import measured, summary_rows
 from mucudnn.bench.results.pages.tables import summary_table
-from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut, ResultFolder, Subject, problem_columns
+from mucudnn.bench.results.reading import (
+    MEASUREMENTS_FILE,
+    PROBLEM_COLUMNS,
+    Header,
+    LeftOut,
+    ResultFolder,
+    Subject,
+    problem_columns,
+)
 from mucudnn.bench.results.variants import TORCH, shown_name
 from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable
@@ -30,6 +38,7 @@ from mucudnn.bench.sources.table_tuning import problems_to_tune, table_tasks
 from mucudnn.bench.suites.shared.timing import Contestant, Samples, torch_variants, try_in_turns
 from mucudnn.core.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
 from mucudnn.core.errors import CANDIDATE_ERRORS, InfeasibleError, UnsoundError, first_line
+from mucudnn.core.files import whole_text
 from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.records import BUSY, Configuration, MicroConfig, Task
 from mucudnn.core.tables import Table, listed, milliseconds, new_table, ratio
@@ -41,6 +50,7 @@ from mucudnn.measuring.turns import Rounds, Runner
 from mucudnn.measuring.whole_runs import Machine, training_operands
 from mucudnn.running.choices import TunedProblem
 from mucudnn.store.database import Database
+from mucudnn.store.exports import export_json_lines
 from mucudnn.tuning.job import expected_s
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import Priors, machine_and_database, tune_tasks
@@ -98,10 +108,8 @@ class Contests:
         default_factory=dict
     )
 
-    def rows(
-        self, layer: Layer, problem: ConvProblem, progress: Progress
-    ) -> tuple[list[Row], list[tuple[Subject, list[TunedProblem]]]]:
-        """Time all contestants on an operation of a layer in each dtype and memory format; return rows and choices.
+    def rows(self, layer: Layer, problem: ConvProblem, progress: Progress) -> list[Row]:
+        """Time all contestants on an operation of a layer in each dtype and memory format; return their rows.
 
         A contestant that cannot run gets a row with the reason. Raises ``KeyboardInterrupt``.
         """
@@ -146,7 +154,7 @@ class Contests:
                     more={**more, **of_choice},
                 )
                 rows.append(_timed(row, found[_call_of(tuned.configuration)]))
-        return rows, [(subject, tunings) for subject, _, tunings, _ in every]
+        return rows
 
     def _chosen(
         self, layer: Layer, problem: ConvProblem, progress: Progress
@@ -281,9 +289,7 @@ def benchmark_convolutions(
             while fitting := [one for one in left if on.clock.now() + ratio_s * _expected_s(one) <= end_s]:
                 one = fitting[0] if limit_s is None else least_met(fitting, met)
                 begun_s, mark = on.clock.now(), on.watch.mark()
-                rows, tunings = contests.rows(*one, share_of(progress, 1 - len(left) / count, 1 / count))
-                for subject, tuned in tunings:
-                    folder.add_candidates(subject, tuned)
+                rows = contests.rows(*one, share_of(progress, 1 - len(left) / count, 1 / count))
                 folder.add(rows, on.watch.since(mark))
                 del left[one]
                 met.append(one)
@@ -292,6 +298,9 @@ def benchmark_convolutions(
             if limit_s is not None:
                 left = dict.fromkeys(left, f"the {format_seconds(limit_s)} would not have sufficed")
         finally:
+            with whole_text(out / MEASUREMENTS_FILE) as stream:
+                problems = {each for _, problem in wanted for each in compared.of(problem)}
+                export_json_lines(opened, stream, on.environment, problems)
             folder.write_summary([LeftOut(f"{layer.name}, {problem}", why) for (layer, problem), why in left.items()])
         folder.improve_limits({dtype: MachineLimits.measured(on.device, dtype) for dtype in folder.header.limits})
 

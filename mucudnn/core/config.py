@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from mucudnn.core.errors import InvalidInputError, warn
 from mucudnn.core.problem import Operation
+from mucudnn.core.records import source_of
 from mucudnn.core.torch_settings import TORCHS_OWN, rounds_to_tf32
 from mucudnn.core.values import (
     did_you_mean,
@@ -308,6 +309,10 @@ class Config:
     @property
     def first_call_time_s(self) -> float | None:
         return parse_seconds(self.first_call_time)
+
+    def allows(self, algorithm: str) -> bool:
+        """Return whether ``algorithms`` has this algorithm or its source, or it is torch's own."""
+        return self.algorithms is None or bool({algorithm, source_of(algorithm)} & {TORCHS_OWN, *self.algorithms})
 
     def error_bound(self, dtype: str, numerics: str = "") -> float:
         """Return the largest allowed relative L2 error for a dtype.

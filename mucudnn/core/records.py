@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
@@ -122,6 +122,11 @@ class Measurement:
     def is_disturbed(self) -> bool:
         """Whether the machine was busy with something else during the measurement."""
         return is_busy(self.load)
+
+
+def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Measurement]:
+    """Return the measurements with errors within the bound, and torch's own, which would run without mucudnn."""
+    return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == TORCHS_OWN]
 
 
 class FailureKind(StrEnum):

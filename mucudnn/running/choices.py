@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mucudnn.core.errors import CapturingError, InvalidInputError, LibraryError, UnavailableError, say_once
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Configuration, Failure, Measurement, MicroConfig, Task, is_busy, source_of
+from mucudnn.core.records import Configuration, Failure, Measurement, MicroConfig, Task, allowed, is_busy, source_of
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes, format_seconds
 from mucudnn.kernels.registry import settings_that_bar
@@ -206,11 +206,6 @@ def row_of(tuned: TunedProblem) -> dict[str, Any]:
         "unmeasured": len(tuned.left_out),
         "is_disturbed": tuned.is_disturbed,
     }
-
-
-def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Measurement]:
-    """Return the measurements with errors within the bound, and torch's own, which would run without mucudnn."""
-    return [m for m in measurements if m.relative_error <= error_bound or m.micro_config.algorithm == TORCHS_OWN]
 
 
 def relative_error_of(configuration: Configuration, measurements: Iterable[Measurement]) -> float | None:

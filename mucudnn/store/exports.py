@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from mucudnn.core.errors import DatabaseError, InvalidInputError
+from mucudnn.core.problem import ConvProblem
+from mucudnn.running.environment import Environment
 from mucudnn.store import schema
 from mucudnn.store.database import Database
 from mucudnn.store.sqlite_file import MEMORY
@@ -21,12 +23,18 @@ _EXPORT_AGAIN = "export it again with mucudnn database export FILE"
 Record = dict[str, Any]
 
 
-def export_json_lines(database: Database, stream: TextIO) -> None:
+def export_json_lines(
+    database: Database,
+    stream: TextIO,
+    environment: Environment | None = None,
+    problems: Iterable[ConvProblem] | None = None,
+) -> None:
     """Write all rows, oldest first, as one JSON object per line, without empty columns; samples are lists.
 
-    The column ``kind`` is measurement, failure, verification or timing.
+    The column ``kind`` is measurement, failure, verification or timing. environment, problems: if given, write only
+    rows of this environment or of these problems.
     """
-    for row in database.every_row():
+    for row in database.every_row(environment, problems):
         samples = {name: unpacked(row[name]) for name in schema.SAMPLE_COLUMNS if row[name] is not None}
         record = row | samples | {"schema": schema.VERSION}
         present = {name: value for name, value in record.items() if value is not None}

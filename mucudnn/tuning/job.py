@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InvalidInputError, MucudnnError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig, Task, source_of
+from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig, Task, allowed, source_of
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.algorithm import Algorithm, is_local
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.choices import TunedProblem, allowed
+from mucudnn.running.choices import TunedProblem
 from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.store.tuning_store import EnvironmentStore
@@ -172,8 +172,7 @@ def permitted_algorithms(
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
     """Whether the config allows an algorithm by name or source, and by determinism; torch's own is always allowed."""
     name = algorithm.name
-    named = config.algorithms is None or bool({name, source_of(name)} & {TORCHS_OWN, *config.algorithms})
-    return named and (algorithm.deterministic or name == TORCHS_OWN or not config.deterministic)
+    return config.allows(name) and (algorithm.deterministic or name == TORCHS_OWN or not config.deterministic)
 
 
 # Cost model of measuring a problem in a quick race, fitted on one core (AlexNet and MobileNetV2, torch 2.13, Xeon).

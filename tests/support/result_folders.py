@@ -10,13 +10,18 @@ from typing import Any
 from support.clock.machine import ENVIRONMENT
 
 from mucudnn.bench.results.bounds import MachineLimits
-from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut, problem_columns
+from mucudnn.bench.results.reading import MEASUREMENTS_FILE, PROBLEM_COLUMNS, Header, LeftOut, problem_columns
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.layers import Layer, load_source
+from mucudnn.core.config import BatchSizePolicy
+from mucudnn.core.files import whole_text
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Configuration, Measurement, MicroConfig
+from mucudnn.core.records import Measurement, MicroConfig
 from mucudnn.measuring.load import Load
-from mucudnn.running.choices import TunedProblem
+from mucudnn.solver.reuse import micro_batch_sizes
+from mucudnn.store.database import Database
+from mucudnn.store.exports import export_json_lines
+from mucudnn.store.sqlite_file import MEMORY
 
 MIB = 2**20
 LIMITS = (8 * MIB, 64 * MIB, 512 * MIB)
@@ -42,44 +47,50 @@ def write_random_folder(
 ) -> Path:
     """Write a folder in which every operation of every layer has torch, the undivided and ours.
 
-    candidates: with all that was measured to choose from; False: as folders were before they had that.
+    candidates: with what was measured to choose from; False: without ``measurements.jsonl``.
     """
     random = Random(seed)
     header = Header(
         *(
             "convolutions",
             "deepbench-train",
-            {"rounds": rounds, "workspace_limit": list(limits), **(settings or {})},
+            {
+                "rounds": rounds,
+                "workspace_limit": list(limits),
+                "policy": list(policies),
+                "algorithms": None,
+                "max_relative_error": None,
+                **(settings or {}),
+            },
             ENVIRONMENT,
         ),
         subject_columns=("layer", *PROBLEM_COLUMNS),
         wanted=3 * len(layers),
         limits={"float32": MACHINE},
     )
-    with open_folder(path, header) as folder:
+    with open_folder(path, header) as folder, Database(MEMORY) as database:
         for layer in layers:
             for operation in Operation:
                 problem = layer.problem.with_operation(operation)
                 rows = _rows(layer, problem, limits, policies, rounds, random)
-                if candidates:
-                    folder.add_candidates(rows[0].subject, [made_up_tuning(problem, layer.batch_size, random)])
+                for one in made_up_measurements(problem, layer.batch_size, random) if candidates else ():
+                    database.add(ENVIRONMENT, problem, 1, one)
                 folder.add(rows, Load(others_share=random.random() / 6))
+        if candidates:
+            with whole_text(path / MEASUREMENTS_FILE) as stream:
+                export_json_lines(database, stream)
         folder.write_summary(left_out)
     return path
 
 
-def made_up_tuning(problem: ConvProblem, n: int, random: Random) -> TunedProblem:
-    """Return made-up measurements of some algorithms at powers of two; torch's own is what is chosen."""
-    sizes = [2**exponent for exponent in range(n.bit_length()) if 2**exponent <= n]
-    sizes = sorted({*sizes, n})
+def made_up_measurements(problem: ConvProblem, n: int, random: Random) -> list[Measurement]:
+    """Return made-up measurements of some algorithms at powers of two."""
     setup_s = MACHINE.bound_s(problem, n) / 20
-    measurements = [
+    return [
         _measurement(MicroConfig(name, size), MACHINE.bound_s(problem, size) * slowness, setup_s, scratch, random)
         for name, slowness, scratch in (("native", 2.0, 0), ("gemm", 1.5, 2000), ("fft", 0.9, 9000), ("bad", 0.1, 0))
-        for size in sizes
+        for size in micro_batch_sizes(BatchSizePolicy.POWER_OF_TWO, n)
     ]
-    chosen = Configuration((MicroConfig("native", n),), 1.0, 0)
-    return TunedProblem(problem, n, chosen, 1.0, 1.0, 1e-7, "", tuple(measurements), error_bound=1e-3)
 
 
 def _measurement(of: MicroConfig, step_s: float, setup_s: float, scratch: int, random: Random) -> Measurement:

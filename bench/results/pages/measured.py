@@ -6,7 +6,7 @@ Functions from data frames to data frames. The rows of a layer's operations are 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import exp, log, nan
 from statistics import median
 from typing import Any
@@ -14,12 +14,15 @@ from typing import Any
 import pandas
 
 from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer, shares
-from mucudnn.bench.results.reading import CONTESTANT, PROBLEM_COLUMNS, ResultFolder, problem_of, subject_key
+from mucudnn.bench.results.reading import CONTESTANT, PROBLEM_COLUMNS, ResultFolder, problem_of, with_time
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
+from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
-from mucudnn.core.records import BUSY
+from mucudnn.core.records import BUSY, allowed
 from mucudnn.core.statistics import Estimate, mean_speedup, speedup_of, spread
+from mucudnn.solver.front import desirable_sets
+from mucudnn.solver.reuse import micro_batch_sizes
 
 PUBLISHED = "published "  # prefix of the columns with DeepBench's published times
 UNDIVIDED = "undivided"  # name of both the contestant and its policy
@@ -299,7 +302,7 @@ def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A tuned operation of a layer: the candidates whose error is within the bound, and its desirable set."""
+    """A tuned operation of a layer: the measurements with errors within the bound, and its desirable set."""
 
     name: str
     batch_size: int
@@ -308,25 +311,28 @@ class Subject:
 
 
 def tuned_subjects(folder: ResultFolder) -> list[Subject]:
-    """Return the tuned subjects that have candidates, sorted by torch's time, longest first.
+    """Return the tuned subjects, with what was measured by the run's algorithms and policies, longest time first.
 
-    A subject's name has its layer, its operation, and its memory format unless that is contiguous.
+    A subject's name has its layer, its operation, and its memory format unless that is contiguous. The time is torch's.
     """
-    torchs = (line for line in folder.lines if line["contestant"] == TORCH and line["samples_s"])
-    torch_s = {subject_key(line, folder.header): median(line["samples_s"]) for line in torchs}
-    lines = [line for line in folder.candidates if any(one["is_allowed"] for one in line["candidates"])]
-    lines.sort(key=lambda line: torch_s.get(subject_key(line, folder.header), 0.0), reverse=True)
-    found = []
-    for line in lines:
-        names = [str(line[name]) for name in ("layer", "operation") if name in line]
-        if line.get("memory_format", "contiguous") != "contiguous":
-            names.append(str(line["memory_format"]))
-        found.append(
-            Subject(
-                " ".join(names) or str(line.get("subject", "")),
-                int(line.get("batch_size") or max(one["micro_batch_size"] for one in line["candidates"])),
-                pandas.DataFrame([one for one in line["candidates"] if one["is_allowed"]]),
-                pandas.DataFrame(line["desirable"]),
+    settings, found = folder.header.settings, list[Subject]()
+    torchs = [with_time(line) for line in folder.lines if folder.measurements and line["contestant"] == TORCH]
+    for line in sorted(torchs, key=lambda line: line["time_s"] or 0.0, reverse=True):
+        problem, n = problem_of(line), line["batch_size"]
+        config = Config(**{name: settings[name] for name in ("algorithms", "max_relative_error")})
+        bound = config.error_bound(problem.dtype, folder.header.environment.numerics)
+        sizes = {size for policy in settings["policy"] for size in micro_batch_sizes(policy, n)}
+        of_run = [m for m in folder.measurements.get(problem, ()) if m.micro_config.micro_batch_size in sizes]
+        usable = [m for m in allowed(of_run, bound) if config.allows(m.micro_config.algorithm)]
+        if usable:
+            names = [line["layer"], line["operation"], line["memory_format"]]
+            points = [(c.time_s, c.workspace_bytes) for c in desirable_sets(usable, n).of(n)]
+            found.append(
+                Subject(
+                    " ".join(name for name in names if name != "contiguous"),
+                    n,
+                    pandas.DataFrame([asdict(m.micro_config) | asdict(m) for m in usable]),
+                    pandas.DataFrame(points, columns=["time_s", "workspace_bytes"]),
+                )
             )
-        )
     return found

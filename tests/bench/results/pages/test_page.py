@@ -17,7 +17,7 @@ from support.tables_of_page import PageParser
 
 from mucudnn.bench.results.pages.page import html_of, reports_in, settings_of
 from mucudnn.bench.results.pages.pictures import KINDS
-from mucudnn.bench.results.reading import Header, LeftOut, read_folder
+from mucudnn.bench.results.reading import MEASUREMENTS_FILE, Header, LeftOut, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.core.errors import UnavailableError
@@ -51,6 +51,8 @@ def test_text_of_the_folder_is_text_on_the_page(tmp_path: Path) -> None:
     header = json.loads((path / "environment.json").read_text())
     header["environment"]["device"] = header["source"] = header["settings"]["<i>"] = EVIL
     (path / "environment.json").write_text(json.dumps(header))
+    measured = [json.loads(line) | {"device": EVIL} for line in (path / MEASUREMENTS_FILE).read_text().splitlines()]
+    (path / MEASUREMENTS_FILE).write_text("\n".join(map(json.dumps, measured)))
     page = page_of(path, with_pictures=True)
     parsed = PageParser(page)
     scripts = [attributes.get("type") for tag, attributes in parsed.elements if tag == "script"]

@@ -19,7 +19,7 @@ from mucudnn.bench.results.pages import pictures
 from mucudnn.bench.results.pages.measured import UNDIVIDED, gains, measured, tuned_subjects
 from mucudnn.bench.results.pages.page import Report, missing_in, report_of
 from mucudnn.bench.results.pages.pictures import svg
-from mucudnn.bench.results.reading import Header, read_folder
+from mucudnn.bench.results.reading import Header, problem_of, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.published import GEOMETRY as PUBLISHED_GEOMETRY
 from mucudnn.bench.sources.published import published_gains, published_times
@@ -141,10 +141,11 @@ def test_layers_that_run_the_undivided_configuration_have_no_bar(report: Report)
 
 def test_one_panel_with_many_algorithms_has_its_legend_above_the_axes(report: Report) -> None:
     """And the layout has room for both, which matplotlib would warn of otherwise."""
-    lines = [dict(report.folder.candidates[0])]
     names = [f"an algorithm with a long name, the {number}th" for number in range(20)]
-    lines[0]["candidates"] = [one | {"algorithm": name} for name in names for one in lines[0]["candidates"]]
-    folder = replace(report.folder, candidates=tuple(lines))
+    first = report.folder.lines[0]
+    measured = report.folder.measurements[problem_of(first)]
+    many = [replace(m, micro_config=replace(m.micro_config, algorithm=name)) for name in names for m in measured]
+    folder = replace(report.folder, lines=(first,), measurements={problem_of(first): many})
     figure = drawn(pictures.micro_batches(tuned_subjects(folder)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
