@@ -18,6 +18,7 @@ from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.graph.guards import Guards, memories_of_results
 from mucudnn.graph.makers import MAKERS, NORM, Builder, Node, arguments_of, described, local_operator, sizes
 from mucudnn.graph.operators import VIEWS, Barrier, Captured, Copy, Input, Moments, Ref, aten, function_of
+from mucudnn.graph.rewrites import rewrite
 from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import ACTIVATIONS
 from mucudnn.kernels.memory import format_of, torch_format
@@ -38,13 +39,6 @@ _CONVOLUTIONS = {
     *(aten.convolution.default, *_TRANSPOSED),
 }
 _PADS = {aten.pad.default, aten.constant_pad_nd.default}
-_BETWEEN_LINEAR = {
-    aten.relu.default,
-    aten.silu.default,
-    aten.hardtanh.default,
-    aten.dropout.default,
-    aten.clone.default,
-}
 
 
 class NotCapturedError(MucudnnError):
@@ -105,8 +99,7 @@ def _graph_of(exported: torch.export.ExportedProgram) -> Captured:
     constants = {
         spec.arg.name: _detached(state[spec.target]) for spec in signature.input_specs if spec.target is not None
     }
-    _compute_constants(graph, constants)
-    _linear_as_convolutions(graph, constants)
+    rewrite(graph, constants)
     fused = _fused_convolutions(graph, constants, builder.made.samples)
     inside = {node for parts in fused.values() for node in parts.nodes[:-1]}
     results: dict[fx.Node, Any] = {}
@@ -135,21 +128,6 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _compute_constants(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
-    """Compute what depends on constants only, such as standardized filters, once."""
-    for node in graph.nodes:
-        is_called = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
-        if not is_called or torch.Tag.nondeterministic_seeded in node.target.tags:
-            continue
-        is_result = any(user.op == "output" for user in node.users)
-        if is_result or not all(one.name in constants for one in node.all_input_nodes):
-            continue
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: constants[one.name])
-        value = node.target(*args, **kwargs)
-        if isinstance(value, Tensor):
-            constants[node.name] = value
-
-
 def _value_of(builder: Builder, node: Node, fused: dict[Node, Fused]) -> Any:
     """Add the operators of a node, and return what its value is."""
     if node in fused:  # the tensors that the convolution reads are there
@@ -169,7 +147,8 @@ def _value_of(builder: Builder, node: Node, fused: dict[Node, Fused]) -> Any:
             )
         )
     first = builder.values.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
-    if node.target in _IDENTITIES and isinstance(first, Ref):
+    is_same = node.target is aten.type_as.default and node.args[0].meta["val"].dtype == node.meta["val"].dtype
+    if (is_same or node.target in _IDENTITIES) and isinstance(first, Ref):
         return first
     if node.target is operator.getitem and isinstance(first, tuple):
         return first[node.args[1]]
@@ -396,56 +375,3 @@ def _fold_norm(fused: Fused, norm: Node, constants: Mapping[str, Tensor]) -> boo
         return False
     fused.weight, fused.bias = folded
     return True
-
-
-# Linear layers become convolutions of images of one pixel, which read their filters faster than torch's products do
-
-
-def _linear_as_convolutions(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
-    """Replace linear layers of constants on (N, C) by 1x1 convolutions of (N, C, 1, 1), in place.
-
-    constants: by name of the node; the filters of the convolutions are added.
-    """
-    images: dict[fx.Node, fx.Node] = {}  # (N, C) -> (N, C, 1, 1)
-    for node in list(graph.nodes):
-        if node.op != "call_function" or not node.args:
-            continue
-        x, shape = node.args[0], _shape(node)
-        of_x = _shape(x)
-        if node.target in VIEWS and len(of_x) == 4 and of_x == (*shape, 1, 1):
-            images[node] = x
-        elif node.target is aten.mean.dim:
-            if len(of_x) == 4 and {dim % 4 for dim in node.args[1] or ()} == {2, 3} and len(shape) == 2:
-                _replace(graph, node, (x, node.args[1], True), node.target, images)
-        elif node.target in _BETWEEN_LINEAR and x in images:
-            _replace(graph, node, (images[x], *node.args[1:]), node.target, images)
-        elif node.target is aten.linear.default and len(of_x) == 2 and node.args[1].name in constants:
-            weight = node.args[1]
-            with graph.inserting_before(node):
-                image = images.get(x) or _viewed(graph, x, (*of_x, 1, 1))
-                filters = _viewed(graph, weight, (*_shape(weight), 1, 1))
-            constants[filters.name] = constants[weight.name].view(*_shape(weight), 1, 1)
-            _replace(graph, node, (image, filters, *node.args[2:]), aten.conv2d.default, images)
-    graph.eliminate_dead_code()
-
-
-def _replace(graph: fx.Graph, node: Node, args: tuple[Any, ...], target: Any, images: dict[fx.Node, fx.Node]) -> None:
-    """Replace a node on (N, C) by a call on (N, C, 1, 1), followed by a view of its result."""
-    with graph.inserting_before(node):
-        made = graph.call_function(target, args, node.kwargs)
-        made.meta["val"] = node.meta["val"].view(*_shape(node), 1, 1)
-        viewed = _viewed(graph, made, _shape(node))
-    images[viewed] = made
-    node.replace_all_uses_with(viewed)
-    graph.erase_node(node)
-
-
-def _viewed(graph: fx.Graph, node: Node, shape: tuple[int, ...]) -> fx.Node:
-    made = graph.call_function(aten.view.default, (node, list(shape)))
-    made.meta["val"] = node.meta["val"].reshape(shape)
-    return made
-
-
-def _shape(node: Any) -> tuple[int, ...]:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return tuple(value.shape) if isinstance(value, Tensor) else ()

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional as F
 
 from mucudnn.core.problem import Sizes
 from mucudnn.graph.operators import (
@@ -152,15 +153,54 @@ def _is_of_channels(node: Node) -> bool:
 
 def _activation(builder: Builder, node: Node) -> Made:
     """Let the normalization before compute an activation, if nothing else reads its result."""
-    value, name = builder.values.get(node.args[0]), function_of(node.target, node.args)
-    if not isinstance(value, Ref) or len(node.args[0].users) > 1 or name not in ACTIVATIONS:
-        return None
-    alike = [one for one, known in builder.values.items() if isinstance(known, Ref) and known == value]
-    normalization = builder.made.operators[value.index]
-    if len(alike) > 1 or not isinstance(normalization, (Normalization, Scale)) or normalization.activation:
+    normalization, name = _extensible(builder, node.args[0]), function_of(node.target, node.args)
+    if normalization is None or name not in ACTIVATIONS:
         return None
     normalization.activation = name
-    return value
+    return cast(Ref, builder.values[node.args[0]])
+
+
+def _extensible(builder: Builder, node: Node) -> Normalization | Scale | None:
+    """Return the normalization of which a node is the result, if it has one reader and no activation yet."""
+    value = builder.values.get(node) if isinstance(node, fx.Node) else None
+    if not isinstance(value, Ref):
+        return None
+    alike = [one for one, known in builder.values.items() if isinstance(known, Ref) and known == value]
+    made = builder.made.operators[value.index]
+    if any(len(one.users) > 1 for one in alike) or not isinstance(made, (Normalization, Scale)) or made.activation:
+        return None
+    return made
+
+
+def _multiple(builder: Builder, node: Node) -> Made:
+    """Let the normalization before multiply by constants, or add them."""
+    for x, other in (node.args, node.args[::-1]):
+        made, constants = _extensible(builder, x), builder.constants(other)
+        if not isinstance(made, Scale) or constants is None or node.kwargs:
+            continue
+        (value,), (_, channels, *extent) = constants, made.shape
+        if isinstance(value, Tensor):
+            of_channels = (channels, *(1 for _ in extent))
+            is_for_channels = value.numel() == channels and value.shape[-len(of_channels) :] == of_channels
+            if not is_for_channels or value.dtype != made.dtype:
+                continue
+            value = value.flatten()
+        if node.target is aten.mul.Tensor:
+            made.factor, made.addend = made.factor * value, made.addend * value
+        else:
+            made.addend = made.addend + value
+        return cast(Ref, builder.values[x])
+    return None
+
+
+def _pixel_norm(builder: Builder, node: Node) -> Made:
+    """Add the division of pixels by their norms."""
+    x, (_, _, _, eps) = builder.image(node.args[0]), node.args
+    if x is None:
+        return None
+    made, channels = described(node, sources=(x,)), node.meta["val"].shape[1]
+    ones = torch.ones(channels, dtype=made["dtype"], device=made["device"])
+    return builder.add(Scale(**made, factor=ones, addend=torch.zeros_like(ones), least_norm=eps))
 
 
 def _concatenation(builder: Builder, node: Node) -> Made:
@@ -327,8 +367,12 @@ MAKERS: dict[Any, Callable[[Builder, Node], Made]] = {
     aten.relu.default: _activation,
     aten.relu6.default: _activation,
     aten.silu.default: _activation,
+    aten.mul.Tensor: _multiple,
+    aten.add.Tensor: _multiple,
+    F.normalize: _pixel_norm,
     aten.hardtanh.default: _activation,
     aten.cat.default: _concatenation,
+    aten.concatenate.default: _concatenation,
     aten.pixel_shuffle.default: partial(_shuffle, 1),
     aten.pixel_unshuffle.default: partial(_shuffle, -1),
     aten.slice.Tensor: _slice,
@@ -342,6 +386,8 @@ MAKERS: dict[Any, Callable[[Builder, Node], Made]] = {
     aten.constant_pad_nd.default: _padding,
     **dict.fromkeys((aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default), partial(_resize, "nearest")),
     **dict.fromkeys((aten.upsample_nearest3d.vec, aten.upsample_nearest3d.default), partial(_resize, "nearest")),
+    aten._upsample_nearest_exact2d.vec: partial(_resize, "nearest-exact"),
+    aten._upsample_nearest_exact3d.vec: partial(_resize, "nearest-exact"),
     **dict.fromkeys((aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default), partial(_resize, "bilinear")),
     **dict.fromkeys((aten.upsample_trilinear3d.vec, aten.upsample_trilinear3d.default), partial(_resize, "trilinear")),
     aten.group_norm.default: _group_norm,

@@ -500,20 +500,25 @@ class Normalization(Operator):
 
 @dataclass(kw_only=True)
 class Scale(Operator):
-    """Batch norm of constants: x * factor + addend for each channel, (C,) each, and an activation."""
+    """x * factor + addend for each channel, (C,) each, and an activation: batch norm of constants, norms of pixels.
+
+    least_norm: each pixel is divided by its L2 norm over the channels first, or by this, if it is larger; None if not.
+    """
 
     factor: Tensor
     addend: Tensor
+    least_norm: float | None = None
     activation: str | None = None
 
     def compute(self, band: Band) -> None:
         factor, addend = (for_channels(one, band.xs[0]) for one in (self.factor, self.addend))
-        torch.addcmul(addend, band.xs[0], factor, out=band.out)
+        x = band.xs[0] if self.least_norm is None else F.normalize(band.xs[0], 2.0, 1, self.least_norm)
+        torch.addcmul(addend, x, factor, out=band.out)
         Epilogue(self.activation).apply(band.out)
 
     def steps(self, band: Band) -> list[ProgramStep]:
         if not are_float(band.out, *band.xs):
             return []
         addresses = address_of(self.factor), address_of(self.addend)
-        numbers = (FUNCTIONS.index(self.activation),)
-        return [step("scale", band.out, band.xs[0], numbers=numbers, addresses=addresses)]
+        numbers, least_norm = (FUNCTIONS.index(self.activation),), -1.0 if self.least_norm is None else self.least_norm
+        return [step("scale", band.out, band.xs[0], numbers=numbers, values=(least_norm, 0.0), addresses=addresses)]

@@ -23,6 +23,7 @@ from mucudnn.solver.bands import Cut, Indices, Reach
 from mucudnn.solver.placement import aligned
 
 _COUNTS_PADDING, _COUNTS_IMAGE = 0, -1
+_NEAREST = ("nearest", "nearest-exact")
 
 
 def windows(rows: int, height: int, stride: int, padding: int, extent: int) -> tuple[Indices, Indices]:
@@ -158,7 +159,9 @@ class Padding(Operator):
 
 @dataclass(kw_only=True)
 class Resize(Operator):
-    """Nearest, bilinear or trilinear resizing: of each row or frame by torch, then rows or frames as sums of two.
+    """Nearest, nearest-exact, bilinear or trilinear resizing: of each row or frame by torch, then rows or frames.
+
+    Interpolated rows are sums of two.
 
     The coordinates are computed in float64, by torch's formulas (area_pixel_compute_source_index). size: spatial sizes
     of what is read. above, below, weights: of each row of the result, the rows on both sides, and the
@@ -180,9 +183,9 @@ class Resize(Operator):
     def _sources(self, dimension: int) -> tuple[Indices, Indices, NDArray[np.float64]]:
         """Return the numbers on both sides, and the weight of the second, along a dimension: 0 for rows or frames."""
         size, outputs, scale = self.size[dimension], self.shape[2 + dimension], self.scales[dimension]
-        if self.mode == "nearest":
+        if self.mode in _NEAREST:
             numbers = torch.arange(size, dtype=torch.float32, device="cpu").view(1, 1, size, 1)
-            near = aten.upsample_nearest2d.default(numbers, [outputs, 1], scale, None).flatten().long().numpy()
+            near = _resizing(self.mode, 2)(numbers, [outputs, 1], scale, None).flatten().long().numpy()
             return near, near, np.zeros(outputs)
         at = np.arange(outputs, dtype=np.float64)
         if self.align_corners:
@@ -197,9 +200,9 @@ class Resize(Operator):
 
     def compute(self, band: Band) -> None:
         x, start, rows = band.xs[0], band.starts[0], slice(band.low, band.high)
-        resize = getattr(aten, f"upsample_{self.mode}{len(self.size)}d").default
         size, scales = [x.shape[2], *self.shape[3:]], (None, *self.scales[1:])
-        if self.mode == "nearest":
+        resize = _resizing(self.mode, len(self.size))
+        if self.mode in _NEAREST:
             if x.shape[3:] != self.shape[3:]:
                 x = resize(x, size, *scales)
             torch.index_select(x, 2, torch.from_numpy(self.above[rows] - start).to(x.device), out=band.out)
@@ -219,6 +222,12 @@ class Resize(Operator):
         tables = above, below, self.weights[rows].astype(np.float32), left, right, weights.astype(np.float32)
         kept = [np.ascontiguousarray(table) for table in tables]
         return [step("resize", band.out, band.xs[0], numbers=(self.mode == "bilinear",), tables=kept)]
+
+
+def _resizing(mode: str, dimensions: int) -> Any:
+    """Return torch's operator of a mode."""
+    name = "_upsample_nearest_exact" if mode == "nearest-exact" else f"upsample_{mode}"
+    return getattr(aten, f"{name}{dimensions}d").default
 
 
 def _monotone(source: int, first: Indices, last: Indices) -> Reach:

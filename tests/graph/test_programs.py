@@ -70,6 +70,10 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda x: x.mean((2, 3)),
     "shuffle": lambda x: F.pixel_shuffle(x, 2),
     "nearest": lambda x: F.interpolate(x, size=(7, 25)),
+    "nearest-exact": lambda x: F.interpolate(x, size=(7, 25), mode="nearest-exact"),
+    "pixel norm": lambda x: F.silu(
+        F.normalize(F.relu(x + -2.0), dim=1, eps=1e-3) * torch.arange(20.0).view(20, 1, 1) + 0.5
+    ),
     "bilinear": lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),
     "aligned": lambda x: F.interpolate(x, size=(17, 5), mode="bilinear", align_corners=True),
     "channels": lambda x: F.pad(x[:, 3:9], (1, 1)),

@@ -1,5 +1,5 @@
 // Normalization over rows, in two passes: sums and sums of squares of all rows, then a factor and an addend of each
-// channel.
+// channel. Normalization of pixels.
 #pragma once
 
 #include <cmath>
@@ -41,9 +41,22 @@ inline void moments(const Step& step, char* const* bases, int threads) {
       for (int64_t i = 0; i < 2 * groups; ++i) totals[n * 2 * groups + i] += of_rows[(n * x.h + h) * 2 * groups + i];
 }
 
-// Multiply x by factors and add addends, of each channel of a sample, and apply a function.
-inline void scale(const Step& step, const float* factors, const float* addends, int64_t stride_n, char* const* bases,
-                  int threads) {
+// The reciprocal of the L2 norm of a pixel over its channels, or of epsilon, if that is larger.
+INLINE float reciprocal_norm(const float* pixel, int64_t channels, double epsilon) {
+  Vec squares{};
+  for (int64_t c = 0; c < channels; c += VL) {
+    const Vec value = load_first(pixel + c, int(std::min<int64_t>(channels - c, VL)));
+    squares += value * value;
+  }
+  double sum = 0;
+  for (int i = 0; i < VL; ++i) sum += squares[i];
+  return float(1 / std::max(std::sqrt(sum), epsilon));
+}
+
+// Multiply x by factors and add addends, of each channel of a sample, and apply a function. epsilon: 0 or above if
+// pixels are divided by their norms first.
+inline void scale(const Step& step, const float* factors, const float* addends, int64_t stride_n, double epsilon,
+                  char* const* bases, int threads) {
   const View& out = step.out;
   const Rows to(out, bases), from(step.x, bases);
   with_function(step.numbers[0], [&](auto function) {
@@ -51,18 +64,21 @@ inline void scale(const Step& step, const float* factors, const float* addends, 
       const float* x = from.at(n, h);
       const float *factor = factors + n * stride_n, *addend = addends + n * stride_n;
       float* y = to.at(n, h);
-      for (int64_t w = 0; w < out.w; ++w, x += out.c, y += out.c)
+      for (int64_t w = 0; w < out.w; ++w, x += out.c, y += out.c) {
+        const float common = epsilon < 0 ? 1 : reciprocal_norm(x, out.c, epsilon);
         for (int64_t c = 0; c < out.c; c += VL) {
           const int count = int(std::min<int64_t>(out.c - c, VL));
-          const Vec value = load_first(x + c, count) * load_first(factor + c, count) + load_first(addend + c, count);
-          store_first(y + c, computed<function()>(value, 0), count);
+          const Vec value = load_first(x + c, count) * common * load_first(factor + c, count);
+          store_first(y + c, computed<function()>(value + load_first(addend + c, count), 0), count);
         }
+      }
     });
   });
 }
 
 inline void scale(const Step& step, char* const* bases, int threads) {
-  scale(step, step.places[0].in<float>(bases), step.places[1].in<float>(bases), 0, bases, threads);
+  const float *factors = step.places[0].in<float>(bases), *addends = step.places[1].in<float>(bases);
+  scale(step, factors, addends, 0, step.values[0], bases, threads);
 }
 
 // Group norm with the sums of `moments`: places: these, the weight and the bias, which may be null.
@@ -80,7 +96,7 @@ inline void normalize(const Step& step, char* const* bases, int threads) {
       factors[n * out.c + c] = float(factor);
       addends[n * out.c + c] = float((bias ? bias[c] : 0) - mean * factor);
     }
-  scale(step, factors.data(), addends.data(), out.c, bases, threads);
+  scale(step, factors.data(), addends.data(), out.c, -1, bases, threads);
 }
 
 }  // namespace program

@@ -41,7 +41,8 @@ typedef int64_t (*StageEntry)(const Stage*, void*, void*, void*, void*, float*, 
 //   SHUFFLE: numbers: the factor, and the rows to leave out above
 //   MOMENTS: numbers: groups of channels
 //   NORMALIZE: numbers: the function, groups, and elements of a group; places: moments, weight, bias; values: epsilon
-//   SCALE: numbers: the function; places: factors and addends of the channels
+//   SCALE: numbers: the function; places: factors and addends of the channels; values: the least norm by which pixels
+//     are divided first, below 0 if they are not
 struct Step {
   Kind kind;
   int64_t operation;
