@@ -198,6 +198,13 @@ def _result(builder: Builder, leaf: Any) -> Any:
         before = operators[made.wholes[0]]
         if before.rows == 1 and before.shape[2:] == (1, 1) and not isinstance(before, Moments):
             direct[made.wholes[0]] = torch.channels_last  # it writes its pixels, (N, C, 1, 1), into the result
+        elif before.rows and not isinstance(before, Moments) and expected.is_contiguous() and made is operators[-1]:
+            operators.pop()  # it views a copy, which is written in rows
+            of_copy: dict[str, Any] = {"shape": before.shape, "dtype": before.dtype, "device": before.device}
+            copied = builder.add(Copy(name=f"{before.name}, result", sources=made.wholes, **of_copy))
+            direct[copied.index] = torch.contiguous_format
+            builder.values[leaf] = builder.add(made.renumbered({made.wholes[0]: copied.index}))
+            return builder.values[leaf]
     if made.rows == 0:
         # A barrier may have read an image in channels_last.
         if isinstance(made, Input) or not builder.is_image(expected) or not expected.is_contiguous():
