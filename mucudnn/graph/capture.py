@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mucudnn.core.errors import MucudnnError, first_line, no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
-from mucudnn.graph.guards import Guards, memories_of_results
-from mucudnn.graph.makers import MAKERS, NORM, Builder, Node, arguments_of, described, local_operator, sizes
+from mucudnn.graph.guards import Guards, ResultMemory, memories_of_results
+from mucudnn.graph.makers import MAKERS, NORM, PADS, Builder, Node, arguments_of, described, local_operator, sizes
 from mucudnn.graph.operators import VIEWS, Barrier, Captured, Copy, Input, Moments, Ref, aten, function_of
 from mucudnn.graph.rewrites import rewrite
 from mucudnn.graph.windows import Convolution
@@ -32,13 +32,11 @@ _IDENTITIES = {
     aten.contiguous.default,
 }
 
-
 _TRANSPOSED = {aten.conv_transpose2d.input, aten.conv_transpose3d.input}
 _CONVOLUTIONS = {
     *(aten.conv2d.default, aten.conv2d.padding, aten.conv3d.default, aten.conv3d.padding),
     *(aten.convolution.default, *_TRANSPOSED),
 }
-_PADS = {aten.pad.default, aten.constant_pad_nd.default}
 
 
 class NotCapturedError(MucudnnError):
@@ -56,6 +54,27 @@ def capture(model: nn.Module, arguments: tuple[Any, ...]) -> Captured:
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             raise NotCapturedError(f"{name or 'the model'} has hooks, which a graph does not call")
+    exported, memories, why = _traced(model, arguments)
+    if why:  # the first call may make caches that later ones only use
+        exported, memories, why = _traced(model, arguments)
+    signature = exported.graph_signature
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+        raise NotCapturedError(f"a call changes {', '.join(map(str, changed))}")
+    if why:
+        raise NotCapturedError(f"a call changes the model: {why}")
+    with torch.no_grad():
+        made = _graph_of(exported)
+    made.memories = memories
+    viewed = {memory.of for memory in memories.values() if isinstance(memory.of, int)}
+    made.strides = {number: leaf.stride() for number, leaf in enumerate(flattened(arguments)) if number in viewed}
+    return made
+
+
+def _traced(
+    model: nn.Module, arguments: tuple[Any, ...]
+) -> tuple[torch.export.ExportedProgram, dict[int, ResultMemory], str | None]:
+    """Return the graph of ATen operators, the memory of the results, and what a call changes in the model, if any."""
     guards = Guards(model)
     if guards.unguarded:
         raise NotCapturedError(f"{guards.unguarded[0]} is a tensor of a kind whose values cannot be watched")
@@ -66,18 +85,7 @@ def capture(model: nn.Module, arguments: tuple[Any, ...]) -> Captured:
             memories = memories_of_results(model, arguments, guards.tensors)
     except Exception as error:  # the model may raise anything
         raise NotCapturedError(f"torch.export cannot trace it: {type(error).__name__}: {first_line(error)}") from error
-    signature = exported.graph_signature
-    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
-        changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-        raise NotCapturedError(f"a call changes {', '.join(map(str, changed))}")
-    if why := guards.why_not():
-        raise NotCapturedError(f"a call changes the model: {why}")
-    with torch.no_grad():
-        made = _graph_of(exported)
-    made.memories = memories
-    viewed = {memory.of for memory in memories.values() if isinstance(memory.of, int)}
-    made.strides = {number: leaf.stride() for number, leaf in enumerate(flattened(arguments)) if number in viewed}
-    return made
+    return exported, memories, guards.why_not()
 
 
 def flattened(arguments: tuple[Any, ...]) -> list[Any]:
@@ -307,7 +315,7 @@ def _with_padding_before(node: Node, padding: Sizes) -> Sizes | None:
     The first number is that above, or before the first frame; on the other side there may be less: causal padding.
     """
     before = node.args[0]
-    if before.target not in _PADS or _only_reader(before) is not node:
+    if before.target not in PADS or _only_reader(before) is not node:
         return None
     given = arguments_of(before)
     pairs = list(zip(given["pad"][::2], given["pad"][1::2], strict=True))

@@ -38,9 +38,14 @@ Node: TypeAlias = Any  # a torch.fx.Node, or what else is an argument of one
 Made: TypeAlias = "Ref | tuple[Ref | None, ...] | None"
 
 NORM = aten._native_batch_norm_legit_no_training.default
-_ALONG_CHANNELS = {
+ALONG_CHANNELS = {
     *(aten.softmax.int, aten.log_softmax.int, aten._softmax.default),
     *(aten.mean.dim, aten.sum.dim_IntList, aten.linalg_vector_norm.default),
+}
+PADS = {aten.pad.default, aten.constant_pad_nd.default}
+_NEAREST_EXACT = {
+    *(aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact2d.default),
+    *(aten._upsample_nearest_exact3d.vec, aten._upsample_nearest_exact3d.default),
 }
 _MAX_POOLS = {aten.max_pool2d.default, aten.max_pool3d.default}
 _LOCAL = {aten.hardswish.default, aten.prelu.default, aten.to.dtype, aten._to_copy.default}
@@ -115,7 +120,7 @@ def local_operator(builder: Builder, node: Node) -> Made:
     is_pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
     if not isinstance(node.meta["val"], Tensor):
         return None
-    is_along_channels = node.target in _ALONG_CHANNELS and _is_of_channels(node)
+    is_along_channels = node.target in ALONG_CHANNELS and _is_of_channels(node)
     if not (is_pointwise or is_along_channels or node.target in _LOCAL):
         return None
     of_result, in_rows = described(node), list[fx.Node]()
@@ -213,6 +218,39 @@ def _concatenation(builder: Builder, node: Node) -> Made:
         return None
     lengths = tuple(one.shape[dim] for one in values)
     return builder.add(Concatenation(**described(node), sources=tuple(images), dim=dim, sizes=lengths))
+
+
+def _repetition(builder: Builder, node: Node) -> Made:
+    """Add copies of a tensor, one behind another; one of rows, columns or channels may stand for all."""
+    x, before, after = builder.image(node.args[0]), _shape(node.args[0]), _shape(node)
+    if x is None or len(before) != len(after):
+        return None
+    changed = [dim for dim, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    if not changed:
+        return Ref(x)
+    if changed in ([1], [2]) and (node.target is aten.repeat.default or changed == [2]):
+        (dim,) = changed
+        count = after[dim] // before[dim]
+        return builder.add(
+            Concatenation(**described(node), sources=(x,) * count, dim=dim, sizes=(before[dim],) * count)
+        )
+    if node.target is aten.repeat.default or not {*changed}.isdisjoint((0, 2)):
+        return None
+    if all(_repeats(user, node) for user in node.users):
+        return Ref(x)
+    return builder.add(Copy(**described(node), sources=(x,)))
+
+
+def _repeats(reader: Node, expanded: Node) -> bool:
+    """Return whether an operator broadcasts to the size to which one of its operands is expanded."""
+    others = (one for one in reader.all_input_nodes if one.target is not expanded.target)
+    is_pointwise = torch.Tag.pointwise in getattr(reader.target, "tags", ())
+    return is_pointwise and any(_shape(one) == _shape(expanded) for one in others)
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
 def _shuffle(sign: int, builder: Builder, node: Node) -> Made:
@@ -371,8 +409,8 @@ MAKERS: dict[Any, Callable[[Builder, Node], Made]] = {
     aten.add.Tensor: _multiple,
     F.normalize: _pixel_norm,
     aten.hardtanh.default: _activation,
-    aten.cat.default: _concatenation,
-    aten.concatenate.default: _concatenation,
+    **dict.fromkeys((aten.cat.default, aten.concatenate.default), _concatenation),
+    **dict.fromkeys((aten.repeat.default, aten.expand.default), _repetition),
     aten.pixel_shuffle.default: partial(_shuffle, 1),
     aten.pixel_unshuffle.default: partial(_shuffle, -1),
     aten.slice.Tensor: _slice,
@@ -382,12 +420,10 @@ MAKERS: dict[Any, Callable[[Builder, Node], Made]] = {
     **dict.fromkeys((*_MAX_POOLS, aten.avg_pool2d.default, aten.avg_pool3d.default), _pool),
     **dict.fromkeys((aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default), _adaptive_pool),
     aten.mean.dim: _mean,
-    aten.pad.default: _padding,
-    aten.constant_pad_nd.default: _padding,
+    **dict.fromkeys(PADS, _padding),
     **dict.fromkeys((aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default), partial(_resize, "nearest")),
     **dict.fromkeys((aten.upsample_nearest3d.vec, aten.upsample_nearest3d.default), partial(_resize, "nearest")),
-    aten._upsample_nearest_exact2d.vec: partial(_resize, "nearest-exact"),
-    aten._upsample_nearest_exact3d.vec: partial(_resize, "nearest-exact"),
+    **dict.fromkeys(_NEAREST_EXACT, partial(_resize, "nearest-exact")),
     **dict.fromkeys((aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default), partial(_resize, "bilinear")),
     **dict.fromkeys((aten.upsample_trilinear3d.vec, aten.upsample_trilinear3d.default), partial(_resize, "trilinear")),
     aten.group_norm.default: _group_norm,

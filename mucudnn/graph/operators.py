@@ -308,7 +308,7 @@ class Local(Called):
         out = band.out
         if not are_float(out, *band.xs):
             return []
-        function = function_of(self.target, self.args)
+        function = function_of(self.target, self.args) if band.xs[0].shape == out.shape else None
         if function == "leaky_relu":
             slope = self.args[1] if len(self.args) > 1 else 0.01
             return [elementwise_step(out, band.xs[0], function, (slope, 0.0))]
@@ -335,7 +335,7 @@ class Local(Called):
 
 @dataclass(kw_only=True)
 class Copy(Operator):
-    """A copy, into another memory format, of some channels, rows and columns.
+    """A copy, into another memory format, of some channels, rows and columns, or of one for all.
 
     parts: of each dimension; of samples all, of rows with a start and a step.
     """
@@ -350,7 +350,7 @@ class Copy(Operator):
         start, step = self.parts[2].start, self.parts[2].step
         first = start + band.low * step - band.starts[0]
         rows = slice(first, first + (band.high - band.low - 1) * step + 1, step)
-        return band.xs[0][(*self.parts[:2], rows, *self.parts[3:])]
+        return band.xs[0][(*self.parts[:2], rows, *self.parts[3:])].expand(band.out.shape)
 
     def compute(self, band: Band) -> None:
         band.out.copy_(self._read(band))

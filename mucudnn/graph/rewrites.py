@@ -15,7 +15,8 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from mucudnn.graph.makers import Node, arguments_of
+from mucudnn.graph.layouts import move_views
+from mucudnn.graph.makers import PADS, Node, arguments_of
 from mucudnn.graph.operators import VIEWS, aten
 
 
@@ -26,6 +27,7 @@ def rewrite(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
     _compute_constants(graph, constants)
     if graph.find_nodes(op="call_function", target=aten.conv3d.default):
         _Clips(graph, constants).rewrite()
+    move_views(graph, constants)
     _join_norms(graph)
     _linear_as_convolutions(graph, constants)
     graph.eliminate_dead_code()
@@ -102,7 +104,6 @@ _RESIZES = {
     aten._upsample_nearest_exact3d.vec: aten._upsample_nearest_exact2d.vec,
     aten.upsample_trilinear3d.vec: aten.upsample_bilinear2d.vec,
 }
-_PADDINGS = {aten.pad.default, aten.constant_pad_nd.default}
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class _Clips:
         clip = self._clip(given.get("self"))
         if clip is None:
             return None
-        if node.target in _PADDINGS:
+        if node.target in PADS:
             (*sides, before, after), mode = (*given["pad"], 0, 0, 0, 0)[:6], given.get("mode", "constant")
             if min(*sides, before, after) < 0:
                 return None
@@ -278,7 +279,7 @@ class _Clips:
             args = [one[1:] if isinstance(one, (list, tuple)) else one for one in args]
         elif target is aten.expand.default:
             args[1] = [*args[1][:2], *args[1][3:]]
-        elif target in _PADDINGS and not any(args[1][4:]):
+        elif target in PADS and not any(args[1][4:]):
             args[1] = args[1][:4]
         elif not is_pointwise and target not in _OF_ALL_SIZES:
             is_over_channels = target in _OVER_CHANNELS and (dims == 1 or dims == [1])

@@ -62,7 +62,11 @@ class AveragePool(Pool):
     def reaches(self) -> tuple[Reach, ...]:
         rows, stride, padding = np.arange(self.rows), self.stride[0], self.padding[0]
         first = np.clip((rows - ceil(padding / stride)) * stride, 0, self.height - 1)
-        last = np.clip(rows * stride - padding + self.kernel[0], first + 1, self.height)
+        least = 1
+        if len(self.kernel) == 3:  # torch's operator wants as many frames as the kernel has, without padding
+            least = self.kernel[0]
+            first = np.minimum(first, (self.height - least) // stride * stride)
+        last = np.clip(rows * stride - padding + self.kernel[0], first + least, self.height)
         return (Reach(self.sources[0], first, last),)
 
     def compute(self, band: Band) -> None:
@@ -164,8 +168,8 @@ class Resize(Operator):
     Interpolated rows are sums of two.
 
     The coordinates are computed in float64, by torch's formulas (area_pixel_compute_source_index). size: spatial sizes
-    of what is read. above, below, weights: of each row of the result, the rows on both sides, and the
-    weight of the second.
+    of what is read. above, below, weights: of each row of the result, the rows on both sides, and the weight of the
+    second.
     """
 
     mode: str

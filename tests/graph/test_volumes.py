@@ -1,0 +1,218 @@
+"""Graphs of volumes: each operator in bands of frames, causal padding, and views of frames as a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mucudnn.graph.capture import NotCapturedError, capture
+from mucudnn.graph.operators import Barrier, Captured
+from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.graph.windows import Convolution, Padding
+from mucudnn.solver.bands import Cut, Segment
+from mucudnn.solver.plans import Plan
+
+
+class Calls(nn.Module):
+    def __init__(self, functions: dict[str, Callable[[Tensor], Tensor]], *layers: nn.Module) -> None:
+        super().__init__()
+        self.functions, self.layers = functions, nn.ModuleList(layers)
+        self.eval()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(function(x) for function in self.functions.values())
+
+
+def in_bands(captured: Captured, bands: int) -> Schedule:
+    """Return a schedule that computes each operator by itself, in so many bands of frames of one sample."""
+    graph = solver_graph(captured)
+    segments = (
+        Segment(i, i + 1, Cut(1, bands if one.rows else 1) if one.rows else Cut(captured.samples, 1))
+        for i, one in enumerate(captured.operators)
+    )
+    return Schedule(captured, graph, Plan(0, 0.0, tuple(segments)))
+
+
+def check(model: Calls, *xs: Tensor) -> Captured:
+    """Check a model in bands against float64, and return its graph."""
+    captured = capture(model, (xs[0],))
+    for x in xs:
+        with torch.no_grad():
+            expected = model.double()(x.double())
+            model.float()
+        for bands in (1, 2, 7):
+            for name, own, exact in zip(model.functions, in_bands(captured, bands).run((x,)), expected, strict=True):
+                torch.testing.assert_close(
+                    own.double(), exact, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+                )
+    return captured
+
+
+def barriers(captured: Captured) -> set[str]:
+    return {str(one.target).split(".")[1] for one in captured.operators if isinstance(one, Barrier)}
+
+
+OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "sum": lambda x: x + x.flip(1),
+    "line": lambda x: 0.5 * x + 2,
+    "a frame of constants": lambda x: x * torch.linspace(1, 2, 30).view(6, 5),
+    "constants of frames": lambda x: x * torch.linspace(1, 2, 7).view(7, 1, 1),
+    "scaled channels": lambda x: x * x.mean((2, 3, 4), keepdim=True),
+    "norm of channels": lambda x: F.normalize(x, dim=1),
+    "mean of channels": lambda x: x * x.square().mean(1, keepdim=True).rsqrt(),
+    "softmax": lambda x: x.softmax(1),
+    "zeros around": lambda x: F.pad(x, (1, 0, 2, 1, 2, 1)),
+    "replicated": lambda x: F.pad(x, (1, 1, 1, 1, 2, 0), mode="replicate"),
+    "reflected": lambda x: F.pad(x, (1, 2, 0, 1, 3, 2), mode="reflect"),
+    "channels and frames": lambda x: torch.cat((x[:, 1:3, 2:], torch.cat((x, x), 1)[:, 7:9, ::2]), 2),
+    "the first again": lambda x: torch.cat((x[:, :, :1], x[:, :, :1], x, x[:, :, -1:]), 2),
+    "rows and columns": lambda x: F.silu(x[:, :, :, 1:-1, ::2]),
+    "chunks of frames": lambda x: torch.cat(x.chunk(3, 2)[::-1], 2),
+    "repeated": lambda x: x[:, :, 3:4].repeat(1, 1, 4, 1, 1),
+    "expanded": lambda x: F.silu(x[:, :, 3:4].expand(-1, -1, 5, -1, -1)),
+    "nearest": lambda x: F.interpolate(x, scale_factor=(2.0, 2.0, 1.0)),
+    "nearest of a size": lambda x: F.interpolate(x, size=(5, 7, 9), mode="nearest-exact"),
+    "trilinear": lambda x: F.interpolate(x, size=(11, 9, 5), mode="trilinear"),
+    "aligned": lambda x: F.interpolate(x, size=(4, 6, 8), mode="trilinear", align_corners=True),
+    "max pool": lambda x: F.max_pool3d(x, 3, 2, 1),
+    "dilated max pool": lambda x: F.max_pool3d(x, 2, 1, 1, dilation=(2, 1, 1)),
+    "average pool": lambda x: F.avg_pool3d(x, (3, 2, 2), (2, 1, 2), (1, 0, 1), count_include_pad=False),
+    "average pool of many frames": lambda x: F.avg_pool3d(x, (6, 1, 1), 1, (3, 0, 0)),
+    "adaptive pool": lambda x: F.adaptive_avg_pool3d(x, (7, 1, 1)),
+    "group norm": lambda x: F.silu(F.group_norm(x, 2)),
+    "instance norm": F.instance_norm,
+}
+
+
+def test_operators_in_bands_of_frames() -> None:
+    """All in one graph: capturing takes most of the time."""
+    x = torch.randn(2, 6, 7, 6, 5)
+    captured = check(Calls(OPERATORS), x, x.contiguous(memory_format=torch.channels_last_3d))
+    assert barriers(captured) == {"flip"}
+
+
+def test_what_is_not_in_frames_is_a_barrier() -> None:
+    model = Calls(
+        {
+            "circular": lambda x: F.silu(F.pad(x, (1, 1, 0, 0, 1, 1), mode="circular")),
+            "attention": lambda x: F.scaled_dot_product_attention(*(x.flatten(3).transpose(1, 3),) * 3),
+            "other samples": lambda x: x * x.flip(0),
+            "a frame": lambda x: F.silu(x[:, :, 2]).mean((2, 3)),
+            "frames in channels": lambda x: F.silu(x.flatten(1, 2)) * 2,
+        }
+    )
+    assert "scaled_dot_product_attention" in barriers(check(model, torch.randn(2, 4, 5, 4, 3)))
+
+
+def test_convolutions_take_causal_padding_in() -> None:
+    x = torch.randn(2, 4, 6, 5, 7)
+    convolution = nn.Conv3d(4, 8, 3)
+    strided = nn.Conv3d(4, 8, (3, 1, 1), (2, 1, 1), padding=(1, 0, 0))
+    model = Calls(
+        {
+            "causal": lambda x: convolution(F.pad(x, (1, 1, 1, 1, 2, 0))),
+            "more before": lambda x: F.relu(strided(F.pad(x, (0, 0, 0, 0, 3, 1)))),
+        },
+        *(convolution, strided),
+    )
+    operators = check(model, x).operators
+    paddings = [one.problem.padding for one in operators if isinstance(one, Convolution)]
+    assert paddings == [(2, 1, 1), (4, 0, 0)]
+    assert not any(isinstance(one, Padding) for one in operators)
+    kept = Calls(
+        {
+            "more behind": lambda x: convolution(F.pad(x, (1, 1, 1, 1, 0, 2))),
+            "another value": lambda x: convolution(F.pad(x, (1, 1, 1, 1, 2, 0), value=1.0)),
+            "columns of one side": lambda x: convolution(F.pad(x, (0, 2, 1, 1, 2, 0))),
+            "read twice": partial(_read_twice, convolution),
+        },
+        convolution,
+    )
+    assert sum(isinstance(one, Padding) for one in check(kept, x).operators) == 4
+
+
+def _read_twice(convolution: nn.Module, x: Tensor) -> Tensor:
+    padded = F.pad(x, (1, 1, 1, 1, 2, 0))
+    return convolution(padded) + padded[:, :1, 2:, 1:-1, 1:-1]
+
+
+def test_convolutions() -> None:
+    layers = nn.ModuleList(
+        [
+            nn.Conv3d(4, 6, 3, padding="same", dilation=(1, 2, 1)),
+            nn.Conv3d(4, 4, (2, 3, 3), (2, 1, 2), (1, 0, 1), groups=4),
+            nn.Conv3d(4, 3, (4, 1, 1), padding=(6, 0, 0)),
+            nn.ConvTranspose3d(4, 5, 3, 2, 1, (1, 0, 1)),
+            nn.Sequential(nn.Conv3d(4, 8, 1), nn.BatchNorm3d(8), nn.ReLU()),
+            nn.Sequential(nn.BatchNorm3d(4), nn.SiLU()),
+        ]
+    )
+    captured = check(Calls({str(layer): layer for layer in layers}, layers), torch.randn(2, 4, 5, 6, 7))
+    assert not barriers(captured)
+
+
+class Upsampling(nn.Module):
+    """Frames as a batch of images, as video decoders resize and convolve them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c, d, h, w = x.shape
+        y = x.permute(0, 2, 1, 3, 4).reshape(n * d, c, h, w)
+        y = F.interpolate(y.float(), scale_factor=(2.0, 2.0), mode="nearest-exact").type_as(y)
+        y = F.silu(self.conv(F.pad(F.normalize(y, dim=1) * torch.ones(4, 1, 1), (0, 0, 1, 1))))
+        return y.view(n, d, *y.shape[1:]).transpose(1, 2)
+
+
+def _normed_last(x: Tensor) -> Tensor:
+    y = x.movedim(1, -1)
+    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * torch.linspace(1, 2, 4)
+    return y.movedim(-1, 1) + x
+
+
+def _first_alone(x: Tensor) -> Tensor:
+    first = F.interpolate(x[:, :, 0], scale_factor=2.0)[:, :, None]
+    return torch.cat((first, F.interpolate(x[:, :, 1:], scale_factor=(1.0, 2.0, 2.0))), 2)
+
+
+def test_views_of_frames() -> None:
+    upsampling, x = Upsampling(), torch.randn(2, 4, 3, 6, 5)
+    functions = {"batch": upsampling, "last": _normed_last, "first": _first_alone}
+    assert not barriers(check(Calls(functions, upsampling), x))
+    others = {
+        "mixed": lambda x: (x.permute(0, 2, 1, 3, 4) + x.flip(0)[:, :3, :1]).permute(0, 2, 1, 3, 4),
+        "samples": lambda x: F.silu(x.transpose(0, 2)) * torch.linspace(1, 2, 3).view(3, 1, 1, 1, 1),
+        "sum over frames": lambda x: x.permute(0, 2, 1, 3, 4).flatten(0, 1).sum(0, keepdim=True),
+        "group norm": lambda x: F.group_norm(x.permute(0, 2, 1, 3, 4).flatten(0, 1), 2),
+        "a constant of frames": lambda x: x.transpose(1, 2).flatten(0, 1) * torch.linspace(1, 2, 6).view(6, 1, 1, 1),
+        "only a view": lambda x: F.relu(x).permute(0, 2, 3, 4, 1).permute(0, 4, 1, 2, 3),
+    }
+    check(Calls(others), x)
+
+
+class Cached(nn.Module):
+    """A model whose first call makes what later ones find."""
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.conv, self.counts = nn.Conv3d(2, 3, 3), counts
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.caches = getattr(self, "caches", 0) + 1 if self.counts else 1
+        return self.conv(x)
+
+
+def test_what_the_first_call_caches_is_no_change() -> None:
+    x = torch.randn(1, 2, 4, 4, 4)
+    capture(Cached(counts=False), (x,))
+    with pytest.raises(NotCapturedError, match="a call changes the model: caches has changed"):
+        capture(Cached(counts=True), (x,))
