@@ -17,12 +17,14 @@ from torch.nn import functional as F
 
 from mucudnn.core.problem import Sizes
 from mucudnn.graph.operators import (
+    VIEWS,
     Captured,
     Concatenation,
     Copy,
     Local,
     Moments,
     Normalization,
+    OneFrame,
     Operator,
     Ref,
     Scale,
@@ -248,6 +250,17 @@ def _repeats(reader: Node, expanded: Node) -> bool:
     return is_pointwise and any(_shape(one) == _shape(expanded) for one in others)
 
 
+def _one_frame(builder: Builder, node: Node) -> Made:
+    """Add a view between images and clips of one frame, if what it reads is in rows, and its result is."""
+    value, before, after = builder.values[node.args[0]], _shape(node.args[0]), _shape(node)
+    image, clip = sorted((before, after), key=len)
+    if clip != (*image[:2], 1, *image[2:]) or any(user.op == "output" for user in node.users):
+        return None
+    if not isinstance(value, Ref) or builder.made.operators[value.index].rows == 0:
+        return None
+    return builder.add(OneFrame(**described(node), sources=(value.index,), height=before[2]))
+
+
 def _shape(node: Node) -> tuple[int, ...]:
     value = node.meta.get("val")
     return tuple(value.shape) if isinstance(value, Tensor) else ()
@@ -421,6 +434,7 @@ MAKERS: dict[Any, Callable[[Builder, Node], Made]] = {
     **dict.fromkeys((aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default), _adaptive_pool),
     aten.mean.dim: _mean,
     **dict.fromkeys(PADS, _padding),
+    **dict.fromkeys(VIEWS, _one_frame),
     **dict.fromkeys((aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default), partial(_resize, "nearest")),
     **dict.fromkeys((aten.upsample_nearest3d.vec, aten.upsample_nearest3d.default), partial(_resize, "nearest")),
     **dict.fromkeys(_NEAREST_EXACT, partial(_resize, "nearest-exact")),

@@ -398,6 +398,29 @@ class Concatenation(Operator):
 
 
 @dataclass(kw_only=True)
+class OneFrame(Operator):
+    """Images of clips of one frame, or such clips of images; ``height``: rows of what is read, 1 of clips."""
+
+    height: int
+
+    def reaches(self) -> tuple[Reach, ...]:
+        first = np.zeros(self.rows, np.int64)
+        return (Reach(self.sources[0], first, first + self.height),)
+
+    def _images(self, band: Band) -> tuple[Tensor, Tensor]:
+        if band.out.dim() == 4:
+            return band.out, band.xs[0][:, :, 0, band.low : band.high]
+        return band.out[:, :, 0], band.xs[0]
+
+    def compute(self, band: Band) -> None:
+        out, x = self._images(band)
+        out.copy_(x)
+
+    def steps(self, band: Band) -> list[ProgramStep]:
+        return [copy_step(*self._images(band))]
+
+
+@dataclass(kw_only=True)
 class Shuffle(Operator):
     """Pixels from channels (``factor`` r > 0: each row gives r rows), or the reverse (``factor`` below 0)."""
 

@@ -157,6 +157,19 @@ def test_convolutions() -> None:
     assert not barriers(captured)
 
 
+def test_one_frame_of_a_clip_is_an_image_in_bands() -> None:
+    convolution = nn.Conv3d(4, 4, 3, padding=1)
+    model = Calls({"alone": partial(_first_frame_alone, convolution)}, convolution)
+    captured = check(model, torch.randn(2, 4, 5, 6, 7))
+    assert not barriers(captured)
+    dimensions = [one.problem.is_volume for one in captured.operators if isinstance(one, Convolution)]
+    assert sorted(dimensions) == [False, True]
+
+
+def _first_frame_alone(convolution: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat((F.silu(convolution(x[:, :, :1])), convolution(x[:, :, 1:])), 2)
+
+
 class Upsampling(nn.Module):
     """Frames as a batch of images, as video decoders resize and convolve them."""
 
