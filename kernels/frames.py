@@ -5,8 +5,8 @@ With a filter of depth T, frame o of y is the sum of T convolutions of images,
     y[o] = sum over t of  x[o * stride - padding + t * dilation] * w[t]
 
 and a tap that reads only padding costs nothing: of a clip of one frame, or with causal padding, only a slice of the
-filter is used. Each tap is computed for all its frames at once by an algorithm for images, and added to the taps before
-by that algorithm's epilogue, or by torch. So algorithms for images compute volumes, Winograd among them.
+filter is used. Each tap is computed for all its frames at once by an algorithm for images, and added by torch to the
+taps before. (Winograd has a form of its own for volumes, in C++.)
 
 In channels_last the frames of a sample are dense images in memory, and are used in place. Contiguous volumes keep the
 frames of each channel together, so they are copied to scratch, frame by frame; a single frame is in place.
@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from math import prod
 
 import torch
@@ -29,7 +28,7 @@ from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm, BaseAlgorithm,
 from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.memory import Part, aligned, carve, carved_bytes, dense_strides, inside, torch_dtype
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_ON_CUDA
-from mucudnn.kernels.winograd import algorithms as winograd
+from mucudnn.kernels.winograd.algorithms import frame_of, taps_and_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,34 +87,6 @@ def passes(problem: ConvProblem, depth: Depth) -> tuple[Pass, ...]:
     return tuple(found)
 
 
-def _adds_to_itself(algorithm: Algorithm, images: ConvProblem) -> bool:
-    """Return whether an algorithm's epilogue may add y to y: each element of y must be written once, at the end.
-
-    Winograd writes tiles of channels_last images before the epilogue.
-    """
-    return isinstance(algorithm, winograd.Winograd) and images.memory_format is MemoryFormat.CONTIGUOUS
-
-
-@lru_cache(maxsize=1024)
-def images_of(inner: Algorithm, problem: ConvProblem) -> ConvProblem:
-    """Return the convolution of images that each pass computes by ``inner``.
-
-    The gradient dx without strides is a convolution of dy with the filter rotated by 180 degrees, which an epilogue can
-    add to the sum.
-    """
-    stride, padding, dilation = problem.stride[1:], problem.padding[1:], problem.dilation[1:]
-    images = replace(problem, d=0, t=0, stride=stride, padding=padding, dilation=dilation)
-    if problem.operation is not Operation.BACKWARD_DATA or images.stride != (1, 1) or images.groups > 1:
-        return images
-    covered = [dilation * (taps - 1) for taps, dilation in zip(images.window, images.dilation, strict=True)]
-    padding = tuple(extent - given for extent, given in zip(covered, images.padding, strict=True))
-    if min(padding) < 0:
-        return images
-    c, h, w = images.k, images.p, images.q
-    turned = replace(images, operation=Operation.FORWARD, c=c, h=h, w=w, k=images.c, padding=padding)
-    return turned if inner.supports(turned) is None and _adds_to_itself(inner, turned) else images
-
-
 @dataclass(frozen=True, slots=True)
 class Frames(BaseAlgorithm):
     """Convolution of volumes by an algorithm for images, ``inner``, frame by frame."""
@@ -138,31 +109,31 @@ class Frames(BaseAlgorithm):
         return self.inner.deterministic
 
     def is_foreign(self, problem: ConvProblem) -> bool:
-        return self.inner.is_foreign(self._images(problem))
+        return self.inner.is_foreign(frame_of(problem))
 
     def supports(self, problem: ConvProblem) -> str | None:
         if not problem.is_volume:
             return "x has no depth; frames are those of a volume"
         if not passes(problem, depth_of(problem)):
             return f"the depth of {problem.d} is all in the padding, so that no frame is read"
-        return self.inner.supports(self._images(problem))
+        return self.inner.supports(frame_of(problem))
 
     def is_local(self, problem: ConvProblem) -> bool:
-        return self.inner.is_local(self._images(problem))
+        return self.inner.is_local(frame_of(problem))
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         frames = sum(each.count for each in passes(problem, depth_of(problem)))
-        return self.inner.least_flops(self._images(problem), frames * micro_batch_size)
+        return self.inner.least_flops(frame_of(problem), frames * micro_batch_size)
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        images = self._images(problem)
+        images = frame_of(problem)
         reasons = (
             self.inner.supports_micro_batch(images, n) for n in _counts(problem, micro_batch_size, depth_of(problem))
         )
         return next(filter(None, reasons), None)
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        images = self._images(problem)
+        images = frame_of(problem)
         return max(self.inner.internal_bytes(images, n) for n in _counts(problem, micro_batch_size, depth_of(problem)))
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
@@ -170,12 +141,12 @@ class Frames(BaseAlgorithm):
         return Workspace(carved_bytes(self._prepared_parts(problem, micro_batch_size)), carved_bytes(scratch))
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        images = self._images(problem)
+        images = frame_of(problem)
         for tap, filters, inners in self._prepared(problem, prepared):
             if problem.operation is Operation.BACKWARD_FILTER:
                 filters.zero_()
             else:
-                _write_filter(w[:, :, tap], filters, is_turned=images.operation is not problem.operation)
+                filters.copy_(w[:, :, tap])
             self.inner.open(images, filters, inners)
 
     def step(
@@ -215,7 +186,7 @@ class Frames(BaseAlgorithm):
         scratch: Tensor,
     ) -> None:
         """Compute ``step`` for frames of x and y."""
-        images, operation = self._images(problem), problem.operation
+        images, operation = frame_of(problem), problem.operation
         of_x, of_y, beside, inner_scratch = self._split_scratch(problem, x.shape[0], depth, scratch)
         by_tap = {tap: (filters, inners) for tap, filters, inners in self._prepared(problem, prepared)}
         written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x}.get(operation)
@@ -236,11 +207,8 @@ class Frames(BaseAlgorithm):
                 source, result = (part_x, part_y) if operation is Operation.FORWARD else (part_y, part_x)
                 if each.is_first:
                     self._into(images, source, filters, result, bias, inners, inner_scratch)
-                elif beside is None:
-                    stage, _ = _adding_stage(self.inner, images, len(source), torch.get_num_threads())
-                    addresses = source.data_ptr(), filters.data_ptr(), result.data_ptr(), None
-                    stage(*addresses, inners.data_ptr(), inner_scratch.data_ptr(), Epilogue(added=result))
                 else:
+                    assert beside is not None
                     sum_of_tap = _dense(beside, tuple(result.shape), images)
                     self._into(images, source, filters, sum_of_tap, None, inners, inner_scratch)
                     result.add_(sum_of_tap)
@@ -249,7 +217,7 @@ class Frames(BaseAlgorithm):
                 _by_frame(whole).copy_(copied)
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        images = self._images(problem)
+        images = frame_of(problem)
         for tap, filters, inners in self._prepared(problem, prepared):
             self.inner.close(images, filters, inners)
             if problem.operation is Operation.BACKWARD_FILTER:
@@ -268,23 +236,16 @@ class Frames(BaseAlgorithm):
         x, y = (result, source) if images.operation is Operation.BACKWARD_DATA else (source, result)
         self.inner.step(images, x, filters, y, bias, prepared, scratch)
 
-    def _images(self, problem: ConvProblem) -> ConvProblem:
-        return images_of(self.inner, problem)
-
-    def _adds(self, images: ConvProblem) -> bool:
-        """Return whether ``inner`` adds to the sum by its epilogue."""
-        return images.operation is Operation.FORWARD and _adds_to_itself(self.inner, images)
-
     def _prepared_parts(self, problem: ConvProblem, n: int) -> list[Part]:
         """Return, for each tap that is used, the parts for its filter (or gradient) and what ``inner`` prepares."""
-        images = self._images(problem)
+        images = frame_of(problem)
         filters = Part((prod(images.w_shape()),), torch_dtype(problem))
         inners = max(w.prepared_bytes for w in self._inner_workspaces(problem, n, depth_of(problem)))
         return [filters, Part((aligned(inners),), torch.uint8)] * len(_taps(problem))
 
     def _prepared(self, problem: ConvProblem, prepared: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield each tap that is used, its filter (or gradient), and what ``inner`` prepares for it."""
-        images, taps = self._images(problem), _taps(problem)
+        images, taps = frame_of(problem), _taps(problem)
         filters = Part((prod(images.w_shape()),), torch_dtype(problem))
         # The bytes depend on the size of the micro-batch, which is unknown here: each tap has an equal share.
         of_tap = prepared.nbytes // len(taps) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
@@ -294,19 +255,15 @@ class Frames(BaseAlgorithm):
             yield tap, _dense(stored, images.w_shape(), images), inners
 
     def _inner_workspaces(self, problem: ConvProblem, n: int, depth: Depth) -> list[Workspace]:
-        images = self._images(problem)
-        counts = _counts(problem, n, depth)
-        found = [self.inner.workspace(images, count) for count in counts]
-        if self._adds(images):
-            found += [_adding_stage(self.inner, images, count, torch.get_num_threads())[1] for count in counts]
-        return found
+        images = frame_of(problem)
+        return [self.inner.workspace(images, count) for count in _counts(problem, n, depth)]
 
     def _scratch_parts(self, problem: ConvProblem, n: int, depth: Depth) -> list[Part]:
         """Return the parts for copies of x and y by frames, the sum of a tap, and the scratch of ``inner``."""
-        images, dtype = self._images(problem), torch_dtype(problem)
+        dtype = torch_dtype(problem)
         both = zip(_are_copied(problem), _frames(problem), strict=True)
         parts = [Part((count, n, *of_one), dtype) for is_copied, (count, of_one) in both if is_copied]
-        if problem.operation is not Operation.BACKWARD_FILTER and not self._adds(images):
+        if problem.operation is not Operation.BACKWARD_FILTER:
             _, of_one = _frames(problem)[0 if problem.operation is Operation.BACKWARD_DATA else 1]
             most = max((each.count for each in passes(problem, depth) if not each.is_first), default=0)
             parts.append(Part((most * _images_of_frame(problem, n) * prod(of_one),), dtype))
@@ -320,24 +277,6 @@ class Frames(BaseAlgorithm):
         *parts, inner = carve(scratch, self._scratch_parts(problem, n, depth))
         of_x, of_y = (parts.pop(0) if is_copied else None for is_copied in _are_copied(problem))
         return of_x, of_y, parts[0] if parts else None, inner
-
-
-@lru_cache(maxsize=256)
-def _adding_stage(inner: Algorithm, images: ConvProblem, n: int, _threads: int) -> tuple[BoundStage, Workspace]:
-    """Return a stage of ``n`` whole images with an epilogue, for a filter that ``open`` has prepared."""
-    made = inner.band(images, n, (images.h, images.p), images.padding[0])
-    assert made is not None  # Winograd has bands of every forward convolution
-    return made
-
-
-def _write_filter(w: Tensor, filters: Tensor, *, is_turned: bool) -> None:
-    """Copy a tap's filter, (K, C // groups, R, S); rotated by 180 degrees, with C and K exchanged, if ``is_turned``."""
-    if not is_turned:
-        filters.copy_(w)
-        return
-    *_, r, s = w.shape  # element by element, since torch.flip allocates
-    for i, j in product(range(r), range(s)):
-        filters[:, :, r - 1 - i, s - 1 - j].copy_(w[:, :, i, j].T)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +321,7 @@ def _at(address: int, size_bytes: int) -> Tensor:
 
 
 def _taps(problem: ConvProblem) -> list[int]:
-    return sorted({each.tap for each in passes(problem, depth_of(problem))})
+    return sorted(taps_and_frames(problem))
 
 
 def _unread(problem: ConvProblem, depth: Depth) -> list[int]:
@@ -446,6 +385,5 @@ def _dense(stored: Tensor, shape: tuple[int, ...], images: ConvProblem) -> Tenso
     return stored.as_strided(shape, dense_strides(shape, images.memory_format))
 
 
-_INNER: tuple[Algorithm, ...] = (NATIVE_ALGORITHM, *compiled.ALGORITHMS, *winograd.ALGORITHMS)
-ALGORITHMS = tuple(Frames(inner) for inner in _INNER)
+ALGORITHMS = tuple(Frames(inner) for inner in (NATIVE_ALGORITHM, *compiled.ALGORITHMS))
 ON_CUDA = (Frames(NATIVE_ON_CUDA),)

@@ -49,6 +49,7 @@ _CPU: tuple[Algorithm, ...] = (
     *fft.ALGORITHMS,
     patches.PATCHES,
     *frames.ALGORITHMS,
+    *winograd.OF_VOLUMES,
     compiled.LOOP_NEST,
 )
 _DEVICE_TYPES = "cpu, cuda"

@@ -41,7 +41,7 @@ from mucudnn.kernels.compiled.library import (
 _MOST = 2**63 - 1
 _CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # a local name, because every call uses it
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
-_OPEN, _STEP, _CLOSE = PHASES
+_OPEN, STEP, _CLOSE = PHASES
 _ALL = sum(PHASES)
 
 
@@ -90,7 +90,7 @@ class CompiledAlgorithm(BaseAlgorithm):
         if bias is not None:
             _require_dtype(problem, "the bias", bias)
         sizes = 0 if bias is None else bias.nbytes, prepared.nbytes, scratch.nbytes
-        stage = _kept_stage(self, problem, (x.shape, w.shape, y.shape), _STEP, sizes, torch.get_num_threads())
+        stage = _kept_stage(self, problem, (x.shape, w.shape, y.shape), STEP, sizes, torch.get_num_threads())
         addresses = x.data_ptr(), w.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr()
         self._entry("stage")(stage, *addresses, prepared.data_ptr(), scratch.data_ptr(), None)
 
@@ -118,14 +118,19 @@ class CompiledAlgorithm(BaseAlgorithm):
         problem: of whole images, FORWARD or BACKWARD_DATA. rows: of x and y. above: rows of zeros above those of x.
         The filter is prepared before, by ``open``.
         """
-        shapes = [
-            (size, c, rows[i // 2], w) if i != 1 else (size, c, h, w)
-            for i, (size, c, h, w) in enumerate(_shapes(problem, n))
-        ]
         extent, stride = problem.dilation[0] * (problem.r - 1) + 1, problem.stride[0]
         missing = (rows[1] - 1) * stride + extent - above - rows[0]
         padding = above, 0 if -stride < missing < 0 else missing  # a stride may leave rows over
-        stage = self.stage(problem, shapes, _STEP, slices=[slice(0, n)], padding=padding)
+        shapes = self.shapes_of_band(problem, n, rows)
+        return self.bound_to(problem, self.stage(problem, shapes, STEP, slices=[slice(0, n)], padding=padding))
+
+    def shapes_of_band(self, problem: ConvProblem, n: int, rows: tuple[int, int]) -> list[Sequence[int]]:
+        """Return the shapes of x, w and y with so many rows, or frames, of x and of y."""
+        x, w, y = _shapes(problem, n)
+        return [(*x[:2], rows[0], *x[3:]), w, (*y[:2], rows[1], *y[3:])]
+
+    def bound_to(self, problem: ConvProblem, stage: Stage) -> tuple[CompiledStage, Workspace]:
+        """Return a callable that runs a stage, whose buffer sizes this sets, and its workspace."""
         workspace = Workspace(self._entry("prepared_bytes")(stage), self._entry("scratch_bytes")(stage))
         sizes = problem.k * problem.item_bytes, workspace.prepared_bytes, workspace.scratch_bytes
         stage.bias_bytes, stage.prepared_bytes, stage.scratch_bytes = sizes
@@ -145,17 +150,21 @@ class CompiledAlgorithm(BaseAlgorithm):
         shapes: of x, w and y. phases: which of ``open``, ``step`` and ``close`` to run. sizes: bytes of the bias, the
         prepared buffer and the scratch buffer. padding: above and below; None for the problem's.
         """
-        above, below = padding or (problem.padding[0],) * 2
+        above, below = padding or (problem.padding[-2],) * 2
         bounds = [bound for each in slices for bound in (each.start, each.stop - each.start)]
         return Stage(
             Geometry(
-                *(problem.r, problem.s, *problem.stride, above, problem.padding[1]),
-                *(*problem.dilation, problem.groups, below),
+                *(problem.r, problem.s, *problem.stride[-2:], above, problem.padding[-1]),
+                *(*problem.dilation[-2:], problem.groups, below, *self.depth(problem)),
             ),
             *(_described(problem, shape) for shape in shapes),
             *(OPERATIONS.index(problem.operation), phases, self.tile, *sizes, torch.get_num_threads(), len(slices)),
             (ctypes.c_int64 * len(bounds))(*bounds),
         )
+
+    def depth(self, problem: ConvProblem) -> tuple[int, int, int, int, int]:
+        """Return the last fields of ``Geometry``."""
+        return 1, 0, 1, 0, 1
 
     def _run_on_filter(self, phase: int, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         _require_dense(problem, w)
@@ -236,15 +245,17 @@ def _described(problem: ConvProblem, shape: Sequence[int]) -> Operand:
 
     Numbers beyond 64 bits are clamped, so that the C++ code refuses them.
     """
-    numbers = (min(number, _MOST) for number in (prod(shape) * problem.item_bytes, *shape))
+    depth = (1,) if len(shape) == 4 else ()
+    numbers = (min(number, _MOST) for number in (prod(shape) * problem.item_bytes, *shape[:2], *depth, *shape[2:]))
     return Operand(None, *numbers, problem.memory_format is MemoryFormat.CHANNELS_LAST, ELEMENTS[problem.dtype])
 
 
 def _require_dense(problem: ConvProblem, tensor: Tensor) -> None:
     """Raise ``InvalidInputError`` if a tensor is not dense in the problem's memory format, or has another dtype."""
     _require_dtype(problem, "a tensor", tensor)
-    channels_last = problem.memory_format is _CHANNELS_LAST
-    if not (tensor.is_contiguous(memory_format=torch.channels_last) if channels_last else tensor.is_contiguous()):
+    channels_last = torch.channels_last_3d if problem.is_volume else torch.channels_last
+    is_last = problem.memory_format is _CHANNELS_LAST
+    if not (tensor.is_contiguous(memory_format=channels_last) if is_last else tensor.is_contiguous()):
         raise InvalidInputError(
             f"a tensor of {tuple(tensor.shape)} has the strides {tensor.stride()}; it must be dense and "
             f"{problem.memory_format} for the compiled algorithms"

@@ -51,21 +51,24 @@ _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
 class Operand(ctypes.Structure):
     """One of the tensors x, y, w or dw as a C struct, dense in one memory format.
 
-    element: number of the tensor's dtype in ``ELEMENTS``.
+    Images and their filters have a depth, size_2, of 1. element: number of the tensor's dtype in ``ELEMENTS``.
     """
 
     _fields_ = [
         ("data", _pointer),
-        *((name, _int64) for name in ("bytes", "size_0", "size_1", "size_2", "size_3", "channels_last", "element")),
+        *((name, _int64) for name in ("bytes", *(f"size_{i}" for i in range(5)), "channels_last", "element")),
     ]
 
 
 class Geometry(ctypes.Structure):
-    """Filter size, stride, padding, dilation and groups of a convolution, as a C struct. pad_h: padding above."""
+    """Filter size, stride, padding, dilation and groups of a convolution, as a C struct. pad_h: padding above.
+
+    The last ones are of volumes: the used taps of the filter, and the padding before x that the first of them reads.
+    """
 
     _fields_ = [
         *((name, _int64) for name in ("r", "s", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w")),
-        *((name, _int64) for name in ("groups", "pad_below")),
+        *((name, _int64) for name in ("groups", "pad_below", "stride_d", "pad_d", "dilation_d", "first_tap", "taps")),
     ]
 
 
@@ -173,8 +176,7 @@ def library() -> ctypes.CDLL:
 
 def why_too_large(problem: ConvProblem) -> str | None:
     """Return which size of this problem is too large for the C++ algorithms, as a sentence; None if none is."""
-    pad_h, pad_w = problem.padding
-    padded = problem.h + 2 * pad_h, problem.w + 2 * pad_w
+    padded = [extent + 2 * padding for extent, padding in zip(problem.extent, problem.padding, strict=True)]
     largest = max(problem.c, problem.k, *padded, *problem.stride, *problem.dilation)
     if largest > _LARGEST_SIZE:
         return f"a size is {largest}; the compiled algorithms take up to {_LARGEST_SIZE}"

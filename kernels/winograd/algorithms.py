@@ -9,12 +9,14 @@ pixels), and a = stride * (m - 1) + r. The filter is transformed once per call. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from mucudnn.core.problem import ConvProblem, Operation, Sizes
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.compiled.algorithms import CompiledAlgorithm, CompiledStage
-from mucudnn.kernels.compiled.library import why_not
+from mucudnn.kernels.compiled.algorithms import STEP, CompiledAlgorithm, CompiledStage
+from mucudnn.kernels.compiled.library import why_not, why_too_large
+from mucudnn.kernels.memory import inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,5 +115,62 @@ class Winograd(WinogradAlgorithm, CompiledAlgorithm):
         return super().band(problem, n, rows, above)
 
 
+class VolumeWinograd(Winograd):
+    """Winograd convolution of volumes on the CPU, whose transforms are of frames.
+
+    A block of tiles is computed in many frames at once: each frame of x is transformed once, the products of a point
+    are summed over all taps of the filter's depth, and each frame of y is transformed back once. The filter's stride,
+    padding and dilation along the depth are any.
+    """
+
+    __slots__ = ()
+    takes_volumes = True
+
+    @property
+    def name(self) -> str:
+        return f"frames-{super().name}"
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        if not problem.is_volume:
+            return "x has no depth; frames are those of a volume"
+        if not taps_and_frames(problem):
+            return f"the depth of {problem.d} is all in the padding, so that no frame is read"
+        return why_too_large(problem) or super().supports(frame_of(problem))
+
+    def depth(self, problem: ConvProblem) -> tuple[int, int, int, int, int]:
+        (stride, *_), (padding, *_), (dilation, *_) = problem.stride, problem.padding, problem.dilation
+        used = taps_and_frames(problem)
+        first = min(used)
+        return stride, padding - first * dilation, dilation, first, max(used) + 1 - first
+
+    def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        frames = sum(taps_and_frames(problem).values())
+        return super().least_flops(frame_of(problem), frames * micro_batch_size)
+
+    def band(
+        self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int
+    ) -> tuple[CompiledStage, Workspace] | None:
+        """Return a callable for some frames, which take the place of rows."""
+        stage = self.stage(problem, self.shapes_of_band(problem, n, rows), STEP, slices=[slice(0, n)])
+        stage.geometry.pad_d += above - problem.padding[0]
+        return self.bound_to(problem, stage)
+
+
+@lru_cache(maxsize=1024)
+def frame_of(problem: ConvProblem) -> ConvProblem:
+    """Return the convolution of images that one tap of the filter along the depth is."""
+    stride, padding, dilation = problem.stride[1:], problem.padding[1:], problem.dilation[1:]
+    return replace(problem, d=0, t=0, stride=stride, padding=padding, dilation=dilation)
+
+
+@lru_cache(maxsize=1024)
+def taps_and_frames(problem: ConvProblem) -> dict[int, int]:
+    """Return the taps along the depth that do not only read padding, each with the number of frames that it reads."""
+    (stride, *_), (padding, *_), (dilation, *_) = problem.stride, problem.padding, problem.dilation
+    read = [inside(t * dilation - padding, stride, problem.d, problem.positions[0])[0] for t in range(problem.t)]
+    return {tap: frames.stop - frames.start for tap, frames in enumerate(read) if frames.stop > frames.start}
+
+
 UNIT_STRIDE = (Winograd(2, 3, version=5), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))
 ALGORITHMS = (*UNIT_STRIDE, Winograd(2, 3, 2), Winograd(4, 3, 2), Winograd(4, 5, 2))
+OF_VOLUMES = tuple(VolumeWinograd(one.m, one.r, one.stride, version=one.version + 1) for one in ALGORITHMS)

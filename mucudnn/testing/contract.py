@@ -64,6 +64,7 @@ _VOLUMES: dict[str, dict[str, object]] = {
     "volume-groups": {"c": 4, "d": 3, "h": 6, "w": 5, "k": 6, "t": 2, "r": 3, "s": 3, "padding": 1, "groups": 2},
     "volume-5x5": {"c": 3, "d": 3, "h": 8, "w": 9, "k": 4, "t": 2, "r": 5, "s": 5, "padding": (1, 2, 2)},
     "volume-5x5-stride": {"c": 3, "d": 2, "h": 9, "w": 8, "k": 4, "t": 2, "r": 5, "s": 5, "stride": (1, 2, 2)},
+    "long-volume": {"c": 2, "d": 20, "h": 4, "w": 5, "k": 3, "t": 3, "r": 3, "s": 3, "padding": 1},
     "one-frame": {"c": 5, "d": 1, "h": 8, "w": 9, "k": 4, "t": 3, "r": 3, "s": 3, "padding": 1},
     "only-padding": {"c": 2, "d": 2, "h": 5, "w": 6, "k": 3, "t": 2, "r": 3, "s": 3, "padding": (3, 0, 1)},
     "pointwise-volume": {"c": 6, "d": 3, "h": 4, "w": 5, "k": 9, "t": 1, "r": 1, "s": 1},

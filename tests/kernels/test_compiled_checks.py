@@ -26,8 +26,9 @@ from mucudnn.kernels.winograd.algorithms import Winograd
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 NAMES = ("winograd-2x2", "winograd-4x4", "winograd-6x6", "winograd-2x2-5x5", "winograd-4x4-5x5")
-NAMES += ("winograd-4x4-stride2",)
+NAMES += ("winograd-4x4-stride2", "frames-winograd-4x4")
 NAMES += ("implicit-gemm", "pointwise", "depthwise")
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 by_name = pytest.mark.parametrize("name", NAMES)
 by_operation = pytest.mark.parametrize("operation", Operation)
 BILLIONS = (10**9, 134_217_727, 134_217_728, 2**31 - 1, 2**31, 2**32 + 1, 2**40)  # tiles, units and tasks pass 32 bits
@@ -44,6 +45,8 @@ def problem_for(name: str, operation: Operation, **changes: Any) -> ConvProblem:
     sizes = {"c": 18, "h": 11, "w": 10, "k": 22, "r": taps, "s": taps, "padding": (1, 2)}
     if name.endswith("stride2"):
         sizes |= {"stride": (2, 2), "h": 12}  # a pixel more is an output more
+    if name.startswith("frames-"):
+        sizes |= {"d": 4, "t": 3, "padding": (1, 1, 2)}
     if name == "pointwise":
         sizes |= {"r": 1, "s": 1, "padding": (0, 0), "stride": (2, 1), "h": 12}
     sizes |= changes
@@ -129,12 +132,12 @@ def test_more_threads_than_the_scratch_was_declared_for_are_refused(name: str, o
 def test_images_that_do_not_belong_together_are_refused(name: str, operation: Operation) -> None:
     changes: list[tuple[Callable[[Tensor], Tensor], str]] = [
         (lambda t: t[1:], "number of samples"),
-        (lambda t: torch.cat([t, t[:, :, :1]], 2), "height of"),
-        (lambda t: torch.cat([t, t[..., :1]], 3), "width of"),
+        (lambda t: torch.cat([t, t[..., :1, :]], -2), "height of"),
+        (lambda t: torch.cat([t, t[..., :1]], -1), "width of"),
         (lambda t: t.half(), "has dtype torch.float16; it must be that of the problem, float32"),
         (lambda t: t.double(), "has dtype torch.float64"),
-        (lambda t: t[:1].expand(2, -1, -1, -1), "strides"),
-        (lambda t: t.to(memory_format=torch.channels_last), "dense and contiguous"),
+        (lambda t: t[:1].expand(2, *t.shape[1:]), "strides"),
+        (lambda t: t.to(memory_format=LAST[t.ndim]), "dense and contiguous"),
         (lambda t: torch.cat([t] * 64, 1), "prepared holds"),
         (lambda t: t[:0], "is 0; allowed is 1 to"),
         (lambda t: t[:, :, :0], "is 0; allowed is 1 to"),
@@ -150,16 +153,24 @@ def test_images_that_do_not_belong_together_are_refused(name: str, operation: Op
 @by_operation
 def test_a_filter_that_is_not_the_problem_s_is_refused(name: str, operation: Operation) -> None:
     changes: list[tuple[Callable[[Tensor], Tensor], str]] = [
-        (lambda w: torch.cat([w, w], 2), "the height of the filter is"),
-        (lambda w: torch.cat([w, w], 3), "the width of the filter is"),
+        (lambda w: torch.cat([w, w], -2), "the height of the filter is"),
+        (lambda w: torch.cat([w, w], -1), "the width of the filter is"),
         (lambda w: torch.cat([w] * 64), "prepared holds"),
         (lambda w: w.half(), "has dtype torch.float16; it must be that of the problem, float32"),
-        (lambda w: w[:1].expand(22, -1, -1, -1), "strides"),
+        (lambda w: w[:1].expand(22, *w.shape[1:]), "strides"),
     ]
     for change, message in changes:
         operands = Operands(problem_for(name, operation), algorithm(name))
         operands.tensors["w"] = change(operands.tensors["w"])
         operands.assert_refused("close" if operation is Operation.BACKWARD_FILTER else "open", message)
+
+
+@by_operation
+def test_a_filter_without_the_used_taps_of_a_volume_is_refused(operation: Operation) -> None:
+    operands = Operands(problem_for("frames-winograd-4x4", operation), algorithm("frames-winograd-4x4"))
+    operands.tensors["w"] = operands.tensors["w"][:, :, :-1].contiguous()
+    part = "close" if operation is Operation.BACKWARD_FILTER else "open"
+    operands.assert_refused(part, "the last tap is 3; allowed is 1 to 2")
 
 
 @by_name
@@ -216,7 +227,7 @@ def test_elements_that_are_not_what_they_are_said_to_be_are_refused(
         (lambda t: t[:1], "what is added to y holds"),
         (lambda t: torch.cat([t, t]), "what is added to y holds"),
         (lambda t: t.half(), "has dtype torch.float16; it must be that of the problem, float32"),
-        (lambda t: t.to(memory_format=torch.channels_last), "dense and contiguous"),
+        (lambda t: t.to(memory_format=LAST[t.ndim]), "dense and contiguous"),
     ],
     ids=["fewer", "more", "half", "format"],
 )

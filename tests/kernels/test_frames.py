@@ -10,7 +10,7 @@ from support import compiled
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.frames import depth_of, images_of, passes
+from mucudnn.kernels.frames import depth_of, passes
 from mucudnn.kernels.registry import algorithm
 
 
@@ -64,10 +64,3 @@ def test_of_a_clip_of_one_frame_one_slice_of_the_filter_is_read() -> None:
     frames.step(one, x, w, y, None, prepared, scratch)
     exact = torch.conv2d(x[:, :, 0].double(), w[:, :, 1].double(), padding=1)
     torch.testing.assert_close(y[:, :, 0].double(), exact, rtol=1e-4, atol=1e-4)
-
-
-def test_dx_without_strides_is_the_convolution_with_the_rotated_filter() -> None:
-    dx = ConvProblem("backward_data", 2, 9, 8, 3, 3, 3, padding=(0, 1, 0), d=4, t=2)
-    expected = ConvProblem("forward", 3, 9, 6, 2, 3, 3, padding=(1, 2))
-    assert images_of(compiled.algorithm("winograd-4x4"), dx) == expected
-    assert images_of(algorithm("implicit-gemm"), dx).operation is Operation.BACKWARD_DATA

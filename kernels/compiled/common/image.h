@@ -30,6 +30,13 @@ struct Images {
   int c, h, w;
   ptrdiff_t sn, sc, sh, sw;
   ptrdiff_t plane_pair = 0;  // distance of the planes of a pair, in a view by pairs_of_channels
+  ptrdiff_t sd = 0;  // distance of the frames of volumes; this is a view of one of them
+
+  Images frame(int64_t index) const {  // the view of frame `index`, if this is that of frame 0
+    Images moved = *this;
+    moved.data = data + index * sd;
+    return moved;
+  }
 
   Images group(int64_t index) const {  // the view of group `index`, if this is that of group 0
     Images moved = *this;

@@ -45,7 +45,7 @@ inline void set_to_zero(void* data, int64_t bytes, int threads) {
 
 // Return `count` samples from `first` on. images: the mini-batch, whose data is passed separately.
 inline TensorArgument samples(TensorArgument images, void* data, int64_t first, int64_t count) {
-  const int64_t of_sample = images.c * images.h * images.w;
+  const int64_t of_sample = images.stride_n();
   images.data = (Elements{data, images.elements().type} + first * of_sample).first;
   images.bytes = times(times(count, of_sample), images.elements().element_bytes());
   images.n = count;

@@ -11,6 +11,8 @@
 namespace winograd {
 
 constexpr int64_t CACHE_FLOATS = 192 * 1024;  // of one core's L2 (1 MiB and more today), for a block's tiles
+// The tiles of a frame that are transformed together, if there are more frames: a strip of them is gathered at a time.
+constexpr int LEAST_TILES = 6, LEAST_TILES_OF_GRADIENT = 16;
 constexpr int SMALLEST_BLOCK = 2 * MR, LARGEST_OWN_BLOCK = 6 * MR, LARGEST_SHARED_BLOCK = 12 * MR;
 
 inline int even_blocks(int64_t tiles, int64_t largest, int64_t multiple) {
@@ -18,21 +20,42 @@ inline int even_blocks(int64_t tiles, int64_t largest, int64_t multiple) {
   return int(ceil_div(tiles, rounds * multiple));
 }
 
-// Choose the schedule that moves fewer floats. A thread's own block stays in its core's cache, but every block reads
-// the whole filter; a shared block reads it once, but moves its data between cores, which measurements show to cost
-// twice as much. The counts may exceed 64 bits. per_tile: floats of a tile, transformed, on both sides.
-inline Schedule forward_schedule(int64_t tiles, double filter, int64_t per_tile, int threads) {
-  const int wanted = int(std::clamp<int64_t>(CACHE_FLOATS / per_tile, SMALLEST_BLOCK, LARGEST_OWN_BLOCK));
-  const Schedule own{even_blocks(tiles, wanted, threads), false};
-  const Schedule shared{even_blocks(tiles, LARGEST_SHARED_BLOCK, 1), true};
-  const double own_floats = double(ceil_div(tiles, int64_t{own.tiles})) * filter;
-  const double shared_floats =
-      double(ceil_div(tiles, int64_t{shared.tiles})) * filter + 4.0 * double(per_tile) * double(tiles);
-  return own_floats <= shared_floats && own.tiles >= MR ? own : shared;
+// Return the most frames of the target to compute at once, in chunks of nearly equal size.
+template <class Fits>
+int frames_of_chunk(int64_t frames, int64_t most, Fits fits) {
+  int64_t some = std::min(frames, most);
+  while (some > 1 && !fits(int(some))) --some;
+  return int(ceil_div(frames, ceil_div(frames, some)));
 }
 
-inline int filter_gradient_block(int64_t tiles, int64_t per_tile) {
-  return int(std::min(tiles, std::clamp<int64_t>(8 * CACHE_FLOATS / per_tile, 128, 256)));
+// Choose the schedule that moves fewer floats. A thread's own block stays in its core's cache, but every block reads
+// the whole filter; a shared block reads it once, but moves its data between cores, which measurements show to cost
+// twice as much. The counts may exceed 64 bits. filter: floats of all taps. per_tile(frames): floats of a tile,
+// transformed, on both sides, in so many frames of the target. Rows of products are tiles of all frames of a chunk.
+template <class PerTile>
+Schedule forward_schedule(int64_t tiles, int64_t frames, double filter, PerTile per_tile, int threads) {
+  const int own_frames = frames_of_chunk(frames, LARGEST_OWN_BLOCK / LEAST_TILES,
+                                         [&](int some) { return LEAST_TILES * per_tile(some) <= CACHE_FLOATS; });
+  const int shared_frames = frames_of_chunk(frames, LARGEST_SHARED_BLOCK / LEAST_TILES, [](int) { return true; });
+  const int wanted = int(std::clamp<int64_t>(CACHE_FLOATS / per_tile(own_frames), ceil_div(SMALLEST_BLOCK, own_frames),
+                                             LARGEST_OWN_BLOCK / own_frames));
+  const Schedule own{even_blocks(tiles, wanted, threads), own_frames, false};
+  const Schedule shared{even_blocks(tiles, LARGEST_SHARED_BLOCK / shared_frames, 1), shared_frames, true};
+  const auto passes = [&](const Schedule& of) {
+    return double(ceil_div(tiles, int64_t{of.tiles})) * double(ceil_div(frames, int64_t{of.frames}));
+  };
+  const double own_floats = passes(own) * filter;
+  const double shared_floats =
+      passes(shared) * (filter + 4.0 * double(per_tile(shared_frames)) * double(shared.tiles));
+  return own_floats <= shared_floats && own.tiles * own.frames >= MR ? own : shared;
+}
+
+template <class PerTile>
+Schedule filter_gradient_schedule(int64_t tiles, int64_t frames, PerTile per_tile) {
+  const int some = frames_of_chunk(frames, 256 / LEAST_TILES_OF_GRADIENT, [](int) { return true; });
+  const int64_t block =
+      std::clamp<int64_t>(8 * CACHE_FLOATS / per_tile(some), ceil_div(128, some), 256 / some);
+  return {int(std::min(tiles, block)), some, true};
 }
 
 // Columns that are gathered at a time: two transposes of 16.
@@ -56,54 +79,68 @@ using Written = Side<Map, Map::OUT, Map::OUT>;
 template <int M, int R, int S, class Step = Singles>
 class Variant final : public Winograd {
  public:
-  int64_t filter_floats(bool of_gradient, int c, int k) const override {
-    return times(FILTER_SIZE * FILTER_SIZE, filter_planes(of_gradient, nullptr, c, k).stride());
-  }
   // The elements of a gradient are always floats.
-  Planes filter_planes(bool of_gradient, float* data, int c, int k) const override {
-    return {data, (of_gradient ? blocks_of(c) : summed_blocks(c)) * VL, blocks_of(k)};
+  int filter_rows(bool of_gradient, int c) const override {
+    return (of_gradient ? blocks_of(c) : summed_blocks(c)) * VL;
+  }
+  int64_t filter_floats(int rows, int k) const override {
+    return times(FILTER_SIZE * FILTER_SIZE, Planes::stride(rows, blocks_of(k)));
   }
 
-  Plan plan_of(const Stage& stage, const Images& from, const Images& to, int threads) const override {
+  Plan plan_of(const Stage& stage, const Images& from, const Images& to, const Depth& depth,
+               int threads) const override {
     const Tiling tiling = tiling_of(stage.geometry, stage.backward_data(), to.n, to.h, to.w);
-    if (stage.operation == BACKWARD_FILTER) return filter_gradient_plan(tiling, from.c, to.c);
-    if (stage.operation == BACKWARD_DATA) return plan<BackwardData>(tiling, from.c, to.c, threads);
-    return plan<Forward>(tiling, from.c, to.c, threads);
+    if (stage.operation == BACKWARD_FILTER) return filter_gradient_plan(tiling, depth, from.c, to.c);
+    if (stage.operation == BACKWARD_DATA) return plan<BackwardData>(tiling, depth, from.c, to.c, threads);
+    return plan<Forward>(tiling, depth, from.c, to.c, threads);
   }
 
   void correlate(bool backward_data, const Images& x, const Planes& u, const Finish& finish, const Images& y,
-                 const Plan& plan, float* scratch, int threads) const override {
-    (backward_data ? correlate_in<BackwardData> : correlate_in<Forward>)(x, u, finish, y, plan, scratch, threads);
+                 const Plan& plan, const Chunks& chunks, float* scratch, int threads) const override {
+    const auto run = backward_data ? correlate_in<BackwardData> : correlate_in<Forward>;
+    run(x, u, finish, y, plan, chunks, scratch, threads);
   }
 
   // Add the sum over tiles of (B^T d B)^T (A dy A^T) to du, product by product. du: rows C (padded), columns K. The
   // last planes of the filter have the most products, so they are processed first.
-  void accumulate(const Images& x, const Images& dy, const Planes& du, const Plan& plan, float* scratch,
-                  int threads) const override {
+  void accumulate(const Images& x, const Images& dy, const Planes& du, const Plan& plan, const Chunks& chunks,
+                  float* scratch, int threads) const override {
     const Tiling& tiling = plan.tiling;
-    const int block = plan.schedule.tiles;
+    const int c = blocks_of(x.c), taps = plan.depth.taps;
 #pragma omp parallel num_threads(threads)
-    for (int64_t begin = 0; begin < tiling.count; begin += block) {
-      const int64_t end = std::min(begin + block, tiling.count);
+    for (int64_t begin = 0; begin < tiling.count; begin += plan.schedule.tiles) {
+      const int64_t end = std::min(begin + plan.schedule.tiles, tiling.count);
       const int tiles = int(end - begin);
-      const int rows = rows_of(tiles), c = blocks_of(x.c);
-      const Planes v{scratch, rows, c}, d = target_planes<Forward>(scratch, rows, c, blocks_of(dy.c));
+      const Frames frames = frames_of(plan, rows_of(tiles));
+      const Planes v = source_planes(scratch, frames, c), d = target_planes<Forward>(v, frames, blocks_of(dy.c));
       const int pieces = ceil_div(tiles, 32);
       const auto first_of = [&](int piece) {
         return begin + (piece == pieces ? tiles : tiles * piece / pieces / Step::NUMBERS * Step::NUMBERS);
       };
+      for (const Depth::Chunk& chunk : chunks) {
+        const int read = int(chunk.end - chunk.begin - chunk.kept);
+        if (chunk.kept) {
+#pragma omp for
+          for (int plane = 0; plane < X_SIZE * X_SIZE; ++plane) keep(chunk, v, frames.rows, plane);
+        }
 #pragma omp for schedule(dynamic)
-      for (int i = 0; i < pieces; ++i) {
-        const int64_t from = first_of(i), to = first_of(i + 1);
-        to_planes<typename Forward::Source, PAIRS>(x, tiling, tiling.padding, from, to, begin, 0, v.column_blocks, v);
-        to_planes<Gradient, PAIRS>(dy, tiling, tiling.skipped, from, to, begin, 0, d.column_blocks, d);
+        for (int i = 0; i < pieces * (read + chunk.frames); ++i) {
+          const int64_t from = first_of(i % pieces), to = first_of(i % pieces + 1);
+          const int frame = i / pieces, slot = int(chunk.kept) + frame;
+          if (frame < read)
+            to_planes<typename Forward::Source, PAIRS>(x.frame(chunk.begin + slot), tiling, tiling.padding, from, to,
+                                                       begin, 0, c, v.from_row(slot * frames.rows));
+          else
+            to_planes<Gradient, PAIRS>(dy.frame(chunk.first + frame - read), tiling, tiling.skipped, from, to, begin, 0,
+                                       d.column_blocks, d.from_row((frame - read) * frames.rows));
+        }
+#pragma omp for schedule(dynamic)
+        for (int plane = FILTER_SIZE * FILTER_SIZE - 1; plane >= 0; --plane)
+          for_products_of(plane, filter_plane, [&](int product) {
+            Arithmetic<Step>::add_transposed(chunk.runs, frames, taps, du.rows / taps, du.column_blocks, v.at(product),
+                                             d.at(y_plane(product)), du.at(plane));
+          });
       }
-#pragma omp for schedule(dynamic)
-      for (int plane = FILTER_SIZE * FILTER_SIZE - 1; plane >= 0; --plane)
-        for_products_of(plane, filter_plane, [&](int product) {
-          Arithmetic<Step>::add_transposed(du.rows, rows, du.column_blocks, v.at(product), d.at(y_plane(product)),
-                                           du.at(plane));
-        });
     }
   }
 
@@ -111,7 +148,7 @@ class Variant final : public Winograd {
     constexpr int SIZE = FILTER_SIZE, POINTS = SIZE * SIZE;
 #pragma omp parallel for collapse(2) num_threads(threads)
     for (int block = 0; block < u.column_blocks; ++block)
-      for (int first = 0; first < u.rows; first += VL) {
+      for (int first = 0; first < summed_blocks(w.rows) * VL; first += VL) {
         alignas(64) float taps[Step::NUMBERS][VL * R * R * VL] = {};
         for (int j = 0, row = first * Step::NUMBERS; j < Step::NUMBERS && row < w.rows; ++j, row += VL)
           load_filter_block({w, block * VL, row}, taps[j]);
@@ -133,7 +170,7 @@ class Variant final : public Winograd {
   void add_filter_gradient(const Planes& du, const FilterView& dw, int threads) const override {
 #pragma omp parallel for collapse(2) num_threads(threads)
     for (int block = 0; block < du.column_blocks; ++block)
-      for (int first = 0; first < du.rows; first += VL) {
+      for (int first = 0; first < dw.rows; first += VL) {
         alignas(64) float taps[VL * R * R * VL];
         for (int i = 0; i < VL; ++i)
           transform<FilterGradient>(du.at(0, block, first + i), FILTER_SIZE * du.stride(), du.stride(),
@@ -271,108 +308,148 @@ class Variant final : public Winograd {
   }
 
   // The planes of a block of tiles: those of the source, with c column blocks, then those of the target.
-  template <class Direction>
-  static int64_t source_floats(int rows, int c) {
-    return Direction::SOURCE_SIZE * Direction::SOURCE_SIZE * Planes::stride(rows, c);
+  static Frames frames_of(const Plan& plan, int rows) {
+    const int frames = plan.schedule.frames;
+    return {rows, int(plan.depth.tap_step()), int(plan.depth.most_read(frames)), frames};
+  }
+  static Planes source_planes(float* scratch, const Frames& frames, int c) {
+    return {scratch, frames.of_a * frames.rows, c};
   }
   template <class Direction>
-  static int64_t block_floats(int rows, int c, int k) {
-    return source_floats<Direction>(rows, c) +
-           Direction::TARGET_SIZE * Direction::TARGET_SIZE * Planes::stride(rows, k);
+  static Planes target_planes(const Planes& source, const Frames& frames, int k) {
+    return {source.at(Direction::SOURCE_SIZE * Direction::SOURCE_SIZE), frames.of_c * frames.rows, k};
   }
   template <class Direction>
-  static Planes target_planes(float* scratch, int rows, int c, int k) {
-    return {scratch + source_floats<Direction>(rows, c), rows, k};
+  static int64_t block_floats(const Plan& plan, int rows, int c, int k) {
+    const Frames frames = frames_of(plan, rows);
+    for (const int of_operand : {frames.of_a, frames.of_c})
+      require_size("the number of rows of transformed frames", times(of_operand, rows));
+    return plus(times(Direction::SOURCE_SIZE * Direction::SOURCE_SIZE, Planes::stride(frames.of_a * rows, c)),
+                times(Direction::TARGET_SIZE * Direction::TARGET_SIZE, Planes::stride(frames.of_c * rows, k)));
   }
 
+  // Return the floats of a tile in `frames` frames of the target.
   template <class Direction>
-  static int64_t floats_of_tile(int c, int k) {
+  static int64_t floats_of_tile(const Depth& depth, int64_t frames, int c, int k) {
     constexpr int64_t SOURCE = Direction::SOURCE_SIZE, TARGET = Direction::TARGET_SIZE;
-    return (SOURCE * SOURCE * summed_blocks(c) + TARGET * TARGET * blocks_of(k)) * VL;
+    return (SOURCE * SOURCE * summed_blocks(c) * depth.most_read(frames) + TARGET * TARGET * blocks_of(k) * frames) *
+           VL;
   }
 
   template <class Direction>
-  static Plan plan(const Tiling& tiling, int c, int k, int threads) {
-    const double filter = double(FILTER_SIZE * FILTER_SIZE) * summed_blocks(c) * blocks_of(k) * VL * VL;
-    const Schedule schedule = forward_schedule(tiling.count, filter, floats_of_tile<Direction>(c, k), threads);
-    return {
-        tiling, schedule,
-        times(schedule.shared ? 1 : threads, block_floats<Direction>(schedule.tiles, summed_blocks(c), blocks_of(k)))};
+  static Plan plan(const Tiling& tiling, const Depth& depth, int c, int k, int threads) {
+    const double filter = double(FILTER_SIZE * FILTER_SIZE) * depth.taps * summed_blocks(c) * blocks_of(k) * VL * VL;
+    const auto per_tile = [&](int frames) { return floats_of_tile<Direction>(depth, frames, c, k); };
+    Plan of{tiling, depth, forward_schedule(tiling.count, depth.targets, filter, per_tile, threads), 0};
+    const int64_t of_block = block_floats<Direction>(of, of.schedule.tiles, summed_blocks(c), blocks_of(k));
+    of.scratch_floats = times(of.schedule.shared ? 1 : threads, of_block);
+    return of;
+  }
+
+  // Move one plane of the frames of the source that the chunk before has read, too.
+  static void keep(const Depth::Chunk& chunk, const Planes& v, int rows, int plane) {
+    for (int i = 0; i < v.column_blocks; ++i)
+      std::memmove(v.at(plane, i), v.at(plane, i, chunk.moved * rows), chunk.kept * rows * VL * sizeof(float));
   }
 
   // Compute the products of planes [begin, end) of the target.
-  static void multiply_planes(Forward, int begin, int end, int tiles, const Planes& v, const Planes& u,
-                              const Planes& m) {
+  static void multiply_planes(Forward, int begin, int end, const std::vector<Run>& runs, const Frames& frames, int taps,
+                              const Planes& v, const Planes& u, const Planes& m) {
     for (int plane = begin; plane < end; ++plane) {
       bool is_first = true;
       for_products_of(plane, y_plane, [&](int product) {
         const float *from = v.at(product), *filter = u.at(filter_plane(product));
-        Arithmetic<Step>::multiply(!is_first, tiles, u.rows, u.column_blocks, from, filter, m.at(plane),
-                                   SUMMED_CHANNELS);
+        Arithmetic<Step>::multiply(!is_first, runs, frames, taps, u.rows / taps, u.column_blocks, from, filter,
+                                   m.at(plane), SUMMED_CHANNELS);
         is_first = false;
       });
     }
   }
-  static void multiply_planes(BackwardData, int begin, int end, int tiles, const Planes& v, const Planes& u,
-                              const Planes& m) {
+  static void multiply_planes(BackwardData, int begin, int end, const std::vector<Run>& runs, const Frames& frames,
+                              int taps, const Planes& v, const Planes& u, const Planes& m) {
     for (int plane = begin; plane < end; ++plane)
-      Arithmetic<Step>::multiply(false, tiles, u.rows, u.column_blocks, v.at(y_plane(plane)), u.at(filter_plane(plane)),
-                                 m.at(plane), SUMMED_CHANNELS);
+      Arithmetic<Step>::multiply(false, runs, frames, taps, u.rows / taps, u.column_blocks, v.at(y_plane(plane)),
+                                 u.at(filter_plane(plane)), m.at(plane), SUMMED_CHANNELS);
   }
 
   template <class Direction>
   static void correlate_in(const Images& x, const Planes& u, const Finish& finish, const Images& y, const Plan& plan,
-                           float* scratch, int threads) {
-    if (plan.schedule.shared)
-      correlate_shared<Direction>(x, u, finish, y, plan.tiling, plan.schedule.tiles, scratch, threads);
-    else
-      correlate_private<Direction>(x, u, finish, y, plan.tiling, plan.schedule.tiles, scratch, threads);
+                           const Chunks& chunks, float* scratch, int threads) {
+    const auto run = plan.schedule.shared ? correlate_shared<Direction> : correlate_private<Direction>;
+    run(x, u, finish, y, plan, chunks, scratch, threads);
   }
 
   template <class Direction>
   static void correlate_private(const Images& x, const Planes& u, const Finish& finish, const Images& y,
-                                const Tiling& tiling, int block, float* scratch, int threads) {
-    const int summed = summed_blocks(x.c), written = blocks_of(y.c);
-    const ptrdiff_t own = block_floats<Direction>(block, summed, written);
+                                const Plan& plan, const Chunks& chunks, float* scratch, int threads) {
+    constexpr int SOURCES = Direction::SOURCE_SIZE * Direction::SOURCE_SIZE;
+    constexpr int TARGETS = Direction::TARGET_SIZE * Direction::TARGET_SIZE;
+    const Tiling& tiling = plan.tiling;
+    const int summed = summed_blocks(x.c), written = blocks_of(y.c), block = plan.schedule.tiles;
+    const ptrdiff_t own = plan.scratch_floats / threads;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t begin = 0; begin < tiling.count; begin += block) {
       const int64_t end = std::min(begin + block, tiling.count);
       const int tiles = int(end - begin);
-      float* mine = scratch + omp_get_thread_num() * own;
-      const Planes v{mine, tiles, summed}, m = target_planes<Direction>(mine, tiles, summed, written);
-      to_planes<typename Direction::Source>(x, tiling, tiling.padding, begin, end, begin, 0, v.column_blocks, v);
-      multiply_planes(Direction{}, 0, Direction::TARGET_SIZE * Direction::TARGET_SIZE, tiles, v, u, m);
-      from_planes<typename Direction::Target>(m, finish, y, tiling, begin, end, begin, 0, m.column_blocks);
+      const Frames frames = frames_of(plan, tiles);
+      const Planes v = source_planes(scratch + omp_get_thread_num() * own, frames, summed);
+      const Planes m = target_planes<Direction>(v, frames, written);
+      for (const Depth::Chunk& chunk : chunks) {
+        for (int plane = 0; chunk.kept && plane < SOURCES; ++plane) keep(chunk, v, tiles, plane);
+        for (int64_t i = chunk.begin + chunk.kept; i < chunk.end; ++i)
+          to_planes<typename Direction::Source>(x.frame(i), tiling, tiling.padding, begin, end, begin, 0, summed,
+                                                v.from_row((i - chunk.begin) * tiles));
+        multiply_planes(Direction{}, 0, TARGETS, chunk.runs, frames, plan.depth.taps, v, u, m);
+        for (int i = 0; i < chunk.frames; ++i)
+          from_planes<typename Direction::Target>(m.from_row(i * tiles), finish, y.frame(chunk.first + i), tiling,
+                                                  begin, end, begin, 0, written);
+      }
     }
   }
 
   template <class Direction>
   static void correlate_shared(const Images& x, const Planes& u, const Finish& finish, const Images& y,
-                               const Tiling& tiling, int block, float* scratch, int threads) {
-    const int summed = summed_blocks(x.c), written = blocks_of(y.c);
+                               const Plan& plan, const Chunks& chunks, float* scratch, int threads) {
+    constexpr int SOURCES = Direction::SOURCE_SIZE * Direction::SOURCE_SIZE;
+    constexpr int TARGETS = Direction::TARGET_SIZE * Direction::TARGET_SIZE;
+    const Tiling& tiling = plan.tiling;
+    const int summed = summed_blocks(x.c), written = blocks_of(y.c), block = plan.schedule.tiles;
 #pragma omp parallel num_threads(threads)
     for (int64_t begin = 0; begin < tiling.count; begin += block) {
       const int64_t end = std::min(begin + block, tiling.count);
       const int tiles = int(end - begin);
-      const Planes v{scratch, tiles, summed}, m = target_planes<Direction>(scratch, tiles, summed, written);
+      const Frames frames = frames_of(plan, tiles);
+      const Planes v = source_planes(scratch, frames, summed), m = target_planes<Direction>(v, frames, written);
+      for (const Depth::Chunk& chunk : chunks) {
+        if (chunk.kept) {
 #pragma omp for
-      for (int i = 0; i < v.column_blocks; ++i)
-        to_planes<typename Direction::Source>(x, tiling, tiling.padding, begin, end, begin, i, i + 1, v);
+          for (int plane = 0; plane < SOURCES; ++plane) keep(chunk, v, tiles, plane);
+        }
+#pragma omp for collapse(2)
+        for (int64_t i = chunk.begin + chunk.kept; i < chunk.end; ++i)
+          for (int j = 0; j < summed; ++j)
+            to_planes<typename Direction::Source>(x.frame(i), tiling, tiling.padding, begin, end, begin, j, j + 1,
+                                                  v.from_row((i - chunk.begin) * tiles));
 #pragma omp for schedule(dynamic)
-      for (int plane = 0; plane < Direction::TARGET_SIZE * Direction::TARGET_SIZE; ++plane)
-        multiply_planes(Direction{}, plane, plane + 1, tiles, v, u, m);
-#pragma omp for
-      for (int i = 0; i < m.column_blocks; ++i)
-        from_planes<typename Direction::Target>(m, finish, y, tiling, begin, end, begin, i, i + 1);
+        for (int plane = 0; plane < TARGETS; ++plane)
+          multiply_planes(Direction{}, plane, plane + 1, chunk.runs, frames, plan.depth.taps, v, u, m);
+#pragma omp for collapse(2)
+        for (int i = 0; i < chunk.frames; ++i)
+          for (int j = 0; j < written; ++j)
+            from_planes<typename Direction::Target>(m.from_row(i * tiles), finish, y.frame(chunk.first + i), tiling,
+                                                    begin, end, begin, j, j + 1);
+      }
     }
   }
 
   // Return the rows of planes that are summed over tiles.
   static int rows_of(int tiles) { return ceil_div(tiles, Step::NUMBERS); }
 
-  static Plan filter_gradient_plan(const Tiling& tiling, int c, int k) {
-    const int block = filter_gradient_block(tiling.count, floats_of_tile<Forward>(c, k));
-    return {tiling, {block, true}, block_floats<Forward>(rows_of(block), blocks_of(c), blocks_of(k))};
+  static Plan filter_gradient_plan(const Tiling& tiling, const Depth& depth, int c, int k) {
+    const auto per_tile = [&](int frames) { return floats_of_tile<Forward>(depth, frames, c, k); };
+    Plan of{tiling, depth, filter_gradient_schedule(tiling.count, depth.targets, per_tile), 0};
+    of.scratch_floats = block_floats<Forward>(of, rows_of(of.schedule.tiles), blocks_of(c), blocks_of(k));
+    return of;
   }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/stage.h"
+#include "winograd/arithmetic.h"
 
 namespace winograd {
 
@@ -13,6 +14,62 @@ struct Tiling {
   int padding[2], skipped[2];
 };
 
+// How frames of the target depend on those of the source, and the division of a convolution of volumes into chunks of
+// frames of the target. Images are volumes of one frame, with filters of one tap.
+class Depth {
+ public:
+  int64_t sources, targets;  // frames
+  int taps;
+
+  Depth(const Geometry& g, int64_t frames_of_x, int64_t frames_of_y, bool backward_data)
+      : sources(backward_data ? frames_of_y : frames_of_x),
+        targets(backward_data ? frames_of_x : frames_of_y),
+        taps(int(g.taps)),
+        stride_(g.stride_d),
+        dilation_(g.dilation_d),
+        first_(backward_data ? g.pad_d - g.dilation_d * (g.taps - 1) : -g.pad_d),
+        is_backward_(backward_data) {}
+
+  // Frames of the source between those that adjacent taps read for a frame of the target.
+  int64_t tap_step() const { return is_backward_ ? dilation_ / stride_ : dilation_; }
+
+  // Return the most frames of the source that `frames` adjacent frames of the target read.
+  int64_t most_read(int64_t frames) const {
+    const int64_t covered = (frames - 1) * (is_backward_ ? 1 : stride_) + dilation_ * (taps - 1);
+    return std::min(sources, (is_backward_ ? covered / stride_ : covered) + 1);
+  }
+
+  // Frames [first, first + frames) of the target, which read some of the frames [begin, end) of the source. The first
+  // `kept` of those are the last that the chunk before has read, from its frame `moved` on.
+  struct Chunk {
+    int64_t first, begin, end, kept, moved;
+    int frames;
+    std::vector<Run> runs;
+  };
+
+  // Return chunks of at most `frames` frames. by_tap: whether each run is of a single tap, with its frames together.
+  std::vector<Chunk> chunks(int frames, bool by_tap) const;
+
+ private:
+  int64_t stride_, dilation_, first_;
+  bool is_backward_;
+
+  int64_t place(int64_t target, int64_t tap) const {
+    return (is_backward_ ? target : target * stride_) + first_ + tap * dilation_;
+  }
+  // Return the frame that a tap reads for a frame of the target; -1 if it reads padding, or nothing.
+  int64_t source(int64_t target, int64_t tap) const {
+    int64_t at = place(target, tap);
+    if (is_backward_ && at % stride_) return -1;
+    if (is_backward_) at /= stride_;
+    return at < 0 || at >= sources ? -1 : at;
+  }
+  void add_runs_of_taps(Chunk& chunk) const;
+  void add_runs_of_frames(Chunk& chunk) const;
+};
+
+using Chunks = std::vector<Depth::Chunk>;
+
 // The planes of a transformed operand, one per point, each a blocked matrix [column_blocks][rows][VL]. Planes start an
 // odd number of cache lines apart, since a tile is written to all planes at once and must not fill one cache set.
 struct Planes {
@@ -23,16 +80,19 @@ struct Planes {
   float* at(int point, int column_block = 0, int row = 0) const {
     return data + point * stride() + (ptrdiff_t(column_block) * rows + row) * VL;
   }
+  Planes from_row(ptrdiff_t row) const { return {data + row * VL, rows, column_blocks}; }
 };
 
-// The number of tiles of a block, and whether all threads share one block or each has its own.
+// The number of tiles of a block, and of frames of the target that are computed at once, and whether all threads share
+// one block or each has its own.
 struct Schedule {
-  int tiles;
+  int tiles, frames;
   bool shared;
 };
 
 struct Plan {
   Tiling tiling;
+  Depth depth;
   Schedule schedule;
   int64_t scratch_floats;
 };
@@ -41,21 +101,24 @@ struct Plan {
 // written; in backward filter, those of x and dy.
 class Winograd {
  public:
-  // Return the floats of the transformed filter, or of its gradient's accumulator.
-  virtual int64_t filter_floats(bool of_gradient, int c, int k) const = 0;
-  virtual Planes filter_planes(bool of_gradient, float* data, int c, int k) const = 0;
+  // Return the rows of one tap of the transformed filter, or of its gradient's accumulator.
+  virtual int filter_rows(bool of_gradient, int c) const = 0;
+  // Return the floats of all points. rows: of all taps.
+  virtual int64_t filter_floats(int rows, int k) const = 0;
 
   // Return the plan of a call. from, to: the tensors that are read and written; in backward filter, x and dy.
-  virtual Plan plan_of(const Stage& stage, const Images& from, const Images& to, int threads) const = 0;
+  virtual Plan plan_of(const Stage& stage, const Images& from, const Images& to, const Depth& depth,
+                       int threads) const = 0;
 
+  // Transform one tap, to planes that begin with its first row.
   virtual void transform_filter(const FilterView& w, const Planes& u, int threads) const = 0;
   virtual void correlate(bool backward_data, const Images& x, const Planes& u, const Finish& finish, const Images& y,
-                         const Plan& plan, float* scratch, int threads) const = 0;
+                         const Plan& plan, const Chunks& chunks, float* scratch, int threads) const = 0;
 
   // Add the filter gradient to du, in the transform domain.
-  virtual void accumulate(const Images& x, const Images& dy, const Planes& du, const Plan& plan, float* scratch,
-                          int threads) const = 0;
-  // Add du, transformed back, to dw.
+  virtual void accumulate(const Images& x, const Images& dy, const Planes& du, const Plan& plan, const Chunks& chunks,
+                          float* scratch, int threads) const = 0;
+  // Add a tap of du, transformed back, to dw.
   virtual void add_filter_gradient(const Planes& du, const FilterView& dw, int threads) const = 0;
 
  protected:
