@@ -9,13 +9,13 @@ cd "$(dirname "$0")/../.." || exit 1
 PYTHON=${PYTHON:-python3}
 ONLY=${ONLY:-}
 OUT=${OUT:-gpu-results}
-end_s=$(($(date +%s) + 60 * ${MINUTES:-9}))
+end_s=$(($(date +%s) + 60 * ${MINUTES:-15}))
 failed=0
 "$PYTHON" -c 'import sys, torch
 torch.cuda.is_available() or sys.exit("torch finds no GPU: python -m mucudnn doctor says why")' || exit 1
 mkdir -p "$OUT" || exit 1
 : > "$OUT/summary.txt"
-export MUCUDNN_DATABASE="$OUT/measurements.sqlite" PYTHONUNBUFFERED=1
+export MUCUDNN_DATABASE="$OUT/measurements.sqlite" PYTHONUNBUFFERED=1 PYTHONPATH="$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
 
 is_wanted() { # NAME
 	[ -n "$ONLY" ] || return 0
@@ -59,13 +59,27 @@ seconds() { # that a part should take
 	echo $(($(limit_s) * 4 / 5 + 1))
 }
 
+tests() { # NAME ARGUMENT...: warnings of other versions of libraries are no errors
+	name=$1
+	shift
+	part "$name" pytest -m gpu -vv -W default -p no:cacheprovider --durations=10 --junitxml="$OUT/$name.xml" "$@"
+}
+
 part doctor mucudnn doctor
 nvidia-smi -q > "$OUT/nvidia-smi.log" 2>&1
 
-# Warnings of other versions of libraries are no errors.
+# The first 15 minutes on a device: what no GPU has passed yet, then the decoders and the patches.
+tests test_gpu_ranks tests/gpu/test_gpu_ranks.py
+tests test_volumes -k volume tests/gpu/test_gpu.py
+for decoder in limit bands clip; do
+	part "decoder-$decoder" support.cuda.decoders $decoder --out "$OUT/decoder-$decoder"
+done
+bench patches convolutions mucudnn.bench.sources.networks.video:qwen_patches --input 3x2x14x14 --batch 1024 \
+	--dtype bfloat16 --algorithms patches --time-limit 5s
+
 for file in tests/gpu/test_gpu*.py; do
 	name=$(basename "$file" .py)
-	part "$name" pytest -m gpu -vv -W default -p no:cacheprovider --durations=10 --junitxml="$OUT/$name.xml" "$file"
+	[ "$name" = test_gpu_ranks ] || tests "$name" "$file"
 done
 
 export MUCUDNN_THOROUGH=1 # what fits each limit is measured, not only what can win without one

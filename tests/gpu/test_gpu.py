@@ -25,7 +25,7 @@ from support.cuda.either_device import (
 from mucudnn.core.errors import UnsoundError, first_line
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm, why_unsupported
 from mucudnn.kernels.cudnn.algorithms import CudnnEngine
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.memory import peak_requested_bytes
@@ -54,13 +54,22 @@ PROBLEMS = {
     "dilation": ConvProblem(Operation.FORWARD, 16, 14, 14, 16, 3, 3, padding=(2, 2), dilation=(2, 2)),
     "odd": ConvProblem(Operation.FORWARD, 5, 11, 9, 7, 3, 1, padding=(1, 0)),
 }
-DTYPES = {"float32": tuple(PROBLEMS), "bfloat16": ("3x3", "1x1"), "float16": ("3x3", "odd"), "float64": ("3x3",)}
+VOLUMES = {  # cuDNN's engines are not asked for them
+    "volume": ConvProblem(Operation.FORWARD, 8, 9, 8, 12, 3, 3, padding=(1, 1, 1), d=5, t=3),
+    "volume in patches": ConvProblem(Operation.FORWARD, 3, 28, 14, 16, 14, 14, stride=(2, 14, 14), d=4, t=2),
+}
+DTYPES = {
+    "float32": (*PROBLEMS, *VOLUMES),
+    "bfloat16": ("3x3", "1x1", *VOLUMES),
+    "float16": ("3x3", "odd"),
+    "float64": ("3x3",),
+}
 
 
 def cases(dtypes: Sequence[str] = tuple(DTYPES), names: Sequence[str] = tuple(PROBLEMS)) -> list[object]:
     return [
         pytest.param(
-            replace(PROBLEMS[name], operation=operation, memory_format=memory_format, dtype=dtype),
+            replace((PROBLEMS | VOLUMES)[name], operation=operation, memory_format=memory_format, dtype=dtype),
             id=f"{name}-{operation}-{memory_format}-{dtype}",
         )
         for dtype in dtypes
@@ -166,7 +175,7 @@ def test_a_configuration_of_several_engines_is_the_convolution(
     assert relative_l2_error(operands.written(problem.operation), expected) <= WRONG[problem.dtype]
 
 
-@pytest.mark.parametrize("problem", cases(("float32", "bfloat16"), ("3x3", "stride", "depthwise")))
+@pytest.mark.parametrize("problem", cases(("float32", "bfloat16"), ("3x3", "stride", "depthwise", *VOLUMES)))
 @pytest.mark.parametrize("sizes", [(4,), (2, 2)], ids=["undivided", "divided"])
 def test_every_algorithm_is_the_convolution(problem: ConvProblem, sizes: tuple[int, ...], device: str) -> None:
     assert all_wrong(able(problem, sizes, device), lambda a: why_wrong(a, problem, sizes, device)) == {}
@@ -200,7 +209,7 @@ def able(problem: ConvProblem, sizes: Sequence[int], device: str) -> list[Algori
     return [
         candidate
         for candidate in algorithms(device)
-        if candidate.supports(problem) is None
+        if why_unsupported(candidate, problem) is None
         and all(candidate.supports_micro_batch(problem, n) is None for n in sizes)
     ]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from support.cuda import decoders
 from support.places import TESTS
 
 from mucudnn.bench.suites.recipe import SHIPPED
@@ -45,6 +46,8 @@ def test_a_part_that_fails_does_not_stop_the_others(out: Path) -> None:
     assert [name for name, outcome in outcomes.items() if outcome != "passed"] == ["network-resnet18"]
     assert outcomes["network-resnet18"] == "failed with exit status 3"
     assert len(called) == len(outcomes)
+    first = ["doctor", "test_gpu_ranks", "test_volumes", "decoder-limit", "decoder-bands", "decoder-clip", "patches"]
+    assert list(outcomes)[: len(first)] == first
     for name, more in (("limits", " thorough"), ("training-vgg16", "")):
         assert (out / f"{name}.log").read_text() == f"{out / 'measurements.sqlite'}{more}\n"
 
@@ -52,12 +55,16 @@ def test_a_part_that_fails_does_not_stop_the_others(out: Path) -> None:
 def test_the_commands_are_ones_that_there_are(out: Path) -> None:
     """Their options, too; every file of tests and every recipe is among them."""
     _, _, called = run(out)
-    files = {Path(arguments[-1]).name for _, module, *arguments in called if module == "pytest"}
+    tested = [Path(arguments[-1]).name for _, module, *arguments in called if module == "pytest"]
+    files = {*tested}
+    assert tested[0] == "test_gpu_ranks.py", "no GPU has passed it"
     assert files == {path.name for path in (TESTS / "gpu").glob("test_gpu*.py")}
     recipes = {arguments[2] for _, module, *arguments in called if arguments[:2] == ["bench", "recipe"]}
     assert recipes == {*SHIPPED}
     for _, module, *arguments in called:
-        if module != "pytest":
+        if module == "support.cuda.decoders":
+            assert decoders.parser().parse_args(arguments).device == "cuda"
+        elif module != "pytest":
             assert module == "mucudnn"
             command: click.Command = main
             while isinstance(command, click.Group):

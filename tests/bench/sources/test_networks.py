@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from mucudnn.bench.sources.networks import NETWORKS, build, input_shape_of
+from mucudnn.bench.sources.networks.video import QwenImageDecoder
 
 # (parameters, 10^9 multiply-adds for one image of 224x224), both as published with torchvision's weights
 PUBLISHED = {
@@ -73,3 +74,11 @@ def test_a_training_step_is_finite_and_reaches_every_parameter() -> None:
         for parameter in model.parameters():
             assert parameter.grad is not None
             assert parameter.grad.isfinite().all()
+
+
+def test_the_decoder_of_one_frame_has_the_sizes_of_diffusers() -> None:
+    """Those of ``AutoencoderKLQwenImage.decoder`` and ``post_quant_conv``, without ``time_conv``."""
+    with torch.device("meta"):
+        assert parameters(QwenImageDecoder()) == 71_524_595
+    image = QwenImageDecoder(4)(torch.randn(1, 16, 1, 3, 2))
+    assert image.shape == (1, 3, 1, 24, 16)
