@@ -123,7 +123,7 @@ class Decoding:
             return torchs | benchmarked | {"mucudnn": self.limited}
         if self.part == "bands":
             tiled = partial(in_tiles, self.model, self.x, self.side // 2)
-            return torchs | {"mucudnn-bands": self.banded, "mucudnn-graph": self.graph, "tiles": lambda: tiled}
+            return torchs | {"mucudnn-bands": self.banded, "tiles": lambda: tiled, "mucudnn-graph": self.graph}
         return torchs | benchmarked | {"mucudnn-slices": self.sliced}
 
     def limited(self) -> Call:
@@ -147,7 +147,10 @@ def relative_difference(y: Tensor, expected: Tensor) -> float:
 
 
 def measure(decoding: Decoding, out: Path, rounds: Rounds) -> None:
-    """Write a row for each contestant: seconds until ready, of the first call and of later ones, bytes, difference."""
+    """Write a row for each contestant: seconds until ready, of the first call and of later ones, bytes, difference.
+
+    Bytes are those of a call, beside parameters, input and result.
+    """
     clock, device, x = wall_clock(decoding.device), decoding.device, decoding.x
     settings = {"side": decoding.side, "dtype": str(x.dtype), "workspace_limit": LIMIT, "rounds": rounds.most}
     subject = {"network": type(decoding.model).__name__, "batch_size": 1}
@@ -167,8 +170,10 @@ def measure(decoding: Decoding, out: Path, rounds: Rounds) -> None:
                 call = make_ready()
                 ready_s = clock.now() - begun_s
                 first_s = clock.time(call, 1)
-                peak = peak_requested_bytes(call, device) if name != "mucudnn-graph" else None
-                y = call()
+                y, peak = call(), None
+                if name != "mucudnn-graph":  # whose workspace was allocated when it was captured
+                    mucudnn.release_workspaces()
+                    peak = peak_requested_bytes(call, device) - y.nbytes
             except (*CANDIDATE_ERRORS, mucudnn.MucudnnError) as error:
                 rows[name] = Row(subject, name, failure=first_line(error))
             else:
