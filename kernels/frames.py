@@ -30,6 +30,8 @@ from mucudnn.kernels.memory import Part, aligned, carve, carved_bytes, dense_str
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_ON_CUDA
 from mucudnn.kernels.winograd.algorithms import frame_of, taps_and_frames
 
+_ELEMENTS_OF_PASS = 2**20  # of the result: the sum of a tap, which is in scratch, and its images stay in the cache
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -63,14 +65,19 @@ def depth_of(problem: ConvProblem) -> Depth:
 def passes(problem: ConvProblem, depth: Depth) -> tuple[Pass, ...]:
     """Return the passes of a problem, or of a band of frames, in the order in which they are computed.
 
-    Frames that a stride separates are not adjacent in memory, so that each gets a pass of its own. The tap that writes
-    the most frames of the whole comes first, so that the order of the sums does not depend on the bands.
+    Frames that a stride separates are not adjacent in memory, so that each gets a pass of its own; other passes are
+    bounded, since the sum of a tap is in scratch. The tap that writes the most frames of the whole comes first, so that
+    the order of the sums does not depend on the bands.
     """
     (stride, *_), (dilation, *_), operation = problem.stride, problem.dilation, problem.operation
     whole, ranges = (
         [(t, *inside(t * dilation - of.before, stride, of.x, of.y)) for t in range(problem.t)]
         for of in (depth_of(problem), depth)
     )
+    most = max(problem.d, problem.positions[0])
+    if operation is not Operation.BACKWARD_FILTER:
+        _, of_one = _frames(problem)[0 if operation is Operation.BACKWARD_DATA else 1]
+        most = max(_ELEMENTS_OF_PASS // prod(of_one), 1)
     written: set[int] = set()
     found = []
     for tap, ys, xs in sorted(ranges, key=lambda each: whole[each[0]][1].start - whole[each[0]][1].stop):
@@ -79,7 +86,7 @@ def passes(problem: ConvProblem, depth: Depth) -> tuple[Pass, ...]:
             targets = [x if operation is Operation.BACKWARD_DATA else y for x, y in pairs]
             are_first = [operation is not Operation.BACKWARD_FILTER and one not in written for one in targets]
             is_first, count = are_first[0], 1
-            while stride == 1 and count < len(pairs) and are_first[count] is is_first:
+            while stride == 1 and count < min(len(pairs), most) and are_first[count] is is_first:
                 count += 1
             (x, y), written = pairs[0], written | {*targets[:count]}
             found.append(Pass(tap, slice(x, x + count), slice(y, y + count), count, is_first))

@@ -145,20 +145,34 @@ class Padding(Operator):
         return (_monotone(self.sources[0], first, np.where(rows < 0, 0, rows + 1)),)
 
     def compute(self, band: Band) -> None:
-        x, start = band.xs[0], band.starts[0]
-        sides = *self.sides[:-2], 0, 0  # of each row
-        wanted = self.source_rows[band.low : band.high]
+        """Copy runs of adjacent rows to where they belong, then the borders of each row from beside them."""
+        x, out, wanted = band.xs[0], band.out, self.source_rows[band.low : band.high]
+        borders = [(-1 - i // 2, *self.sides[i : i + 2]) for i in range(0, len(self.sides) - 2, 2)]
+        inner = out
+        for dim, before, after in borders:
+            inner = inner.narrow(dim, before, inner.shape[dim] - before - after)
         if self.mode == "constant":
-            inside = np.flatnonzero(wanted >= 0)
-            if len(inside) < len(wanted):
-                band.out.fill_(self.value)
-            if len(inside):
-                first = int(inside[0])
-                rows = x[:, :, int(wanted[first]) - start :][:, :, : len(inside)]
-                band.out[:, :, first : first + len(inside)].copy_(F.pad(rows, sides, value=self.value))
+            out.fill_(self.value)
+        ends = np.flatnonzero((np.diff(wanted) != 1) | (wanted[:-1] < 0)) + 1
+        for run in np.split(np.arange(len(wanted)), ends):
+            if (first := int(wanted[run[0]])) >= 0:
+                rows = x.narrow(2, first - band.starts[0], len(run))
+                inner.narrow(2, int(run[0]), len(run)).copy_(rows)
+        if self.mode == "constant":
             return
-        rows = x.index_select(2, torch.from_numpy(wanted - start).to(x.device))
-        band.out.copy_(F.pad(rows, sides, self.mode) if any(sides) else rows)
+        for index, (dim, before, after) in enumerate(borders):
+            part = out
+            for other, low, high in borders[index + 1 :]:  # whose borders are not written yet
+                part = part.narrow(other, low, part.shape[other] - low - high)
+            size = part.shape[dim]
+            if self.mode == "replicate":
+                beside = part.narrow(dim, before, 1), part.narrow(dim, size - after - 1, 1)
+            else:
+                flipped = part.narrow(dim, before + 1, before), part.narrow(dim, size - 2 * after - 1, after)
+                beside = flipped[0].flip(dim), flipped[1].flip(dim)
+            for start, count, source in ((0, before, beside[0]), (size - after, after, beside[1])):
+                border = part.narrow(dim, start, count)
+                border.copy_(source.expand_as(border))
 
 
 @dataclass(kw_only=True)
@@ -205,6 +219,11 @@ class Resize(Operator):
     def compute(self, band: Band) -> None:
         x, start, rows = band.xs[0], band.starts[0], slice(band.low, band.high)
         size, scales = [x.shape[2], *self.shape[3:]], (None, *self.scales[1:])
+        if self.mode in _NEAREST and len(size) > 2:
+            for frame, nearest in enumerate(self.above[rows] - start):
+                resized = _resizing(self.mode, 2)(x[:, :, nearest], size[1:], *scales[1:])
+                band.out[:, :, frame].copy_(resized)
+            return
         resize = _resizing(self.mode, len(self.size))
         if self.mode in _NEAREST:
             if x.shape[3:] != self.shape[3:]:
@@ -218,14 +237,20 @@ class Resize(Operator):
         torch.lerp(above, below, weights, out=band.out)
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        if len(self.size) > 2 or not are_float(band.out, band.xs[0]):
+        out, x, is_nearest = band.out, band.xs[0], self.mode in _NEAREST
+        if not are_float(out, x) or (len(self.size) > 2 and not is_nearest):
             return []
-        rows = slice(band.low, band.high)
-        above, below = (some[rows] - band.starts[0] for some in (self.above, self.below))
-        left, right, weights = self._sources(1)
-        tables = above, below, self.weights[rows].astype(np.float32), left, right, weights.astype(np.float32)
-        kept = [np.ascontiguousarray(table) for table in tables]
-        return [step("resize", band.out, band.xs[0], numbers=(self.mode == "bilinear",), tables=kept)]
+        above, below = (some[band.low : band.high] - band.starts[0] for some in (self.above, self.below))
+        along_rows = above, below, self.weights[band.low : band.high]
+        images = [(out, x)]
+        if len(self.size) > 2:
+            along_rows = self._sources(1)
+            images = [(out[:, :, frame], x[:, :, nearest]) for frame, nearest in enumerate(above)]
+        kept = [
+            np.ascontiguousarray(table, np.float32 if table.dtype == np.float64 else None)
+            for table in (*along_rows, *self._sources(len(self.size) - 1))
+        ]
+        return [step("resize", *each, numbers=(not is_nearest,), tables=kept) for each in images]
 
 
 def _resizing(mode: str, dimensions: int) -> Any:
