@@ -5,6 +5,7 @@ decoded apart and blended, so that their result differs from the whole decoder's
 """
 
 import argparse
+import inspect
 import sys
 import time
 from collections.abc import Callable
@@ -66,13 +67,10 @@ def main(model: str, latents: int, frames: int, *, narrow: bool) -> None:
         budget = error.smallest_feasible_bytes
         bands = mucudnn.optimize(decoder, x, mucudnn.Config(memory_budget=budget))
     measured(f"mucudnn within {budget / 2**20:.0f} MiB", lambda: bands(x), expected)
-    vae.enable_tiling()
-    for side in ("height", "width"):
-        setattr(vae, f"tile_sample_min_{side}", 4 * latents)  # half of the picture
-        if hasattr(vae, f"tile_sample_stride_{side}"):
-            setattr(vae, f"tile_sample_stride_{side}", 3 * latents)
-        if hasattr(vae, f"tile_latent_min_{side}"):
-            setattr(vae, f"tile_latent_min_{side}", latents // 2)
+    sizes = {"tile_sample_min": 4 * latents, "tile_sample_stride": 3 * latents, "tile_overlap_factor": 0.25}
+    settings = {f"{name}_{side}": size for name, size in sizes.items() for side in ("height", "width")}
+    known = inspect.signature(vae.enable_tiling).parameters
+    vae.enable_tiling(**{name: value for name, value in settings.items() if name in known})
     measured("diffusers in tiles", lambda: decoder(x), expected)
     sys.stdout.write(f"{mucudnn.report(bands)}\n")
 
