@@ -1,5 +1,6 @@
 // Prints how far the compiled algorithms are from plain sums in double, one case a line: its name, and the relative L2
 // error or a number of mistakes. It needs no Python, so that it runs for processors that this machine only emulates.
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -41,7 +42,7 @@ struct Tensor {
   std::vector<float> memory;
 
   Tensor(int64_t a, int64_t b, int64_t c, int64_t d, bool channels_last, Element element)
-      : argument{nullptr, 0, a, b, c, d, channels_last, element}, memory(a * b * c * d) {
+      : argument{nullptr, 0, a, b, 1, c, d, channels_last, element}, memory(a * b * c * d) {
     argument.data = memory.data();
     argument.bytes = count() * argument.elements().element_bytes();
   }
@@ -142,21 +143,25 @@ double error_of(const Layer& layer, Operation operation, bool channels_last, Ele
                         expected);
 }
 
+Geometry of_images(const std::array<int64_t, 10>& of) {
+  return {of[0], of[1], of[2], of[3], of[4], of[5], of[6], of[7], of[8], of[9], 1, 0, 1, 0, 1};
+}
+
 void print_layers() {
-  const Geometry of_3x3{3, 3, 1, 1, 1, 1, 1, 1, 1, 1}, of_5x5{5, 5, 1, 1, 2, 2, 1, 1, 1, 2};
+  const Geometry of_3x3 = of_images({3, 3, 1, 1, 1, 1, 1, 1, 1, 1}), of_5x5 = of_images({5, 5, 1, 1, 2, 2, 1, 1, 1, 2});
   const Layer layers[] = {
       {"winograd-2x2", mucudnn_winograd_stage, 9, 13, 11, 17, 2, of_3x3},
       {"winograd-4x4", mucudnn_winograd_stage, 9, 13, 11, 17, 4, of_3x3},
       {"winograd-6x6", mucudnn_winograd_stage, 9, 13, 11, 17, 6, of_3x3},
       {"winograd-2x2-5x5", mucudnn_winograd_stage, 9, 13, 11, 17, 2, of_5x5},
       {"winograd-4x4-5x5", mucudnn_winograd_stage, 9, 13, 11, 17, 4, of_5x5},
-      {"winograd-4x4-stride2", mucudnn_winograd_stage, 9, 13, 11, 17, 4, {3, 3, 2, 2, 1, 1, 1, 1, 1, 1}},
-      {"winograd-4x4-5x5-stride2", mucudnn_winograd_stage, 9, 13, 11, 17, 4, {5, 5, 2, 2, 2, 2, 1, 1, 1, 2}},
-      {"implicit-gemm", mucudnn_implicit_gemm_stage, 10, 13, 11, 18, 0, {3, 3, 2, 1, 1, 2, 1, 2, 2, 1}},
-      {"implicit-gemm-first", mucudnn_implicit_gemm_stage, 3, 29, 31, 18, 0, {7, 7, 2, 2, 3, 3, 1, 1, 1, 3}},
-      {"pointwise", mucudnn_pointwise_stage, 37, 9, 10, 42, 0, {1, 1, 1, 1, 0, 0, 1, 1, 1, 0}},
-      {"depthwise", mucudnn_depthwise_stage, 11, 17, 13, 22, 0, {3, 3, 2, 1, 1, 1, 1, 1, 11, 1}},
-      {"loop-nest", mucudnn_loop_nest_stage, 10, 13, 11, 18, 0, {3, 3, 2, 1, 1, 2, 1, 2, 2, 1}},
+      {"winograd-4x4-stride2", mucudnn_winograd_stage, 9, 13, 11, 17, 4, of_images({3, 3, 2, 2, 1, 1, 1, 1, 1, 1})},
+      {"winograd-4x4-5x5-stride2", mucudnn_winograd_stage, 9, 13, 11, 17, 4, of_images({5, 5, 2, 2, 2, 2, 1, 1, 1, 2})},
+      {"implicit-gemm", mucudnn_implicit_gemm_stage, 10, 13, 11, 18, 0, of_images({3, 3, 2, 1, 1, 2, 1, 2, 2, 1})},
+      {"implicit-gemm-first", mucudnn_implicit_gemm_stage, 3, 29, 31, 18, 0, of_images({7, 7, 2, 2, 3, 3, 1, 1, 1, 3})},
+      {"pointwise", mucudnn_pointwise_stage, 37, 9, 10, 42, 0, of_images({1, 1, 1, 1, 0, 0, 1, 1, 1, 0})},
+      {"depthwise", mucudnn_depthwise_stage, 11, 17, 13, 22, 0, of_images({3, 3, 2, 1, 1, 1, 1, 1, 11, 1})},
+      {"loop-nest", mucudnn_loop_nest_stage, 10, 13, 11, 18, 0, of_images({3, 3, 2, 1, 1, 2, 1, 2, 2, 1})},
   };
   const char* operations[] = {"forward", "backward_data", "backward_filter"};
   const char* types[] = {"float32", "bfloat16", "float16"};
@@ -180,8 +185,10 @@ void print_product() {
     return result;
   };
   std::vector<float> c(ROWS * COLUMNS);
-  winograd::Arithmetic<Singles>::multiply(false, ROWS, INNER, BLOCKS, blocked(a, ROWS, INNER).data(),
-                                          blocked(b, INNER, COLUMNS).data(), c.data(), VL);
+  const std::vector<winograd::Run> one_frame{{0, 1, 0, 1, 0, false}};
+  winograd::Arithmetic<Singles>::multiply(false, one_frame, {ROWS, 0, 1, 1}, 1, INNER, BLOCKS,
+                                          blocked(a, ROWS, INNER).data(), blocked(b, INNER, COLUMNS).data(), c.data(),
+                                          VL);
   Values result(c.size()), expected(c.size());
   for (int i = 0; i < ROWS; ++i)
     for (int j = 0; j < COLUMNS; ++j) {
