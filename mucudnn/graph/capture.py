@@ -16,21 +16,24 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from mucudnn.core.errors import MucudnnError, first_line, no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.graph.guards import Guards, ResultMemory, memories_of_results
-from mucudnn.graph.makers import MAKERS, NORM, PADS, Builder, Node, arguments_of, described, local_operator, sizes
+from mucudnn.graph.makers import (
+    IDENTITIES,
+    MAKERS,
+    NORM,
+    PADS,
+    Builder,
+    Node,
+    arguments_of,
+    described,
+    local_operator,
+    sizes,
+)
 from mucudnn.graph.operators import VIEWS, Barrier, Captured, Copy, Input, Moments, Ref, aten, function_of
 from mucudnn.graph.rewrites import rewrite
 from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import ACTIVATIONS
 from mucudnn.kernels.memory import format_of, torch_format
 from mucudnn.running.problems import problem_of_call
-
-_IDENTITIES = {
-    aten.dropout.default,
-    aten.alias.default,
-    aten.detach.default,
-    aten.clone.default,
-    aten.contiguous.default,
-}
 
 _TRANSPOSED = {aten.conv_transpose2d.input, aten.conv_transpose3d.input}
 _CONVOLUTIONS = {
@@ -156,7 +159,7 @@ def _value_of(builder: Builder, node: Node, fused: dict[Node, Fused]) -> Any:
         )
     first = builder.values.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
     is_same = node.target is aten.type_as.default and node.args[0].meta["val"].dtype == node.meta["val"].dtype
-    if (is_same or node.target in _IDENTITIES) and isinstance(first, Ref):
+    if (is_same or node.target in IDENTITIES) and isinstance(first, Ref):
         return first
     if node.target is operator.getitem and isinstance(first, tuple):
         return first[node.args[1]]

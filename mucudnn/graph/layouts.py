@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from mucudnn.graph.makers import ALONG_CHANNELS, PADS, Node, arguments_of, sizes
+from mucudnn.graph.makers import ALONG_CHANNELS, PADS, Node, arguments_of, is_pointwise, sizes
 from mucudnn.graph.operators import VIEWS, aten
 
 _SAME, _BY_FRAME = (0, 1, 2, 3, 4), (0, 2, 1, 3, 4)
@@ -134,7 +134,7 @@ def _on_volumes(
     target, value = node.target, node.meta["val"]
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    if torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags:
+    if is_pointwise(target):
         nodes = {}
         for one in node.all_input_nodes:
             if one in views:

@@ -42,7 +42,11 @@ Made: TypeAlias = "Ref | tuple[Ref | None, ...] | None"
 NORM = aten._native_batch_norm_legit_no_training.default
 ALONG_CHANNELS = {
     *(aten.softmax.int, aten.log_softmax.int, aten._softmax.default),
-    *(aten.mean.dim, aten.sum.dim_IntList, aten.linalg_vector_norm.default),
+    *(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.linalg_vector_norm.default),
+}
+CONCATENATIONS = {aten.cat.default, aten.concatenate.default}
+IDENTITIES = {
+    *(aten.alias.default, aten.detach.default, aten.clone.default, aten.contiguous.default, aten.dropout.default),
 }
 PADS = {aten.pad.default, aten.constant_pad_nd.default}
 _NEAREST_EXACT = {
@@ -116,14 +120,18 @@ def sizes(value: Any, count: int) -> Sizes:
     return tuple(values) if len(values) == count else (values[0],) * count
 
 
+def is_pointwise(target: Any) -> bool:
+    """Return whether each element of a result of ATen depends on one of each operand, and on no random number."""
+    tags = getattr(target, "tags", ())
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
 def local_operator(builder: Builder, node: Node) -> Made:
     """Add an operator of which rows depend on the same rows only."""
-    tags = getattr(node.target, "tags", ())
-    is_pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
     if not isinstance(node.meta["val"], Tensor):
         return None
     is_along_channels = node.target in ALONG_CHANNELS and _is_of_channels(node)
-    if not (is_pointwise or is_along_channels or node.target in _LOCAL):
+    if not (is_pointwise(node.target) or is_along_channels or node.target in _LOCAL):
         return None
     of_result, in_rows = described(node), list[fx.Node]()
     for one in node.all_input_nodes:
@@ -224,7 +232,7 @@ def _concatenation(builder: Builder, node: Node) -> Made:
 
 def _repetition(builder: Builder, node: Node) -> Made:
     """Add copies of a tensor, one behind another; one of rows, columns or channels may stand for all."""
-    x, before, after = builder.image(node.args[0]), _shape(node.args[0]), _shape(node)
+    x, before, after = builder.image(node.args[0]), shape_of(node.args[0]), shape_of(node)
     if x is None or len(before) != len(after):
         return None
     changed = [dim for dim, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
@@ -246,13 +254,12 @@ def _repetition(builder: Builder, node: Node) -> Made:
 def _repeats(reader: Node, expanded: Node) -> bool:
     """Return whether an operator broadcasts to the size to which one of its operands is expanded."""
     others = (one for one in reader.all_input_nodes if one.target is not expanded.target)
-    is_pointwise = torch.Tag.pointwise in getattr(reader.target, "tags", ())
-    return is_pointwise and any(_shape(one) == _shape(expanded) for one in others)
+    return is_pointwise(reader.target) and any(shape_of(one) == shape_of(expanded) for one in others)
 
 
 def _one_frame(builder: Builder, node: Node) -> Made:
     """Add a view between images and clips of one frame, if what it reads is in rows, and its result is."""
-    value, before, after = builder.values[node.args[0]], _shape(node.args[0]), _shape(node)
+    value, before, after = builder.values[node.args[0]], shape_of(node.args[0]), shape_of(node)
     image, clip = sorted((before, after), key=len)
     if clip != (*image[:2], 1, *image[2:]) or any(user.op == "output" for user in node.users):
         return None
@@ -261,8 +268,9 @@ def _one_frame(builder: Builder, node: Node) -> Made:
     return builder.add(OneFrame(**described(node), sources=(value.index,), height=before[2]))
 
 
-def _shape(node: Node) -> tuple[int, ...]:
-    value = node.meta.get("val")
+def shape_of(node: Node) -> tuple[int, ...]:
+    """Return the shape of a node's tensor; () for anything else."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 

@@ -16,7 +16,16 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from mucudnn.graph.layouts import move_views
-from mucudnn.graph.makers import PADS, Node, arguments_of
+from mucudnn.graph.makers import (
+    ALONG_CHANNELS,
+    CONCATENATIONS,
+    IDENTITIES,
+    PADS,
+    Node,
+    arguments_of,
+    is_pointwise,
+    shape_of,
+)
 from mucudnn.graph.operators import VIEWS, aten
 
 
@@ -64,30 +73,18 @@ def _join_norms(graph: fx.Graph) -> None:
 # Clips of one frame become images. Frames that are padded or repeated are multiples of one image, so that a convolution
 # of them needs one slice of its filter, or the sum of some.
 
-_IDENTITIES = {
-    aten.alias.default,
-    aten.detach.default,
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.dropout.default,
-}
 _MOVES = {
     *VIEWS,
-    *_IDENTITIES,
+    *IDENTITIES,
     aten.permute.default,
     aten.squeeze.default,
     aten.squeeze.dim,
     aten.squeeze.dims,
     aten.unsqueeze.default,
 }
-_CONCATENATIONS = {aten.cat.default, aten.concatenate.default}
 _OVER_CHANNELS = {
-    aten.linalg_vector_norm.default,
-    aten.mean.dim,
-    aten.sum.dim_IntList,
-    aten.amax.default,
-    aten.softmax.int,
-    *_CONCATENATIONS,
+    *ALONG_CHANNELS,
+    *CONCATENATIONS,
     aten.slice.Tensor,
     aten.split.Tensor,
     aten.split_with_sizes.default,
@@ -104,6 +101,9 @@ _RESIZES = {
     aten._upsample_nearest_exact3d.vec: aten._upsample_nearest_exact2d.vec,
     aten.upsample_trilinear3d.vec: aten.upsample_bilinear2d.vec,
 }
+
+
+_NO_OPERAND = object()
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Clips:
         for node in list(self.graph.nodes):
             if node.op != "call_function" or not hasattr(node.target, "_schema") or node.name in self.constants:
                 continue
-            given, shape = arguments_of(node), _shape(node)
+            given, shape = arguments_of(node), shape_of(node)
             values = [one for one in tree_leaves(node.meta.get("val")) if not isinstance(one, Tensor) or one.numel()]
             if node.target in _MOVES:
                 self._move(node)
@@ -148,15 +148,15 @@ class _Clips:
 
     def _move(self, node: Node) -> None:
         """Note, or replace, a node that has other dimensions of size 1 than an image."""
-        x, shape = node.args[0], _shape(node)
-        image, of_x = self._image(x), _shape(x)
+        x, shape = node.args[0], shape_of(node)
+        image, of_x = self._image(x), shape_of(x)
         if image is None or [size for size in of_x if size > 1] != [size for size in shape if size > 1]:
             return
         if node.target is aten.permute.default:
             moved = [dim % len(of_x) for dim in node.args[1] if of_x[dim] > 1]
             if moved != sorted(moved):
                 return
-        if shape == _shape(image) and not any(user.op == "output" for user in node.users):
+        if shape == shape_of(image) and not any(user.op == "output" for user in node.users):
             node.replace_all_uses_with(image)
         else:
             self.images[node] = image
@@ -165,7 +165,7 @@ class _Clips:
         """Return an image that has a node's elements in the same order; None if there is none."""
         if not isinstance(node, fx.Node) or node.name in self.constants:
             return None
-        shape = _shape(node)
+        shape = shape_of(node)
         if node not in self.images and len(shape) == 4:
             self.images[node] = node
         elif node not in self.images and len(shape) == 5 and shape[2] == 1:
@@ -177,14 +177,14 @@ class _Clips:
         """Return a node as a clip of frames that are one image or zeros; None if it is none."""
         if node in self.clips:
             return self.clips[node]
-        shape, image = _shape(node), self._image(node)
-        is_frame = image is not None and len(shape) == 5 and (*shape[:2], *shape[3:]) == _shape(image)
+        shape, image = shape_of(node), self._image(node)
+        is_frame = image is not None and len(shape) == 5 and (*shape[:2], *shape[3:]) == shape_of(image)
         return _Clip(image) if image is not None and is_frame else None
 
     def _clip_of(self, node: Node, given: dict[str, Any]) -> _Clip | None:
         """Return the clip that a node makes by padding, repeating or choosing frames; None for another operator."""
         along = given.get("dim", 0) in (2, -3)
-        if node.target in _CONCATENATIONS and along:
+        if node.target in CONCATENATIONS and along:
             first, *others = (self._clip(one) for one in given["tensors"])
             if first is None:
                 return None
@@ -227,7 +227,7 @@ class _Clips:
             Tensor, lambda value: value.squeeze(2) if value.dim() == 5 else value, node.meta["val"]
         )
         parts = [(node, image)]
-        if not _shape(node):  # several results
+        if not shape_of(node):  # several results
             parts = []
             for user in list(node.users):
                 with self.graph.inserting_before(user):
@@ -236,7 +236,7 @@ class _Clips:
                 parts.append((user, part))
         for before, after in parts:
             with self.graph.inserting_before(before):
-                viewed = _viewed(self.graph, after, _shape(before))
+                viewed = _viewed(self.graph, after, shape_of(before))
             self.images[viewed] = after
             before.replace_all_uses_with(viewed)
 
@@ -273,7 +273,6 @@ class _Clips:
         """Return a call on clips of one frame as one on images: target, arguments by position and by name."""
         target, args = node.target, list(node.args)
         dims = given.get("dim", ())
-        is_pointwise = torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
         if target in _RESIZES:
             target = _RESIZES[target]
             args = [one[1:] if isinstance(one, (list, tuple)) else one for one in args]
@@ -281,18 +280,16 @@ class _Clips:
             args[1] = [*args[1][:2], *args[1][3:]]
         elif target in PADS and not any(args[1][4:]):
             args[1] = args[1][:4]
-        elif not is_pointwise and target not in _OF_ALL_SIZES:
-            is_over_channels = target in _OVER_CHANNELS and (dims == 1 or dims == [1])
-            if not is_over_channels:
-                return None
+        elif not (is_pointwise(target) or target in _OF_ALL_SIZES or (target in _OVER_CHANNELS and dims in (1, [1]))):
+            return None
         found = tree_map(self._operand, (args, {k: v for k, v in node.kwargs.items() if k != "memory_format"}))
         return None if any(one is _NO_OPERAND for one in tree_leaves(found)) else (target, tuple(found[0]), found[1])
 
     def _operand(self, one: Any) -> Any:
         """Return what a call on images reads in place of an operand of a call on clips of one frame."""
-        if not isinstance(one, fx.Node) or len(_shape(one)) < 3:
+        if not isinstance(one, fx.Node) or len(shape_of(one)) < 3:
             return one
-        shape, clip = _shape(one), self._clip(one)
+        shape, clip = shape_of(one), self._clip(one)
         if clip is not None:
             return clip.image if clip == _Clip(clip.image) else _NO_OPERAND
         if shape[-3] != 1:
@@ -303,8 +300,7 @@ class _Clips:
         return viewed
 
 
-_NO_OPERAND = object()
-
+# Linear layers become convolutions of images of one pixel, which read their filters faster than torch's products do
 
 _BETWEEN_LINEAR = {
     aten.relu.default,
@@ -313,9 +309,6 @@ _BETWEEN_LINEAR = {
     aten.dropout.default,
     aten.clone.default,
 }
-
-
-# Linear layers become convolutions of images of one pixel, which read their filters faster than torch's products do
 
 
 def _linear_as_convolutions(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
@@ -327,8 +320,8 @@ def _linear_as_convolutions(graph: fx.Graph, constants: dict[str, Tensor]) -> No
     for node in list(graph.nodes):
         if node.op != "call_function" or not node.args:
             continue
-        x, shape = node.args[0], _shape(node)
-        of_x = _shape(x)
+        x, shape = node.args[0], shape_of(node)
+        of_x = shape_of(x)
         if node.target in VIEWS and len(of_x) == 4 and of_x == (*shape, 1, 1):
             images[node] = x
         elif node.target is aten.mean.dim:
@@ -340,8 +333,8 @@ def _linear_as_convolutions(graph: fx.Graph, constants: dict[str, Tensor]) -> No
             weight = node.args[1]
             with graph.inserting_before(node):
                 image = images.get(x) or _viewed(graph, x, (*of_x, 1, 1))
-                filters = _viewed(graph, weight, (*_shape(weight), 1, 1))
-            constants[filters.name] = constants[weight.name].view(*_shape(weight), 1, 1)
+                filters = _viewed(graph, weight, (*shape_of(weight), 1, 1))
+            constants[filters.name] = constants[weight.name].view(*shape_of(weight), 1, 1)
             _replace(graph, node, (image, filters, *node.args[2:]), aten.conv2d.default, images)
 
 
@@ -349,8 +342,8 @@ def _replace(graph: fx.Graph, node: Node, args: tuple[Any, ...], target: Any, im
     """Replace a node on (N, C) by a call on (N, C, 1, 1), followed by a view of its result."""
     with graph.inserting_before(node):
         made = graph.call_function(target, args, node.kwargs)
-        made.meta["val"] = node.meta["val"].view(*_shape(node), 1, 1)
-        viewed = _viewed(graph, made, _shape(node))
+        made.meta["val"] = node.meta["val"].view(*shape_of(node), 1, 1)
+        viewed = _viewed(graph, made, shape_of(node))
     images[viewed] = made
     node.replace_all_uses_with(viewed)
     graph.erase_node(node)
@@ -360,8 +353,3 @@ def _viewed(graph: fx.Graph, node: Node, shape: tuple[int, ...]) -> Node:
     made = graph.call_function(aten.view.default, (node, list(shape)))
     made.meta["val"] = node.meta["val"].reshape(shape)
     return made
-
-
-def _shape(node: Any) -> tuple[int, ...]:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return tuple(value.shape) if isinstance(value, Tensor) else ()

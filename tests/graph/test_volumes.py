@@ -66,6 +66,7 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "scaled channels": lambda x: x * x.mean((2, 3, 4), keepdim=True),
     "norm of channels": lambda x: F.normalize(x, dim=1),
     "mean of channels": lambda x: x * x.square().mean(1, keepdim=True).rsqrt(),
+    "largest channel": lambda x: x - x.amax(1, keepdim=True),
     "softmax": lambda x: x.softmax(1),
     "zeros around": lambda x: F.pad(x, (1, 0, 2, 1, 2, 1)),
     "replicated": lambda x: F.pad(x, (1, 1, 1, 1, 2, 0), mode="replicate"),
