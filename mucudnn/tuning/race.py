@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
-from typing import Self
 
 from mucudnn.core.errors import BrokenDeviceError, UnsoundError, first_line, without_frames
 from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, Task
@@ -128,37 +127,24 @@ class Race:
         self._has_run: set[str] = set()  # algorithms that have run at another size
         self._hopeless_parts: set[str] = set()  # algorithms that were hopeless on a small part
 
-    @property
-    def is_done(self) -> bool:
-        """Whether every candidate has the results it needs. The baseline is checked first, which needs no run."""
-        return not (self.standings.baselines() or self.standings.missing())
-
-    def knowing(self, results: Sequence[Measurement | Failure], spent_s: float) -> Self:
-        """Return a new race that knows these results too, with a time limit reduced by ``spent_s``."""
-        left_s = None if self.time_limit_s is None else max(0.0, self.time_limit_s - spent_s)
-        stored = [*self.stored, *(result for result in results if isinstance(result, Measurement))]
-        failures = [*self.stored_failures, *(result for result in results if isinstance(result, Failure))]
-        return replace(self, stored=stored, stored_failures=failures, time_limit_s=left_s)
-
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure the missing candidates, and yield each result as soon as it is final.
 
         Raises ``BrokenDeviceError`` if a failing candidate left the device unusable, and ``UnavailableError`` if there
         is not enough memory for a single sample.
         """
-        if self.is_done:
+        standings = self.standings
+        if standings.is_complete():
             return
         problem, n, device = self.task.problem, self.task.batch_size, self.machine.device
         self.workbench = Workbench(problem, n, device, checks_samples=not self.thorough)
         self.deadline = self.machine.clock.now() + (inf if self.time_limit_s is None else self.time_limit_s)
-        if self.thorough:
-            yield from self._run_thoroughly()
-            return
-        standings = self.standings
-        yield from self._prove(standings.foreign())
-        for candidate in standings.baselines():
-            yield from self._look_at(candidate)
-        yield from self._look_at_parts()
+        is_each_proven_later = self.thorough and self.time_limit_s is not None
+        yield from self._prove(c for c in standings.foreign() if standings.is_baseline(c) or not is_each_proven_later)
+        if not self.thorough:
+            for candidate in standings.baselines():
+                yield from self._look_at(candidate)
+            yield from self._look_at_parts()
         while unseen := self._in_time([c for c in standings.unseen() if c.algorithm.name not in self._hopeless_parts]):
             for candidate in unseen:
                 if standings.is_spared(candidate):
@@ -168,6 +154,9 @@ class Race:
                     yield failure
                 else:
                     yield from self._look_at(candidate)
+        if self.thorough:
+            yield from self._compare_in_turns()
+            return
         yield from standings.too_large()
         yield from self._compare_closely(HOPELESS, CLOSE)
         while sizes := self._in_time(standings.sizes()):
@@ -176,40 +165,16 @@ class Race:
                 if candidate.micro_config not in standings.failed:
                     yield from self._look_at(candidate)
             yield from self._compare_closely(inf, SECOND)  # sizes are compared by full samples, not by probes
-        self.prior.learn(self.task.problem, [*standings.known.values(), *standings.failed.values()])
+        self.prior.learn(problem, [*standings.known.values(), *standings.failed.values()])
 
-    def _run_thoroughly(self) -> Iterator[Measurement | Failure]:
-        """Take a first sample of all that may win, then more in turns, until the noise is small or one is hopeless."""
-        missing = self.standings.missing()
-        ahead = [c for c in missing if c.algorithm.is_torchs_own or c.handed_bytes <= self.standings.limit]
-        yield from self._prove(c for c in ahead if self.time_limit_s is None or self.standings.is_baseline(c))
-        for candidate in missing:
-            if candidate.micro_config not in self.standings.failed and self.standings.may_win(candidate):
-                yield from self._look_at(candidate)
-        racing = list(self.entries.values())
-        rounds = in_turns([entry.timer.sample for entry in racing])
-        while racing:
-            for entry in racing:
-                if entry.timer.error is not None:  # the device may be unusable from here on
-                    yield from self._end(entry)
-            for entry in racing:  # only now, after all first samples, are all rivals known
-                if entry.timer.stop is None:
-                    self._add(entry)
-                    margin = HOPELESS if len(entry.timer.samples_s) < 2 else CLOSE
-                    if not self._can_win(entry, margin) or self._is_late():
-                        entry.timer.stop = Stop.DROPPED
-            for entry in racing:
-                if entry.timer.stop is not None and entry.timer.error is None:
-                    yield from self._end(entry)
-            racing = [entry for entry in racing if entry.timer.stop is None]
-            next(rounds)
+    def _is_late(self) -> bool:
+        return self.machine.clock.now() > self.deadline
 
     def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Return all candidates; after the time limit, only the baseline or the first one if there is no answer yet."""
-        if not self._is_late():
-            return candidates
-        first = [] if self.standings.has_answer() else candidates[:1]
-        return [c for c in candidates if self.standings.is_baseline(c)] or first
+        """Return the candidates; after the time limit, if there is an answer, only the baseline."""
+        if self._is_late() and self.standings.has_answer():
+            return [c for c in candidates if self.standings.is_baseline(c)]
+        return candidates
 
     def _look_at_parts(self) -> Iterator[Measurement | Failure]:
         """Probe algorithms on small parts of the mini-batch; drop hopeless ones and unneeded last resorts."""
@@ -226,7 +191,7 @@ class Race:
 
     def _look_at(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
         """Probe a candidate. If it is hopeless, yield its result; otherwise keep it in the race."""
-        if self._is_late() and self.standings.has_answer() and not self.standings.is_baseline(candidate):
+        if not self._in_time([candidate]):
             return
         if (proven := self._slow_in_proof(candidate)) is not None:
             self.standings.known[candidate.micro_config] = proven
@@ -278,6 +243,26 @@ class Race:
                 else:
                     self._add(entry)
 
+    def _compare_in_turns(self) -> Iterator[Measurement | Failure]:
+        """Take samples of all candidates in turns, of each until its noise is small or it is hopeless."""
+        racing = list(self.entries.values())
+        rounds = in_turns([entry.timer.sample for entry in racing])
+        while racing:
+            for entry in racing:
+                if entry.timer.error is not None:  # the device may be unusable from here on
+                    yield from self._end(entry)
+            for entry in racing:  # only now, after all first samples, are all rivals known
+                if entry.timer.stop is None:
+                    self._add(entry)
+                    margin = HOPELESS if len(entry.timer.samples_s) < 2 else CLOSE
+                    if not self._can_win(entry, margin) or self._is_late():
+                        entry.timer.stop = Stop.DROPPED
+            for entry in racing:
+                if entry.timer.stop is not None and entry.timer.error is None:
+                    yield from self._end(entry)
+            racing = [entry for entry in racing if entry.timer.stop is None]
+            next(rounds)
+
     def _can_win(self, entry: Entry, margin: float) -> bool:
         """Whether the candidate's fastest sample is within ``margin`` times the fastest candidate's time."""
         own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
@@ -299,9 +284,6 @@ class Race:
             for candidate in batch:
                 if (error := proofs.error_of(candidate)) is not None:
                     yield from self._failed(candidate, error)
-
-    def _is_late(self) -> bool:
-        return self.machine.clock.now() > self.deadline
 
     def _try_first_sample(self, candidate: Candidate) -> Entry | Exception:
         try:

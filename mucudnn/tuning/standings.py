@@ -77,7 +77,11 @@ class Standings:
 
     def missing(self) -> list[Candidate]:
         """Return the candidates that may still need measuring, in order; empty if all results are known."""
-        return self.promising() if self.thorough else self.unseen() or self.sizes()
+        return self.unseen() or self.sizes()
+
+    def is_complete(self) -> bool:
+        """Whether every candidate has the results it needs. The baseline is checked first, which needs no run."""
+        return not (self.baselines() or self.missing())
 
     def has_answer(self) -> bool:
         """Return whether a candidate within the workspace limit was measured; the time limit applies from then on."""
@@ -110,8 +114,10 @@ class Standings:
     def foreign(self) -> list[Candidate]:
         """Return the foreign candidates to prove in the first batch: the largest one of each algorithm that may fit.
 
-        Algorithms that were hopeless in similar problems are left out.
+        Algorithms that were hopeless in similar problems are left out. In a thorough race, return all that may win.
         """
+        if self.thorough:
+            return [c for c in self.unseen() if c.algorithm.is_torchs_own or c.handed_bytes <= self.limit]
         fitting = [c for c in self.candidates if c.is_foreign and c.handed_bytes <= self.limit]
         largest = {c.algorithm.name: c for c in sorted(fitting, key=_by_size)}
         return [c for c in largest.values() if self._is_new(c) and (self.is_baseline(c) or not self.hopeless(c))]
@@ -160,7 +166,12 @@ class Standings:
         return [*baselines, *sorted(leads.values(), key=self._promise)]
 
     def unseen(self) -> list[Candidate]:
-        """Return the candidates of ``leads`` (the first to probe of each algorithm) that have no result yet."""
+        """Return the candidates to measure first: those of ``leads`` (one of each algorithm) without a result.
+
+        In a thorough race, return all without a result that may win, at every size.
+        """
+        if self.thorough:
+            return [c for c in self.candidates if self._is_new(c) and self.may_win(c)]
         return [c for c in self.leads() if c.micro_config not in self.known and not self._is_out(c)]
 
     def _is_out(self, candidate: Candidate) -> bool:
@@ -182,8 +193,10 @@ class Standings:
         """Return smaller micro-batches to measure: all of the best algorithm, the next smaller one of a close second.
 
         If a budget is divided over problems, return all sizes of each algorithm that is the fastest or nearly the
-        fastest among the algorithms that need no more workspace.
+        fastest among the algorithms that need no more workspace. In a thorough race, every size is in ``unseen``.
         """
+        if self.thorough:
+            return []
         ranked = self._ranked()
         wanted: list[Candidate] = []
         for rank, (lead, total_s) in enumerate(ranked if self.every_size else ranked[:2]):
@@ -195,11 +208,6 @@ class Standings:
             smaller = sorted((c for c in own if c.micro_batch_size < lead.micro_batch_size), key=_by_size, reverse=True)
             wanted += smaller if self.every_size or not rank else smaller[:1]
         return [c for c in wanted if self._is_new(c)]
-
-    def promising(self) -> list[Candidate]:
-        """Return the candidates without a result that may win, at every size: those that a thorough race measures."""
-        failed = {of for of, failure in self.failed.items() if not failure.is_passed_over}
-        return [c for c in self.candidates if c.micro_config not in {*self.known, *failed} and self.may_win(c)]
 
     def may_win(self, candidate: Candidate) -> bool:
         """Whether a candidate that has not run may win, judged by smaller sizes of its algorithm.
@@ -216,7 +224,7 @@ class Standings:
 
     def hopeless(self, candidate: Candidate) -> Failure | None:
         """Return a failure with the reason why a candidate that has not run cannot win; None if it is worth a probe."""
-        if self.is_baseline(candidate):
+        if self.thorough or self.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
         if expected is not None and self._is_expected_hopeless(candidate):
@@ -229,7 +237,12 @@ class Standings:
         return Failure(candidate.micro_config, reason, FailureKind.TOO_MANY_FLOPS)
 
     def is_spared(self, candidate: Candidate) -> bool:
-        """Whether a candidate's algorithm is a last resort and not needed, since another one is within all limits."""
+        """Whether a candidate's algorithm is a last resort and not needed, since another one is within all limits.
+
+        In a thorough race, return whether the candidate cannot win, judged by what has been measured by now.
+        """
+        if self.thorough:
+            return not self.may_win(candidate)
         resorts = {c.algorithm.name for c in self.candidates if c.algorithm.is_last_resort}
         others = {micro_config: m for micro_config, m in self.known.items() if micro_config.algorithm not in resorts}
         return candidate.algorithm.is_last_resort and replace(self, known=others).fastest_s() < inf

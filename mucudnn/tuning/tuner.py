@@ -5,7 +5,7 @@ The method is that of Oyama et al., 2018: workspace reuse (section III-B) and wo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from mucudnn.core.config import Config, config_or_default, without_cache_budget
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem, Operation
-from mucudnn.core.records import Failure, Measurement, Task
+from mucudnn.core.records import Measurement, MicroConfig, Task
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import deterministic_torch
 from mucudnn.core.values import instance, several, shown, whole
@@ -306,7 +306,10 @@ def _measure(
     with ExitStack() as measuring:
         for source in machine.sources:
             measuring.enter_context(source.measuring())
-        for done, result in enumerate(_results(context, job, limit_bytes, thorough=thoroughly or config.thorough)):
+        races = _races(context, job, limit_bytes, thorough=thoroughly or config.thorough)
+        for done, result in enumerate(result for race in races for result in race.measure()):
+            load = result.load if isinstance(result, Measurement) else None
+            context.quiet.remember(problem, result.micro_config, load)
             context.store.add(problem, context.versions[result.micro_config.algorithm], result)
             job.results[result.micro_config] = result
             if isinstance(result, Measurement):
@@ -324,12 +327,12 @@ def _measure(
         job.left_out = tuple(candidate.micro_config for candidate in left_out)
 
 
-def _results(context: Context, job: Job, limit_bytes: int | None, *, thorough: bool) -> Iterator[Measurement | Failure]:
-    """Yield the results of a race; if it is quick and nothing fits the limit, of a thorough one too.
+def _races(context: Context, job: Job, limit_bytes: int | None, *, thorough: bool) -> Iterator[Race]:
+    """Yield the races to run: one and, if it is quick and nothing fits the limit, a thorough one too.
 
-    A later result of a candidate replaces an earlier one.
+    The results of each race must be in the job before the next race is asked for.
     """
-    yield from _quiet_results(context, _race_of(context, job, limit_bytes, thorough=thorough))
+    yield from _quiet_races(context, job, limit_bytes, thorough=thorough)
     if not thorough:
         is_exempt = job.barred() is None  # torch's own must not run if it is barred
         task = replace(
@@ -339,39 +342,39 @@ def _results(context: Context, job: Job, limit_bytes: int | None, *, thorough: b
             in_headroom=job.task.in_headroom and is_exempt,
         )
         if not is_solvable(task, job.allowed()):
-            yield from _quiet_results(context, _race_of(context, job, limit_bytes, thorough=True))
+            yield from _quiet_races(context, job, limit_bytes, thorough=True)
 
 
-def _quiet_results(context: Context, race: Race) -> Iterator[Measurement | Failure]:
-    """Wait for a quiet machine and race; measure disturbed candidates again if the machine is quiet after that."""
-    if race.is_done:
+def _quiet_races(context: Context, job: Job, limit_bytes: int | None, *, thorough: bool) -> Iterator[Race]:
+    """Wait for a quiet machine and yield a race; then one of what was disturbed, if the machine is quiet after that."""
+    race, before = _race_of(context, job, limit_bytes, thorough=thorough), {**job.results}
+    if race.standings.is_complete():
         return
-    quiet, clock, problem = context.quiet, context.machine.clock, race.task.problem
-    quiet.wait()
-    began_s, results = clock.now(), list[Measurement | Failure]()
-    for result in race.measure():
-        quiet.remember(problem, result.micro_config, result.load if isinstance(result, Measurement) else None)
-        results.append(result)
-        yield result
-    spent_s = clock.now() - began_s
-    sound = undisturbed(results)
-    if len(sound) < len(results) and quiet.wait().is_quiet:
-        for result in results:  # only results that may still win matter
-            quiet.remember(problem, result.micro_config, None)
-        for result in race.knowing(sound, spent_s).measure():
-            quiet.remember(problem, result.micro_config, result.load if isinstance(result, Measurement) else None)
-            yield result
+    context.quiet.wait()
+    yield race
+    results = {of: result for of, result in job.results.items() if result is not before.get(of)}
+    sound = undisturbed([*results.values()])
+    if len(sound) < len(results) and context.quiet.wait().is_quiet:
+        for of in results:  # only results that may still win matter
+            context.quiet.remember(job.task.problem, of, None)
+        doubtful = results.keys() - {result.micro_config for result in sound}
+        yield _race_of(context, job, limit_bytes, thorough=thorough, without=doubtful)
 
 
-def _race_of(context: Context, job: Job, limit_bytes: int | None, *, thorough: bool) -> Race:
-    """Return a race of the job's candidates within a workspace limit, which knows the job's results so far."""
+def _race_of(
+    context: Context, job: Job, limit_bytes: int | None, *, thorough: bool, without: Collection[MicroConfig] = ()
+) -> Race:
+    """Return a race of the job's candidates within a workspace limit, which knows the job's results so far.
+
+    without: micro-configs whose results it does not know.
+    """
     config, machine, problem = context.config, context.machine, job.task.problem
     return Race(
         task=replace(job.task, limit_bytes=limit_bytes),
         candidates=job.candidates,
         machine=machine,
-        stored=job.measurements(),
-        stored_failures=job.failures(),
+        stored=[m for m in job.measurements() if m.micro_config not in without],
+        stored_failures=[f for f in job.failures() if f.micro_config not in without],
         max_relative_error=job.error_bound,
         time_limit_s=context.race_ends_s and max(0.0, context.race_ends_s - machine.clock.now()),
         may_keep=problem.operation is Operation.FORWARD and config.cache_budget_bytes != 0,

@@ -70,9 +70,10 @@ def test_a_last_resort_is_looked_at_where_nothing_else_fits_and_on_a_small_part_
         algorithms = [fake("native", 0.02, scratch_bytes_per_sample=10), fake("other", scratch_bytes_per_sample=10)]
         resort = LastResort("resort", CLOCK, lambda size: per_sample_s * size)
         job = given_of(*algorithms, resort, **bounds)
-        found = Race(**job, every_size=every_size)
-        results = [*found.measure()]
-        assert found.knowing(results, 0.0).is_done
+        results = [*Race(**job, every_size=every_size).measure()]
+        job["stored"] = tuple(r for r in results if isinstance(r, Measurement))
+        job["stored_failures"] = tuple(r for r in results if isinstance(r, Failure))
+        assert Race(**job, every_size=every_size).standings.is_complete()
         return {r.micro_config.micro_batch_size for r in results if r.micro_config.algorithm == "resort"}
 
     for per_sample_s in (0.001, 0.5):
