@@ -9,32 +9,54 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner
 from support.command_line import one_layer, rows
 from support.places import TESTS
-from support.ranks.failing_jobs import Failing
 from support.ranks.launching import torchrun
 
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.ranks import on_every_rank
 from mucudnn.core.errors import SharingError
 
+
+@dataclass(frozen=True)
+class Failing:
+    """Rank 1 ends in some way while rank 0 waits for it."""
+
+    how: str
+
+    def __call__(self) -> None:
+        if dist.get_rank() == 1:
+            if self.how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("out of patience\nand a stack trace")
+        dist.barrier()
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Tell the number of each process, and wait for what never comes."""
+
+    def __call__(self) -> None:
+        told = [None] * dist.get_world_size()
+        dist.all_gather_object(told, os.getpid())
+        if dist.get_rank() == 0:
+            sys.stdout.write(f"{json.dumps(told)}\n")
+            sys.stdout.flush()
+        signal.pause()
+
+
 pytestmark = pytest.mark.slow
 
 TUNE = ("--batch", "2", "--algorithms", "gemm", "--threads", "1")
 LIMIT_S = 120
-WAITING = """
-from support.ranks.failing_jobs import Waiting
-from mucudnn.cli.shared.ranks import on_every_rank
-
-if __name__ == "__main__":
-    on_every_rank(Waiting(), 2, "cpu")
-"""
 
 
 def test_under_torchrun_one_rank_prints_and_the_database_has_all(tmp_path: Path, database: Path) -> None:
@@ -78,13 +100,11 @@ def test_the_rank_that_failed_first_is_named(how: str, message: str, capfd: pyte
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_ranks_end_with_the_command(how: signal.Signals, tmp_path: Path) -> None:
+def test_ranks_end_with_the_command(how: signal.Signals) -> None:
     """Only the command is told to end, and of a kill it knows nothing."""
-    path = tmp_path / "waiting.py"
-    path.write_text(WAITING)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
     with subprocess.Popen(
-        [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        [sys.executable, __file__], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as command:
         assert command.stdout is not None
         assert len(json.loads(command.stdout.readline())) == 2
@@ -94,3 +114,7 @@ def test_ranks_end_with_the_command(how: signal.Signals, tmp_path: Path) -> None
         finally:
             command.kill()
     assert command.returncode in (-how, 1)
+
+
+if __name__ == "__main__":  # of test_ranks_end_with_the_command
+    on_every_rank(Waiting(), 2, "cpu")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, cast
 
 import torch
@@ -95,9 +95,7 @@ def run_once(ranks: Ranks, parent: Path) -> Callable[..., list[Any]]:
 
     @cache
     def run(scenario: Callable[..., Any], *given: object) -> list[Any]:
-        folder = parent / "-".join(map(str, (scenario.__name__, *given)))
-        folder.mkdir()
-        return ranks.run(scenario, folder, *given)
+        return ranks.run(scenario, Path(mkdtemp(dir=parent)), *given)
 
     return run
 
