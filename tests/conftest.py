@@ -30,7 +30,7 @@ with suppress(ModuleNotFoundError):  # make gpu does without it
     settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests stop processes by it
-pytest.register_assert_rewrite("support.snapshots", "support.ranks.training")  # so that a difference is shown
+pytest.register_assert_rewrite("support.snapshots")  # so that a difference is shown
 
 
 @pytest.fixture(autouse=True)
