@@ -19,7 +19,7 @@ from places import compile_builds
 
 KERNELS = ("tests/kernels/test_algorithm_contract.py",)
 MODELS = (
-    "tests/running/test_conv2d.py",
+    "tests/running/test_every_kind.py",
     "tests/running/test_compatibility.py",
     "tests/optimizing/test_optimize.py",
     "tests/tuning/test_tuner.py",

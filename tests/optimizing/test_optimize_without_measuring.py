@@ -1,4 +1,4 @@
-"""``mucudnn.Conv2d`` beside ``torch.nn.Conv2d``, and what ``optimize`` does to a model. Nothing is measured here."""
+"""What ``optimize`` does to a model. Nothing is measured here."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.problems.tuned_by_hand import assert_exact, ran
 from torch import Tensor, nn
 
 import mucudnn
@@ -54,72 +55,15 @@ def tuner(monkeypatch: pytest.MonkeyPatch) -> FakeTuner:
     return fake
 
 
-def pair(*args: Any, n: int = 3, size: int = 7, **options: Any) -> tuple[nn.Conv2d, mucudnn.Conv2d]:
-    """Torch's module and ours with the same parameters, tuned for n samples of size x size, dx too."""
-    torchs = nn.Conv2d(*args, **options)
-    ours = copy.deepcopy(torchs)
-    x = torch.randn(n, args[0], size, size, dtype=torchs.weight.dtype, requires_grad=True)
-    mucudnn.optimize(ours, x)
-    assert isinstance(ours, mucudnn.Conv2d)
-    assert ours.choices is not None
+def test_smaller_batches_have_configurations_from_the_same_sweep_and_other_dtypes_torchs_own() -> None:
+    torchs = nn.Conv2d(4, 6, 3)
+    ours = mucudnn.optimize(copy.deepcopy(torchs), torch.randn(3, 4, 7, 7, requires_grad=True))
     ours.choices.executables.clear()
-    return torchs, ours
-
-
-def ran(module: mucudnn.Conv2d) -> set[str]:
-    """The operations that ran a configuration."""
-    assert module.choices is not None
-    return {
-        executable.problem.operation for executable in module.choices.executables.values() if executable is not None
-    }
-
-
-def results(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-    """y, dx and the gradients of the parameters."""
-    x = x.detach().requires_grad_()
-    y = module(x)
-    wanted = [x, *module.parameters()]
-    return y, *torch.autograd.grad(y.float().square().mean(), wanted, allow_unused=True, materialize_grads=True)
-
-
-def assert_same(torchs: nn.Module, ours: nn.Module, x: Tensor, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(results(ours, x), results(torchs, x), rtol=tolerance, atol=tolerance)
-
-
-def test_training_gives_torchs_result_and_gradients() -> None:
-    torchs, ours = pair(4, 6, 3, padding=1)
-    assert_same(torchs, ours, torch.randn(3, 4, 7, 7))
+    assert_exact(ours, torchs, torch.randn(2, 4, 7, 7))
     assert ran(ours) == set(Operation)
-
-
-def test_module_that_was_converted_after_tuning() -> None:
-    torchs, ours = pair(4, 6, 3)
-    assert_same(torchs.double(), ours.double(), torch.randn(3, 4, 7, 7, dtype=torch.float64))
+    ours.choices.executables.clear()
+    assert_exact(ours.double(), torchs.double(), torch.randn(3, 4, 7, 7, dtype=torch.float64))
     assert ran(ours) == set()
-
-
-def test_smaller_batches_have_configurations_from_the_same_sweep() -> None:
-    torchs, ours = pair(4, 6, 3)
-    assert_same(torchs, ours, torch.randn(2, 4, 7, 7))
-    assert ran(ours) == set(Operation)
-
-
-def test_input_that_needs_no_gradient_and_frozen_parameters() -> None:
-    torchs, ours = pair(4, 6, 3)
-    x = torch.randn(3, 4, 7, 7)
-    torch.autograd.backward(ours(x).sum())
-    assert ran(ours) == {Operation.FORWARD, Operation.BACKWARD_FILTER}
-    for module in (torchs, ours):
-        module.weight.requires_grad_(False)
-    dx, wanted = (torch.autograd.grad(m(x.requires_grad_()).square().sum(), x) for m in (ours, torchs))
-    torch.testing.assert_close(dx, wanted)
-
-
-def test_attributes_that_are_changed_later_count() -> None:
-    torchs, ours = pair(4, 6, 3)
-    for module in (torchs, ours):
-        module.padding, module.dilation = (2, 2), (2, 2)
-    assert_same(torchs, ours, torch.randn(3, 4, 7, 7))
 
 
 class Block(nn.Module):
@@ -156,8 +100,8 @@ def test_optimize_swaps_what_it_can_and_the_model_stays_the_same() -> None:
     assert isinstance(model.derived, DerivedConv2d)
     assert type(model.unused) is nn.Conv2d
     x = torch.randn(2, 3, 7, 7)
-    torch.testing.assert_close(model.eval()(x), torchs(x), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(results(model, x), results(torchs, x), rtol=1e-4, atol=1e-5)
+    results = [(y := m(x), *torch.autograd.grad(y.square().sum(), m.first.weight)) for m in (model.eval(), torchs)]
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 def test_each_problem_is_asked_for_once_and_dx_of_the_input_not_at_all(tuner: FakeTuner) -> None:
@@ -197,26 +141,11 @@ def test_what_cannot_be_optimized_is_refused(arguments: tuple[Any, ...], message
         mucudnn.optimize(*arguments)
 
 
-def test_lazy_modules_are_tuned_when_the_sample_has_made_them(tuner: FakeTuner) -> None:
-    model = mucudnn.optimize(nn.Sequential(nn.LazyConv2d(4, 3)), torch.randn(2, 4, 8, 8))
-    assert type(model[0]) is mucudnn.Conv2d  # type: ignore[index]
-
-
-def test_where_torch_wins_there_is_no_operator(tuner: FakeTuner) -> None:
-    tuner.choose = baseline
-    module = mucudnn.Conv2d(3, 4, 3)
-    mucudnn.optimize(module, torch.randn(2, 3, 7, 7))
-    assert module.choices is None
-    assert len(module.tuned) == 2
-
-
-def test_model_that_cannot_be_tuned_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> Tuning:
-        raise mucudnn.InfeasibleError("nothing fits")
-
-    monkeypatch.setattr("mucudnn.optimizing.optimize.tune_tasks", fail)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    with pytest.raises(mucudnn.InfeasibleError):
-        mucudnn.optimize(model, torch.randn(2, 3, 7, 7))
-    assert type(model[0]) is nn.Conv2d
-    assert model[1].num_batches_tracked == 0
+def test_lazy_modules_are_tuned_when_the_sample_has_made_them_and_where_torch_wins_there_is_no_operator(
+    tuner: FakeTuner,
+) -> None:
+    for configuration in (divided, baseline):
+        tuner.choose = configuration
+        (module,) = mucudnn.optimize(nn.Sequential(nn.LazyConv2d(4, 3)), torch.randn(2, 4, 8, 8))
+        assert type(module) is mucudnn.Conv2d
+        assert (module.choices is None, len(module.tuned)) == (configuration is baseline, 2)
