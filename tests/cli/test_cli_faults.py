@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
 
 import pytest
-from support.command_line import HEADING, TUNE, fail, invoke, one_layer, rows, start
+from support.command_line import HEADING, TUNE, fail, invoke, one_layer, rows
 
 from mucudnn.core.problem import Operation
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mucudnn", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
 @pytest.fixture

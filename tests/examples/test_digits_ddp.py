@@ -1,21 +1,26 @@
-"""The example of data-parallel training, for an epoch: what it writes, and its exit status where something is wrong."""
+"""The example of data-parallel training, for an epoch: what it writes, and its exit status where something is wrong.
+
+As a script it is the example with two faults: gradients are not averaged, and each model has a seed of its own.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.places import EXAMPLES, TESTS
+import torch
+from support.places import EXAMPLES
 from support.ranks.launching import torchrun
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("sklearn")
 EXAMPLE = EXAMPLES / "digits_ddp.py"
-DISAGREEING = TESTS / "support" / "ranks" / "disagreeing_digits.py"
 LIMIT_S = 300  # several processes load all of torch, on cores that they share with other tests
 STEPS = 14  # of an epoch: 899 digits, in batches of 64
 ONE_EPOCH = ("--epochs", 1, "--policies", "undivided", "--at-least", 5, "--within", 95)
@@ -67,9 +72,19 @@ def test_whatever_disagrees_is_named_and_is_the_exit_status(
 ) -> None:
     monkeypatch.setenv("MUCUDNN_DATABASE", str(folder / "all.sqlite"))
     impossible = (*ONE_EPOCH, "--at-least", 101, "--within", -1)
-    done = torchrun(DISAGREEING, *impossible, "--out", folder / "wrong", ranks=2, limit_s=LIMIT_S)
+    done = torchrun(__file__, *impossible, "--out", folder / "wrong", ranks=2, limit_s=LIMIT_S)
     assert done.returncode == 1
     of_ours = "\n".join(one for one in results(folder / "wrong")["disagreements"] if one.startswith("mucudnn"))
     assert of_ours in done.stdout
     for words in ("ranks' parameters differ after step 1", "first loss is 2.", "%, below 101 %", "points from torch's"):
         assert words in of_ours
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(EXAMPLES))
+    import digits_ddp  # type: ignore[import-not-found]
+
+    seeds, seed = count(), torch.manual_seed
+    digits_ddp.DistributedDataParallel = lambda model: model
+    torch.manual_seed = lambda _: seed(next(seeds))
+    sys.exit(digits_ddp.main())

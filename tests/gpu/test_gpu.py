@@ -14,19 +14,14 @@ from itertools import product
 import pytest
 import torch
 from support.configured import run
-from support.cuda.either_device import (
-    Guarded,
-    buildable_engines,
-    offered_engines,
-    run_in_slices,
-    wait_for_all,
-)
+from support.cuda.either_device import Guarded, run_in_slices, wait_for_all
 
 from mucudnn.core.errors import UnsoundError, first_line
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
+from mucudnn.kernels import registry
 from mucudnn.kernels.algorithm import Algorithm, why_unsupported
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine
+from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
 from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.kernels.memory import peak_requested_bytes
 from mucudnn.kernels.registry import algorithms
@@ -34,6 +29,41 @@ from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.workbench import Workbench
+
+
+def offered_engines(problem: ConvProblem, sizes: Sequence[int]) -> list[CudnnEngine]:
+    """What cuDNN, or what stands in for it, offers for micro-batches of these sizes, as torch's settings allow."""
+    return CudnnEngines(registry.cudnn_backend()).offered(problem, sizes)
+
+
+def buildable_engines(problem: ConvProblem, sizes: Sequence[int], refused: list[str]) -> list[CudnnEngine]:
+    """Those whose plans cuDNN builds for every size that they support; the names of the others are added to `refused`.
+
+    cuDNN's heuristics propose engines of which it then refuses to finalize a plan, or one that adds in place. Raises
+    ``CudnnError`` where a plan cannot be built for another reason than that it is not supported.
+    """
+    offered = offered_engines(problem, sizes)
+    unsupported = [
+        engine
+        for engine in offered
+        if all(engine.supports_micro_batch(problem, n) is not None for n in sizes)
+        or not all(_builds(engine, problem, n) for n in sizes)
+    ]
+    refused += [engine.name for engine in unsupported]
+    return [engine for engine in offered if engine not in unsupported]
+
+
+def _builds(engine: CudnnEngine, problem: ConvProblem, n: int) -> bool:
+    if engine.supports_micro_batch(problem, n) is not None:
+        return True
+    try:
+        engine.build(problem, n)
+    except CudnnError as error:
+        if error.is_unsupported:
+            return False
+        raise
+    return True
+
 
 pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library warns of is no failure of a convolution
 

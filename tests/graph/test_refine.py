@@ -8,18 +8,21 @@ from unittest import mock
 
 import pytest
 import torch
-from support.clock.graph import made_up_timings
+from support.clock.machine import FakeClock, fake_machine
 
 from mucudnn.bench.sources.networks.large_images import DnCNN
+from mucudnn.core.config import Config
+from mucudnn.core.terminal import silent
 from mucudnn.graph.capture import capture
 from mucudnn.graph.convolution_choices import refined
-from mucudnn.graph.costs import every_cost
+from mucudnn.graph.costs import Timings, every_cost
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.graph.windows import AlgorithmPair, Convolution
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
 from mucudnn.solver.bands import Cut, Segment
 from mucudnn.solver.plans import Plan
+from mucudnn.store.database import Database
 
 
 def test_each_convolution_gets_the_fastest_of_the_candidates() -> None:
@@ -42,9 +45,12 @@ def test_each_convolution_gets_the_fastest_of_the_candidates() -> None:
         return {i: 2.0 if used[i] is first else 3.0 if slower[one.problem] else 1.0 for i, one in convolutions.items()}
 
     candidates = dict.fromkeys(convolutions, (first, second))
+    machine = fake_machine(FakeClock(), [])
     with mock.patch.object(Schedule, "operator_times", operator_times):
-        found = refined(schedule, candidates, (x,), inf, made_up_timings())
-        unchanged = refined(schedule, candidates, (x,), 0, made_up_timings())
+        found, unchanged = (
+            refined(schedule, candidates, (x,), seconds, Timings(machine, Database(":memory:"), Config(), silent))
+            for seconds in (inf, 0)
+        )
     cut = found.plan.segments[-1].cut
     assert {slower[one.problem] for one in convolutions.values()} == {True, False}
     for one in convolutions.values():

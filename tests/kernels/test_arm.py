@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from support.places import SUPPORT, TESTS
+from support.places import TESTS
 
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.problem import MemoryFormat, Operation
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 COMPILED = TESTS.parent / "kernels" / "compiled"
-SOURCES = (*sorted(COMPILED.rglob("*.cpp")), SUPPORT / "arm" / "compiled_algorithms.cpp")
+SOURCES = (*sorted(COMPILED.rglob("*.cpp")), TESTS / "kernels" / "arm_algorithms.cpp")
 FLAGS = ("-std=c++17", "-O1", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", f"-I{COMPILED}")
 FAMILIES = ("winograd", "implicit-gemm", "pointwise", "depthwise", "loop-nest")
 LARGEST_ERROR = DEFAULT_MAX_RELATIVE_ERROR | {"float32": 1e-5}

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
-from support.unsound import Product
+from torch import Tensor
 
 import mucudnn
+from mucudnn import BaseAlgorithm
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import FailureKind
@@ -25,6 +29,48 @@ from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
 from mucudnn.measuring.proving.prover import Prover
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.tuning.tuner import tune
+
+
+@dataclass(frozen=True, slots=True)
+class Product(BaseAlgorithm):
+    """A forward 1x1 convolution as a product, which needs no workspace; what goes wrong is ``fault``."""
+
+    fault: str = ""
+    version: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"test/{self.fault or 'right'}"
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        return None
+
+    def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return 0
+
+    def step(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, *rest: Tensor) -> None:
+        y.copy_(torch.einsum("nchw,kc->nkhw", x, w[:, :, 0, 0]))
+        if bias is not None:
+            y.add_(bias.view(-1, 1, 1))
+        match self.fault:
+            case "writes-past-its-output":
+                ctypes.memset(y.data_ptr() + y.nbytes, 0, 16)
+            case "writes-past-a-tensor-of-its-own":
+                own = torch.zeros(8)
+                ctypes.memset(own.data_ptr() + own.nbytes, 0, 16)
+            case "reads-unwritten-memory":
+                y.add_(torch.empty_like(y))
+            case "aborts":
+                os.abort()
+            case "dawdles":
+                time.sleep(0.1 * len(x))
+            case "sleeps":
+                time.sleep(3600)
+            case "raises":
+                raise ValueError("no such thing")
+            case "is-killed":
+                os.kill(os.getpid(), 9)
+
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,6 @@ from typing import NoReturn
 import pytest
 import torch
 from support.cuda.placeholders import MODE, module_on_cuda, on_cuda
-from support.problems.nets import two_convolutions
 from torch import nn
 
 import mucudnn
@@ -21,6 +20,12 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.optimizing import optimize as optimizing
 from mucudnn.tuning.trace import trace
+
+
+def two_convolutions(r: int = 1) -> nn.Sequential:
+    """From 3 channels to 8 and, by filters of r x r, to 4."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, r))
+
 
 PROBLEM = ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=8, r=3, s=3, padding=(1, 1))
 GPU = torch.device("cuda", 1)

@@ -1,4 +1,4 @@
-"""Workspace division: against brute force and dynamic programming; programs that are missing, wrong or late."""
+"""Workspace division and its curves: against brute force and dynamic programming; programs that are missing or late."""
 
 from __future__ import annotations
 
@@ -10,18 +10,42 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pulp
 import pytest
-from support.problems.solver_cases import Options, configuration, correlated, hard_division, least_bytes
 
 import mucudnn.solver.knapsack as knapsack
 from mucudnn.core.errors import InfeasibleError
-from mucudnn.core.records import Configuration
-from mucudnn.solver.division import DivisionProblem, solve_wd
+from mucudnn.core.records import Configuration, MicroConfig
+from mucudnn.solver.division import Division, DivisionProblem, budget_curve, limit_curve, solve_wd
 from mucudnn.solver.reuse import Status
+
+Options = dict[str, list[Configuration]]
+
+
+def configuration(name: str, time_s: float, workspace_bytes: int, micro_batches: int = 1) -> Configuration:
+    return Configuration((MicroConfig(name, 8 // micro_batches),) * micro_batches, time_s, workspace_bytes)
+
+
+def least_bytes(options: Options) -> int:
+    return sum(min(c.workspace_bytes for c in row) for row in options.values())
+
+
+def correlated(problems: int = 12, seed: int = 7) -> Options:
+    """Many sums, close to each other, of which the bounds rule out few."""
+    source = random.Random(seed)
+    rows = [[source.randint(100, 900) for _ in range(4)] for _ in range(problems)]
+    return {
+        f"p{i}": [configuration(f"a{b}", (1000 - b + source.random()) * 1e-3, b) for b in row]
+        for i, row in enumerate(rows)
+    }
+
+
+def hard_division() -> Division[str]:
+    options = correlated()
+    return solve_wd(options, least_bytes(options) + 1701)
 
 
 def random_options(source: random.Random, problems: int, most: int, largest: int = 9) -> Options:
@@ -206,3 +230,70 @@ def test_other_solvers_read_the_program_from_a_file_and_find_the_same(tmp_path: 
             first, *chosen = (tmp_path / "solution").read_text().splitlines()
             assert float(first.partition("objective value")[2]) == pytest.approx(expected_ps)
             assert sum(float(line.split()[2]) for line in chosen) == len(options)
+
+
+MIB = 2**20
+
+
+# 10 ms in 64 MiB; 8 ms from 128 MiB on; 5 ms from 256 MiB on.
+STAIRS = {
+    "p": [
+        configuration("small", 10e-3, 64 * MIB),
+        configuration("middle", 8e-3, 128 * MIB),
+        configuration("large", 5e-3, 256 * MIB),
+    ]
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_point_is_the_exact_division_of_its_budget(seed: int) -> None:
+    options = random_options(random.Random(seed), 6, 6, largest=90)
+    counts = {key: 1 + i % 3 for i, key in enumerate(options)}
+    for point in budget_curve(options, counts):
+        assert point.time_s == pytest.approx(solve_wd(options, point.size_bytes, counts=counts).objective_s)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_goes_from_the_smallest_feasible_budget_to_where_nothing_more_is_bought(seed: int) -> None:
+    options = random_options(random.Random(seed), 6, 6, largest=90)
+    curve = budget_curve(options)
+    first, last = curve[0], curve[-1]
+    assert first.size_bytes == least_bytes(options)
+    assert last.time_s == pytest.approx(solve_wd(options, None).objective_s)
+    if last.size_bytes > first.size_bytes:
+        assert solve_wd(options, last.size_bytes - 1).objective_s > last.time_s
+    for less, more in pairwise(curve):
+        assert less.size_bytes < more.size_bytes
+        assert less.time_s > more.time_s
+
+
+def test_budgets_that_are_asked_for_are_on_it() -> None:
+    curve = budget_curve(STAIRS, points=2, budgets=[200 * MIB, 10**12])
+    assert [(p.size_bytes, p.time_s) for p in curve] == [
+        (64 * MIB, 10e-3),
+        (200 * MIB, 8e-3),
+        (256 * MIB, 5e-3),
+        (10**12, 5e-3),
+    ]
+    with pytest.raises(InfeasibleError, match=rf"smallest feasible budget is {64 * MIB}B"):
+        budget_curve(STAIRS, budgets=[64 * MIB - 1])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_limit_has_the_sum_of_the_fastest_within_it(seed: int) -> None:
+    options = random_options(random.Random(seed), 6, 6, largest=90)
+    counts = {key: 1 + i % 3 for i, key in enumerate(options)}
+    curve = limit_curve(options, counts, points=1000, limits=[45, 10**6])
+    feasible = max(min(c.workspace_bytes for c in each) for each in options.values())
+    assert curve[0].size_bytes == feasible
+    assert curve[-1].size_bytes == 10**6
+    for point in curve:
+        fitting = {
+            key: [c.time_s for c in each if c.workspace_bytes <= point.size_bytes] for key, each in options.items()
+        }
+        assert point.time_s == pytest.approx(sum(counts[key] * min(times) for key, times in fitting.items()))
+    assert len(limit_curve(options, counts, points=3)) <= 3
+
+
+def test_a_network_without_problems_takes_no_time() -> None:
+    assert [p.time_s for p in budget_curve({})] == [p.time_s for p in limit_curve({}, {})] == [0]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -46,11 +43,6 @@ def fail(*arguments: object) -> str:
     assert result.exit_code == 2, (result.output, result.exception)
     assert "Traceback" not in result.output
     return " ".join(result.stderr.split())
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mucudnn", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
 def rows(path: Path) -> list[tuple[object, ...]]:

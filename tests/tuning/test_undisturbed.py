@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from support.problems.nets import DataDependent, conv_net
-from torch import nn
+from support.problems.nets import conv_net
+from torch import Tensor, nn
 
 from mucudnn.tuning.training_step import trace_step, training_step
+
+
+class DataDependent(nn.Module):
+    """What it computes depends on a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Any:
+        self.count = self.count + 1
+        y = self.body(x)
+        return y * 2 if y.sum().item() > 0 else y
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -3,53 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels import registry
 from mucudnn.kernels.algorithm import Algorithm
-from mucudnn.kernels.cudnn.algorithms import CudnnEngine, CudnnEngines
-from mucudnn.kernels.cudnn.library import CudnnError
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.testing.checks import GuardedMemory
-
-
-def offered_engines(problem: ConvProblem, sizes: Sequence[int]) -> list[CudnnEngine]:
-    """What cuDNN, or what stands in for it, offers for micro-batches of these sizes, as torch's settings allow."""
-    return CudnnEngines(registry.cudnn_backend()).offered(problem, sizes)
-
-
-def buildable_engines(problem: ConvProblem, sizes: Sequence[int], refused: list[str]) -> list[CudnnEngine]:
-    """Those whose plans cuDNN builds for every size that they support; the names of the others are added to `refused`.
-
-    cuDNN's heuristics propose engines of which it then refuses to finalize a plan, or one that adds in place. Raises
-    ``CudnnError`` where a plan cannot be built for another reason than that it is not supported.
-    """
-    offered = offered_engines(problem, sizes)
-    unsupported = [
-        engine
-        for engine in offered
-        if all(engine.supports_micro_batch(problem, n) is not None for n in sizes)
-        or not all(_builds(engine, problem, n) for n in sizes)
-    ]
-    refused += [engine.name for engine in unsupported]
-    return [engine for engine in offered if engine not in unsupported]
-
-
-def _builds(engine: CudnnEngine, problem: ConvProblem, n: int) -> bool:
-    if engine.supports_micro_batch(problem, n) is not None:
-        return True
-    try:
-        engine.build(problem, n)
-    except CudnnError as error:
-        if error.is_unsupported:
-            return False
-        raise
-    return True
 
 
 @dataclass
@@ -102,15 +64,6 @@ def captured(work: Callable[[], None], device: str) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         work()
     return graph.replay
-
-
-def new_stream(device: str) -> AbstractContextManager[object]:
-    """What runs inside is on a stream of its own, after what was started before."""
-    if device == "cpu":
-        return nullcontext()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    return torch.cuda.stream(stream)
 
 
 def wait_for_all(device: str) -> None:

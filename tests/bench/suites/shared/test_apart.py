@@ -3,16 +3,64 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import subprocess
+import time
 from time import monotonic
 from typing import Any
 
 import psutil
 import pytest
-from support import own_jobs
 
-from mucudnn.bench.suites.shared.apart import Entrant, contestant
+from mucudnn.bench.suites.shared.apart import Entrant, Ready, contestant
 from mucudnn.bench.suites.shared.processes import Worker, WorkerError
+from mucudnn.core.errors import UnavailableError
 from mucudnn.measuring.turns import Stop
+
+
+def answering() -> Ready[str]:
+    """Gets ready, and does nothing in a call."""
+    return Ready(lambda: None, "ready")
+
+
+def refusing() -> Ready[str]:
+    raise UnavailableError("no such library")
+
+
+def raising() -> Ready[str]:
+    raise KeyError("an operator\nthat nobody knows")
+
+
+def hanging() -> Ready[str]:
+    time.sleep(600)
+    return answering()
+
+
+def raising_in_a_call() -> Ready[str]:
+    return Ready(raising, "ready")
+
+
+def killed_in_a_call() -> Ready[str]:
+    return Ready(lambda: os.kill(os.getpid(), signal.SIGKILL), "ready")
+
+
+def exiting_in_a_call() -> Ready[str]:
+    return Ready(lambda: os._exit(7), "ready")
+
+
+def hanging_in_a_call() -> Ready[str]:
+    return Ready(lambda: time.sleep(600), "ready")
+
+
+def starting_another() -> Ready[int]:
+    return Ready(lambda: time.sleep(600), subprocess.Popen(["sleep", "600"]).pid)
+
+
+def talking() -> Ready[str]:
+    print("what a library says")  # noqa: T201
+    return answering()
+
 
 LONG_S = 120.0
 
@@ -25,7 +73,7 @@ def no_process_is_left() -> Any:
 
 
 def test_it_tells_what_it_found_and_times_as_many_calls_as_asked(capfd: pytest.CaptureFixture[str]) -> None:
-    with contestant(own_jobs.talking) as worker:
+    with contestant(talking) as worker:
         entrant = Entrant(worker)
         assert (entrant.found, entrant.failure) == ("ready", None)
         assert 0 < entrant.time(print, 1000) < 1000 * entrant.time(print, 1000)
@@ -38,9 +86,9 @@ def test_it_tells_what_it_found_and_times_as_many_calls_as_asked(capfd: pytest.C
 
 def test_a_failed_preparation_is_kept_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
     for job, ready_s, reason, is_traced in (
-        (own_jobs.refusing, LONG_S, "no such library", False),
-        (own_jobs.raising, LONG_S, "KeyError: 'an operator\\nthat nobody knows'", True),
-        (own_jobs.hanging, 0.1, "getting ready took longer than 100 ms and was killed", False),
+        (refusing, LONG_S, "no such library", False),
+        (raising, LONG_S, "KeyError: 'an operator\\nthat nobody knows'", True),
+        (hanging, 0.1, "getting ready took longer than 100 ms and was killed", False),
     ):
         with contestant(job) as worker:
             entrant = Entrant(worker, ready_s=ready_s)
@@ -52,10 +100,10 @@ def test_a_failed_preparation_is_kept_with_its_reason(capfd: pytest.CaptureFixtu
 @pytest.mark.usefixtures("forked")
 def test_a_failure_of_a_call_is_kept() -> None:
     for job, sample_s, reason in (
-        (own_jobs.raising_in_a_call, LONG_S, "KeyError: 'an operator\\nthat nobody knows'"),
-        (own_jobs.killed_in_a_call, LONG_S, "killed by SIGKILL"),
-        (own_jobs.exiting_in_a_call, LONG_S, "ended with exit status 7"),
-        (own_jobs.hanging_in_a_call, 0.1, "a sample of 1 calls took longer than 100 ms and was killed"),
+        (raising_in_a_call, LONG_S, "KeyError: 'an operator\\nthat nobody knows'"),
+        (killed_in_a_call, LONG_S, "killed by SIGKILL"),
+        (exiting_in_a_call, LONG_S, "ended with exit status 7"),
+        (hanging_in_a_call, 0.1, "a sample of 1 calls took longer than 100 ms and was killed"),
     ):
         with contestant(job) as worker:
             entrant = Entrant(worker, sample_s=sample_s)
@@ -67,7 +115,7 @@ def test_a_failure_of_a_call_is_kept() -> None:
 
 def test_processes_that_it_started_end_with_it() -> None:
     for sample_s in (LONG_S, 0.1):
-        with contestant(own_jobs.starting_another) as worker:
+        with contestant(starting_another) as worker:
             entrant = Entrant(worker, sample_s=sample_s)
             other = psutil.Process(entrant.found)
             if sample_s < LONG_S:
