@@ -147,7 +147,7 @@ ARGUMENTS: tuple[tuple[Callable[..., object], dict[str, Any], str], ...] = (
     (config, {"deterministic": "False"}, "deterministic is 'False'; it must be True or False"),
     (config, {"time_limit": True}, "time_limit: the time in seconds is True"),
     (config, {"time_limit": -1}, "time_limit: time -1 is negative"),
-    (config, {"first_call_time": -1}, "first_call_time"),
+    (config, {"keep_heap": "perhaps"}, "keep_heap"),
     (config, {"max_relative_error": "1e-5"}, "max_relative_error is '1e-5'; it must be a finite number"),
     (config, {"max_relative_error": 0}, "max_relative_error is 0; it must be at least 2.2"),
     (config, {"workspace_limit": 64.0}, "workspace_limit: the number of bytes is 64.0"),

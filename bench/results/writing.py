@@ -37,7 +37,7 @@ from mucudnn.core.files import json_line, write_json
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.measuring.load import Load, Watch
 
-_DECIDE_NOTHING = ("confirm", "first_call_time", "database")  # fields of a config
+_DECIDE_NOTHING = ("confirm", "keep_heap", "database")  # fields of a config
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from mucudnn.core.tables import Table, listed, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_seconds
-from mucudnn.measuring.clocks import kept_heap
+from mucudnn.measuring.heap import kept_heap
 from mucudnn.measuring.turns import Rounds, Runner
 from mucudnn.measuring.whole_runs import Machine, training_operands
 from mucudnn.running.choices import TunedProblem

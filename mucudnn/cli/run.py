@@ -175,7 +175,7 @@ def _code_of_spec(spec: ModuleSpec | None, wanted: str, main: ModuleType) -> Cod
 @click.command(cls=FileCommand, context_settings={"allow_interspersed_args": False})
 @click.argument("arguments", metavar="PROGRAM [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
-@options.config(options.workspace_limit("64MiB"), *options.MEASURING, "first_call_time")
+@options.config(options.workspace_limit("64MiB"), *options.MEASURING, "keep_heap")
 @click.option("--report", type=OutputFile(suffix=".html"), help="Write a page of all convolutions to this file.")
 def run(arguments: tuple[str, ...], is_module: bool, config: Config, report: Path | None) -> None:
     """Run PROGRAM, a Python file, folder or module, as python does, with every convolution tuned as it occurs.

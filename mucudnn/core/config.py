@@ -148,12 +148,14 @@ class Config:
     if it is off.
     time_limit: most seconds per problem, above 0, as a number or text such as ``"60s"``; None measures until the noise
     is small. Two thirds are for measuring candidates, the rest for whole runs; what a problem takes beyond its time,
-    since PyTorch's own and one that fits are always measured, is taken from the next ones.
+    since PyTorch's own and one that fits are always measured, is taken from the next ones. With ``enable`` and
+    ``tuned``, None is one second, which the first call of a problem then takes.
     database: SQLite file of the measurements, where ``~`` is the home folder; None for one in the user's cache folder.
     strict: use only algorithms with which a NaN or an infinity in x or dy affects the same results as with torch's own:
     no Winograd or Fourier transforms (docs/compatibility.md), and no library algorithm that may be one.
-    first_call_time: with ``enable`` and ``tuned``, most seconds of measuring when a problem first occurs; None for
-    ``time_limit``.
+    keep_heap: whether the process keeps freed memory of its heap for the next tensors, on the CPU with glibc. None:
+    ``optimize`` keeps it if steps of the model, timed with and without, are then more than 3 % faster; ``enable`` and
+    ``tuned`` if the kernel's share of the processor time falls by as much (docs/memory.md).
     confirm: whether ``optimize`` ends by timing steps of the whole model, torch's convolutions and mucudnn's
     interleaved, and restores torch's where mucudnn's are slower. None confirms if a step is given, and in training if a
     step is neither too short nor too long and the processes that take part tune together.
@@ -224,7 +226,10 @@ class Config:
     )
     deterministic: bool = _setting(False, flag, "Use only algorithms that give the same bits on every run.")
     time_limit: float | str | None = _setting(
-        None, _time, "Most time to tune one problem, such as 60s or 2min.", "TIME"
+        None,
+        _time,
+        "Most time to tune one problem, such as 60s or 2min; where convolutions are tuned as they occur: 1s.",
+        "TIME",
     )
     database: Path | str | None = _setting(
         None, _file, "SQLite file of the measurements; default: in your cache folder.", "FILE"
@@ -233,12 +238,10 @@ class Config:
         False, flag, "Use only algorithms with which NaN and infinities spread no further than with PyTorch."
     )
     thorough: bool = _setting(False, flag, "Measure every candidate that may win: minutes instead of seconds.")
-    first_call_time: float | str | None = _setting(
-        "1s",
-        _time,
-        "Where convolutions are tuned as they occur: most time to measure one at its first call, such as 60s; none: "
-        "only --time-limit.",
-        "TIME",
+    keep_heap: bool | None = _setting(
+        None,
+        _open_flag,
+        "Keep freed memory of the heap for the next tensors. Default: if that is measured to save time.",
     )
     confirm: bool | None = _setting(
         None,
@@ -305,10 +308,6 @@ class Config:
     @property
     def time_limit_s(self) -> float | None:
         return parse_seconds(self.time_limit)
-
-    @property
-    def first_call_time_s(self) -> float | None:
-        return parse_seconds(self.first_call_time)
 
     def allows(self, algorithm: str) -> bool:
         """Return whether ``algorithms`` has this algorithm or its source, or it is torch's own."""

@@ -28,12 +28,14 @@ from mucudnn.core.records import Task
 from mucudnn.enabling.status import Origin, ShapeStats, Status
 from mucudnn.enabling.workshop import Workshop, nearest
 from mucudnn.kernels.memory import torch_format
+from mucudnn.measuring.heap import HeapTrial
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, untouched
 from mucudnn.running.problems import problem_of_call, problem_operation
 from mucudnn.running.workspace import make_room
 
 _MOST_KEPT = 4096  # shapes, so that memory stays bounded
+_LOOK_CALLS = 4  # calls of a problem between two looks at what a kept heap saves
 _MOST_FAILURES = 3  # consecutive ones, so that a permanent fault, such as a locked file, does not delay every layer
 
 
@@ -76,6 +78,8 @@ class Session:
         self.spent_s = 0.0
         self.is_deciding = False
         self.failures = 0
+        self.heap = HeapTrial() if config.keep_heap is None else None
+        self._tells_steps: ShapeStats | None = None  # its calls tell when to look at the heap
         self._layers: dict[tuple[object, ...], list[ShapeStats]] = {}
         self._lock = threading.RLock()
 
@@ -224,6 +228,9 @@ class Session:
         with self._lock:
             if met.calls < met.ask_at:
                 return  # another thread has decided in the meantime
+            if met is self._tells_steps:
+                met.ask_at = met.calls + _LOOK_CALLS if self.heap is not None and self.heap.look() else inf
+                return
             began, self.is_deciding = self.clock(), True
             with warnings_deferred():  # as errors, they would end the tuning
                 try:
@@ -237,6 +244,14 @@ class Session:
                 finally:
                     self.is_deciding = False
                     self.spent_s += self.clock() - began
+                    self._try_heap(met)
+
+    def _try_heap(self, decided: ShapeStats) -> None:
+        """Begin, or begin again, the trial of a kept heap, now that a problem was decided on."""
+        if self.heap is not None and self.heap.verdict is None and decided.device.type == "cpu":
+            self.heap.begin()
+            if self._tells_steps is None and decided.ask_at == inf:
+                self._tells_steps, decided.ask_at = decided, decided.calls + _LOOK_CALLS
 
     def _make_room(self, met: ShapeStats | None) -> None:
         """Free the workspace kept for our algorithms if it and that of torch's next convolution exceed the limit."""
@@ -289,7 +304,8 @@ class Session:
         """Return the status of all problems seen so far, in the order of their first calls."""
         with self._lock:
             problems = tuple(replace(met, choices=None, tuned=None) for met in self.met.values())
-        return Status(problems, self.spent_s, tuple(self.passed_by.items()))
+            heap = None if self.heap is None or self._tells_steps is None else self.heap.verdict
+        return Status(problems, self.spent_s, tuple(self.passed_by.items()), heap)
 
 
 def _as_images(tensor: Tensor, is_1d: bool) -> Tensor:

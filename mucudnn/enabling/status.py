@@ -107,12 +107,13 @@ class Status:
     """Snapshot of the problems under one config. It prints as a table; ``to_frame()`` has every problem.
 
     spent_s: time spent on tuning. passed_by: reasons why calls are never tuned, with the number of shapes of such
-    calls.
+    calls. heap: whether a kept heap was worth it, and why; None if that is not known, or was not tried.
     """
 
     problems: tuple[ShapeStats, ...] = ()
     spent_s: float = 0.0
     passed_by: tuple[tuple[str, int], ...] = ()
+    heap: str | None = None
 
     @property
     def gained_s(self) -> float:
@@ -180,6 +181,8 @@ class Status:
                 f"gained {format_seconds(self.gained_s)} so far, {self.gained_share:.0%} of PyTorch's time for these "
                 "convolutions, by the times measured in tuning"
             )
+        if self.heap is not None:
+            yield f"the heap is {self.heap}"
 
 
 def _cell(one: ShapeStats | None) -> str:

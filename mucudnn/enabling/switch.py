@@ -31,9 +31,10 @@ def enable(config: Config | None = None) -> None:
 
     No module is changed, and no sample input is needed: subclasses of ``torch.nn.Conv2d``, functional calls, 1-D and
     transposed convolutions are tuned, in training and inference, with ``torch.compile``, autocast and ``torch.func``.
-    The first call of a size may take up to ``config.first_call_time``; stored results are not measured again. This
-    affects the whole process, and each process of a group tunes for itself. Another call of ``enable`` replaces the
-    config. ``mucudnn.status()`` returns the choices, and ``disable()`` ends the tuning.
+    The first call of a size may take up to ``config.time_limit``, or a second; stored results are not measured again.
+    This affects the whole process, and each process of a group tunes for itself. Another call of ``enable`` replaces
+    the config. ``mucudnn.status()`` returns the choices, and ``disable()`` ends the tuning; a heap that is kept
+    (``config.keep_heap``) stays kept.
 
     Raises ``InvalidInputError`` for a workspace budget or the headroom, which need a whole model, and for an unknown
     algorithm; ``DatabaseError`` if the database cannot be read; ``UnavailableError`` if torch is too old or another
@@ -61,7 +62,7 @@ def tuned(config: Config | None = None) -> Iterator[None]:
     Raises the errors of ``enable``.
 
     >>> import torch, mucudnn
-    >>> with mucudnn.tuned(mucudnn.Config(first_call_time="10ms")):
+    >>> with mucudnn.tuned(mucudnn.Config(time_limit="10ms")):
     ...     torch.nn.functional.conv2d(torch.zeros(4, 3, 8, 8), torch.zeros(6, 3, 3, 3)).shape
     torch.Size([4, 6, 6, 6])
     """
@@ -125,6 +126,7 @@ _sessions: dict[Config, Session] = {}  # kept, so that a config that is used aga
 
 def _session(config: Config | None) -> Session:
     from mucudnn.enabling.session import Session
+    from mucudnn.measuring.heap import settle_heap
 
     config = without_cache_budget(config_or_default(config))
     if config.workspace_budget_bytes is not None:
@@ -132,6 +134,7 @@ def _session(config: Config | None) -> Session:
             f"workspace_budget is {config.workspace_budget!r}, which is divided over a whole model: use "
             "mucudnn.optimize, or give a workspace_limit for each convolution"
         )
+    settle_heap(config.keep_heap)
     with _switching:
         if config not in _sessions:
             session = Session(config)

@@ -32,6 +32,7 @@ from mucudnn.tuning.job import permitted_algorithms
 from mucudnn.tuning.replay import replay
 from mucudnn.tuning.tuner import Priors, tune_tasks
 
+FIRST_CALL_S = 1.0  # time limit of a problem that is tuned in the user's own call
 MachineOf = Callable[[str], Machine]
 
 
@@ -42,8 +43,7 @@ class Workshop:
     """
 
     def __init__(self, config: Config, machine_of: MachineOf | None = None) -> None:
-        limits = [limit for limit in (config.time_limit_s, config.first_call_time_s) if limit is not None]
-        self._config = replace(config, time_limit=min(limits, default=None))
+        self._config = config if config.time_limit is not None else replace(config, time_limit=FIRST_CALL_S)
         self._machine_of = machine_of or Machine.current
         self._machines: dict[tuple[object, ...], Machine] = {}
         self._priors: Priors = {}

@@ -1,27 +1,19 @@
-"""Clocks: of the CPU with warm and with cold caches, and of CUDA devices; the heap meanwhile, and the machine's rates.
+"""Clocks: of the CPU with warm and with cold caches, and of CUDA devices; and the machine's rates.
 
 Between two calls of a convolution, a training step reads and writes hundreds of megabytes. In a tight loop the same
 call finds its operands and result in the caches, and seems up to 1.5 times faster than in a step.
-
-glibc returns the end of its heap to the system when much of it is free, and the next call pays for fresh pages. Whether
-this happens depends on the blocks at the end of the heap: PyTorch's 1x1 convolution took 13 ms in one process and 6 ms
-in another. See docs/memory.md.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from pathlib import Path
-from threading import Lock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,14 +29,6 @@ _L2_FACTOR = 2  # the flush writes this many times the cache size
 _CYCLES_PER_S = 2e9  # an upper bound for all devices
 _LEAD = 2.0  # the device waits this many times the previous launch time
 _LONGEST_WAIT_S = 0.02  # the first call may include compilation
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt, from malloc.h
-_EVERYTHING = 2**31 - 1
-_GROWN_MMAP, _GROWN_TRIM = 32 * 2**20, 64 * 2**20  # values that glibc's dynamic thresholds reach with large tensors
-_SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
-
-_lock = Lock()
-_inside = 0
 
 _SIDE = 768
 _COPIED_BYTES = 64 * 2**20  # larger than any cache
@@ -213,33 +197,6 @@ class CudaClock(SynchronizedClock):
 def wall_clock(device: str) -> Clock:
     """Return the clock for the time that a user waits for calls on a device (``cpu`` or ``cuda``)."""
     return SynchronizedClock() if device == "cuda" else WallClock()
-
-
-@contextmanager
-def kept_heap() -> Iterator[None]:
-    """Keep glibc from returning free heap memory to the system inside the context, so that no call gets new pages.
-
-    Afterwards glibc's thresholds have the values that they reach in programs with large tensors. This does nothing
-    without glibc, or if the user has set the thresholds by environment variables.
-    """
-    global _inside
-    with _lock:
-        _inside += 1
-        _set_thresholds()
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            _set_thresholds()
-
-
-def _set_thresholds() -> None:
-    is_set = any(name in os.environ for name in _SET_BY_USER) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    mallopt = None if is_set or os.name != "posix" else getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _GROWN_MMAP)
-        mallopt(_TRIM_THRESHOLD, _EVERYTHING if _inside else _GROWN_TRIM)
 
 
 def peak_flops_per_s(device: str, dtype: str) -> float:

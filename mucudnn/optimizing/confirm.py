@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from statistics import median
 from typing import Any
@@ -26,8 +27,19 @@ from mucudnn.core.values import format_seconds
 from mucudnn.distributed import Team
 from mucudnn.kernels.memory import give_back_cache
 from mucudnn.measuring.clocks import wall_clock
+from mucudnn.measuring.heap import (
+    FAULT_S,
+    LEAST_GAIN,
+    HeapComparison,
+    begin_peak,
+    is_heap_kept,
+    keep_heap,
+    peak_resident_bytes,
+    why_fixed,
+)
 from mucudnn.measuring.load import watch_of
 from mucudnn.measuring.quiet import Quiet
+from mucudnn.measuring.turns import Rounds
 from mucudnn.optimizing.steps import (
     LEAST_CHANGE,
     InPlaceTimes,
@@ -48,6 +60,7 @@ from mucudnn.tuning.own_step import OwnStep
 
 SHORTEST_S, LONGEST_S = 0.002, 2.5  # range of the step time for automatic confirmation
 RECORD_S = 6e-5  # upper bound on the time to record a call, reached by torch's own
+HEAP_ROUNDS = Rounds(2, 9, 4.0, sure=3)  # of steps with and without a kept heap, each after one that is not timed
 NEGLIGIBLE = 0.01  # share of recording in a step up to which recorded steps represent the user's
 
 
@@ -73,7 +86,8 @@ class Confirmation:
     step / the time in tuning; None if unknown. put_back: problems for which torch's own was restored, since ours was
     slower in place. is_withdrawn: whether torch's own was restored everywhere, since the step was still slower. kept:
     problems for which ours stays all the same, since torch's own needs more workspace than the limit. load: as in
-    ``Measurement``.
+    ``Measurement``. heap: the comparison of steps with a kept heap, under which the others ran if it was faster; None
+    if it was not compared.
     """
 
     step: Comparison
@@ -84,6 +98,7 @@ class Confirmation:
     is_withdrawn: bool = False
     kept: tuple[PutBack, ...] = ()
     load: float | None = None
+    heap: HeapComparison | None = None
 
     @property
     def is_disturbed(self) -> bool:
@@ -133,6 +148,7 @@ class Confirmation:
             lines.append(
                 f"a tuned convolution takes {self.over_tuned:.2f} times as long as tuning measured, in the median"
             )
+        lines += [] if self.heap is None else [str(self.heap)]
         lines += [f"PyTorch's own again in {one}" for one in self.put_back]
         lines += [f"PyTorch's own needs more than the workspace limit in {one}" for one in self.kept]
         return "\n".join(lines)
@@ -262,8 +278,9 @@ def _parameters_kept(model: nn.Module) -> Iterator[None]:
 def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str:
     """Time interleaved steps of the model; restore torch's convolution where ours is slower by more than the noise.
 
-    First each layer's forward and backward pass is compared inside the step, then the whole step with the remaining
-    choices. If that step is slower, torch's convolution is restored everywhere, except where its workspace would exceed
+    First steps with a kept heap are compared with others, and it is kept if they are faster. Then each layer's forward
+    and backward pass is compared inside the step, then the whole step with the remaining choices. If that step is
+    slower, torch's convolution is restored everywhere, except where its workspace would exceed
     the limit. Choices without a clear result are kept. Rounds disturbed by other processes are repeated; if the machine
     stays busy, they change no choice. automatic: whether to skip the comparison, returning the reason, if a step is too
     short to measure or too long. Ranks run the same number of steps, and all decide by the times of rank 0.
@@ -279,7 +296,8 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
     if automatic and not SHORTEST_S <= torchs_s <= LONGEST_S:
         return f"a step takes {format_seconds(torchs_s)}; Config(confirm=True) confirms anyway"
 
-    recorded = steps_in_turns(steps, recorded=True)
+    heap = compare_heaps(steps)
+    recorded = steps_in_turns(steps, steps.torchs_and_ours(recorded=True))
     layers, is_disturbed = of_rank_0((_compared_by_layer(recorded), is_busy(load_of(recorded))))
     lost = []
     noted: dict[str, tuple[TunedProblem, ...]] = {}
@@ -294,11 +312,13 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
     put_back = _put_back(steps, lost)
     kept = [one for one in lost if one not in put_back]
     if of_rank_0(bool(put_back)):
-        recorded = steps_in_turns(steps, recorded=True)
+        recorded = steps_in_turns(steps, steps.torchs_and_ours(recorded=True))
 
     over_tuned = _over_tuned(recorded, steps.tuned)
     runs_again = _is_slowed(recorded) and not is_busy(load_of(recorded))
-    last = steps_in_turns(steps, recorded=False) if of_rank_0(runs_again) else recorded
+    last = recorded
+    if of_rank_0(runs_again):
+        last = steps_in_turns(steps, steps.torchs_and_ours(recorded=False))
     found = of_rank_0(
         Confirmation(
             compared(last, _step_s),
@@ -306,6 +326,7 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
             compared(recorded, _convolutions_s),
             over_tuned,
             load=load_of(recorded, last),
+            heap=heap,
         )
     )
     is_withdrawn = found.step.is_slower(LEAST_CHANGE) and not found.is_disturbed
@@ -320,6 +341,43 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
         withdrawn = _put_back(steps, lost)
         kept = [one for one in lost if one not in withdrawn]
     return replace(found, put_back=tuple(put_back), is_withdrawn=is_withdrawn, kept=tuple(kept))
+
+
+def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
+    """Compare steps of the tuned model with and without a kept heap, and keep the heap if that is faster.
+
+    Returns None, and changes nothing, if the config or the C library decides, if the heap is kept already, if the peak
+    of memory must not rise, or if a step has too few page faults to gain from it. All ranks do the same.
+    """
+    config, of_rank_0 = steps.config, steps.ranks.of_rank_0
+    is_open = config.keep_heap is None and not config.has_headroom_limit and not is_heap_kept()
+    if not steps.ranks.everywhere(is_open and steps.times.device_type == "cpu" and why_fixed() is None):
+        return None
+    once = steps.run(ours=True, recorded=False)
+    if of_rank_0(once.faults * FAULT_S < LEAST_GAIN * once.time_s):
+        return None
+
+    def run(*, kept: bool) -> StepTimes:
+        keep_heap(kept=kept)
+        steps.run(ours=True, recorded=False)  # the heap grows, or shrinks
+        begin_peak()
+        times = steps.run(ours=True, recorded=False)
+        return replace(times, peak_bytes=peak_resident_bytes())
+
+    is_kept = False
+    try:
+        rounds = steps_in_turns(steps, (partial(run, kept=False), partial(run, kept=True)), HEAP_ROUNDS)
+        step = compared(rounds, _step_s)
+        without, within = zip(*rounds, strict=True)
+        is_kept = of_rank_0(step.is_faster(LEAST_GAIN) and not is_busy(load_of(rounds)))
+    finally:
+        keep_heap(kept=is_kept)
+    return HeapComparison(
+        step,
+        (round(median(one.faults for one in without)), round(median(one.faults for one in within))),
+        (max(one.peak_bytes for one in without), max(one.peak_bytes for one in within)),
+        is_kept,
+    )
 
 
 _Layer = tuple[ConvProblem, int, bool]  # forward problem, batch size, whether in the backward pass

@@ -144,6 +144,8 @@ class Report:
             )
         for confirmation in self.confirmations:
             yield filled(f"confirmed: {confirmation}")
+            if confirmation.heap is not None:
+                yield filled(str(confirmation.heap))
             yield from _named_in("PyTorch's own restored, as it is faster in the step,", confirmation.put_back)
             yield from _named_in(
                 "slower in the step, but PyTorch's own is above the workspace limit,", confirmation.kept

@@ -24,6 +24,7 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison, is_busy
 from mucudnn.distributed import Team
 from mucudnn.measuring.clocks import Clock
+from mucudnn.measuring.heap import page_faults
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.running import operators
@@ -68,14 +69,19 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Times of a step of the model and, if recorded, of each convolution in it. load: as in ``Measurement``."""
+    """Times of a step of the model and, if recorded, of each convolution in it.
+
+    load: as in ``Measurement``. faults: page faults. peak_bytes: most resident bytes of the process, 0 if not observed.
+    """
 
     time_s: float
     convolutions: Mapping[StepCall, Spent] = field(default_factory=dict)
     load: float | None = None
+    faults: int = 0
+    peak_bytes: int = 0
 
 
-TimedRounds = list[tuple[StepTimes, StepTimes]]  # of each round, torch's step and ours
+TimedRounds = list[tuple[StepTimes, StepTimes]]  # of each round, such as torch's step and ours
 
 
 @dataclass
@@ -103,7 +109,7 @@ class ModelSteps:
         ours: whether to run tuned choices, rather than torch's convolutions. recorded: whether to time each
         convolution.
         """
-        mark = self.quiet.watch.mark()
+        mark, faults = self.quiet.watch.mark(), page_faults()
         with ExitStack() as stack:
             if not ours:
                 stack.enter_context(running_torchs_own(self.modules.values()))
@@ -111,7 +117,12 @@ class ModelSteps:
             begun_s = self.clock.now()
             self.step(self.model)
             time_s = self.clock.now() - begun_s
-        return StepTimes(time_s, self.times.take() if recorded else {}, self.quiet.watch.since(mark).share)
+        load = self.quiet.watch.since(mark).share
+        return StepTimes(time_s, self.times.take() if recorded else {}, load, page_faults() - faults)
+
+    def torchs_and_ours(self, *, recorded: bool) -> tuple[Callable[[], StepTimes], Callable[[], StepTimes]]:
+        """Return two functions: one runs a step with torch's convolutions, the other one with tuned choices."""
+        return partial(self.run, ours=False, recorded=recorded), partial(self.run, ours=True, recorded=recorded)
 
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
         """Return whether the workspace of torch's convolution for this problem is within the limit."""
@@ -127,36 +138,40 @@ class ModelSteps:
             self.into_module(module, tuned[name])
 
 
-def steps_in_turns(steps: ModelSteps, *, recorded: bool) -> TimedRounds:
-    """Run steps with torch's convolutions and with ours in turns, until the result is clear to rank 0 or time is up.
+def steps_in_turns(
+    steps: ModelSteps, both: tuple[Callable[[], StepTimes], Callable[[], StepTimes]], rounds: Rounds = ROUNDS
+) -> TimedRounds:
+    """Run two kinds of steps in turns, until the result is clear to rank 0 or time is up. both: each runs a step.
 
     Rounds that other processes disturbed are repeated; they are returned only if there are too few others.
     """
     quiet: TimedRounds = []
     disturbed: TimedRounds = []
-    turns = in_turns([partial(steps.run, ours=ours, recorded=recorded) for ours in (False, True)])
-    for torchs, ours in turns:
-        is_disturbed = is_busy(torchs.load) or is_busy(ours.load)
-        (disturbed if is_disturbed else quiet).append((torchs, ours))
+    for first, second in in_turns(both):
+        is_disturbed = is_busy(first.load) or is_busy(second.load)
+        (disturbed if is_disturbed else quiet).append((first, second))
         is_over = False
-        for rounds in (quiet, disturbed):
-            spent_s = sum(times.time_s for both in rounds for times in both)
+        for done in (quiet, disturbed):
+            spent_s = sum(times.time_s for pair in done for times in pair)
             is_clear = False
-            if rounds is quiet and rounds:
-                step = compared(rounds, lambda times: times.time_s)
+            if done is quiet and done:
+                step = compared(done, lambda times: times.time_s)
                 is_clear = step.is_faster(LEAST_CHANGE) or step.is_slower(LEAST_CHANGE)
-            is_over = is_over or ROUNDS.is_enough(len(rounds), spent_s, is_clear=is_clear)
+            is_over = is_over or rounds.is_enough(len(done), spent_s, is_clear=is_clear)
         if steps.ranks.of_rank_0(is_over):
             break
         if is_disturbed:
             steps.quiet.wait()
-    return quiet if len(quiet) >= ROUNDS.least else disturbed
+    return quiet if len(quiet) >= rounds.least else disturbed
 
 
 def compared(rounds: TimedRounds, seconds: Callable[[StepTimes], float]) -> Comparison:
-    """Compare torch's steps with ours. seconds: of what is compared in a step; a step without it counts as equal."""
-    torchs_s, ours_s = ([seconds(times) or 1e-9 for times in side] for side in zip(*rounds, strict=True))
-    found = Comparison.of(torchs_s, ours_s)
+    """Compare the second kind of step with the first.
+
+    seconds: of what is compared in a step; steps without it count as equal.
+    """
+    first_s, second_s = ([seconds(times) or 1e-9 for times in side] for side in zip(*rounds, strict=True))
+    found = Comparison.of(first_s, second_s)
     return replace(found, paired_speedup=median(found.speedups))
 
 

@@ -6,7 +6,7 @@ The method is that of Oyama et al., 2018: workspace reuse (section III-B) and wo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,8 @@ from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import deterministic_torch
 from mucudnn.core.values import instance, several, shown, whole
 from mucudnn.distributed import propagate_errors, team_of
-from mucudnn.measuring.clocks import kept_heap, peak_flops_per_s
+from mucudnn.measuring.clocks import peak_flops_per_s
+from mucudnn.measuring.heap import kept_heap
 from mucudnn.measuring.quiet import MOST_WAITED_S, Quiet, undisturbed
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.choices import TunedProblem
@@ -121,7 +122,8 @@ def tune_tasks(
     if machine is not None:
         instance(Machine, machine, "machine")
     with ExitStack() as stack:
-        for around in (propagate_errors(team), untouched, kept_heap()):
+        as_in_use = nullcontext() if config.keep_heap is False else kept_heap()
+        for around in (propagate_errors(team), untouched, as_in_use):
             stack.enter_context(around)
         on, opened = stack.enter_context(machine_and_database(config, device, machine, database))
         for task in tasks:

@@ -193,12 +193,6 @@ def test_a_setting_that_does_not_exist_is_refused_with_the_one_that_is_meant(typ
     assert pickle.loads(pickle.dumps(Config(strict=True))) == copy.deepcopy(Config(strict=True)) == Config(strict=True)
 
 
-def test_time_for_a_first_call() -> None:
-    assert Config().first_call_time_s == 1.0
-    assert Config(first_call_time="200ms").first_call_time_s == 0.2
-    assert Config(first_call_time=None).first_call_time_s is None
-
-
 @pytest.mark.parametrize(
     ("given", "fits"),
     [

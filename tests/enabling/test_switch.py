@@ -19,7 +19,7 @@ from mucudnn.enabling import switch
 from mucudnn.enabling.status import Origin
 from mucudnn.store import sqlite_file
 
-QUICK: dict[str, Any] = {"first_call_time": "5ms", "algorithms": "gemm"}
+QUICK: dict[str, Any] = {"time_limit": "5ms", "algorithms": "gemm"}
 
 
 @pytest.fixture(autouse=True)

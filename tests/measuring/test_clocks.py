@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -61,40 +58,6 @@ def test_the_last_level_is_the_largest(tmp_path: Path, sizes: list[str], expecte
         (tmp_path / f"index{number}").mkdir()
         (tmp_path / f"index{number}" / "size").write_text(size + "\n")
     assert last_level_bytes(tmp_path) == expected
-
-
-# The heap is kept while calls are timed, unless the user has decided on it.
-
-
-KEPT = """
-import ctypes
-from mucudnn.measuring.clocks import kept_heap
-
-class Heap(ctypes.Structure):
-    _fields_ = [(str(i), ctypes.c_size_t) for i in range(9)] + [("free_at_its_end", ctypes.c_size_t)]
-
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.free.argtypes, libc.mallinfo2.restype = ctypes.c_void_p, [ctypes.c_void_p], Heap
-
-def kept_bytes():
-    for block in [libc.malloc(2**24) for _ in range(20)]:
-        libc.free(block)
-    return libc.mallinfo2().free_at_its_end
-
-with kept_heap():
-    inside = kept_bytes()
-print(inside, kept_bytes())
-"""
-
-needs_glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc's heap is kept")
-
-
-@needs_glibc
-def test_what_is_freed_stays_in_the_heap_meanwhile() -> None:
-    program = [sys.executable, "-c", KEPT]
-    inside, after = map(int, subprocess.run(program, check=True, capture_output=True, text=True).stdout.split())
-    assert inside >= 20 * 2**24
-    assert after <= 64 * 2**20
 
 
 # The rate of matrix products: measured a few times, and only where it bounds anything.

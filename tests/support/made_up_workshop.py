@@ -68,7 +68,7 @@ class MadeUpWorkshop:
 @contextmanager
 def enabled(workshop: MadeUpWorkshop, config: Config | None = None) -> Iterator[Session]:
     """Have everything in the process tuned by a made-up workshop inside."""
-    session = Session(config or Config(workspace_limit=None), workshop, workshop.clock.now)  # type: ignore[arg-type]
+    session = Session(config or Config(workspace_limit=None, keep_heap=False), workshop, workshop.clock.now)  # type: ignore[arg-type]
     switch._state.begin(session)
     try:
         yield session

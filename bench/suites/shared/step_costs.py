@@ -16,7 +16,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
@@ -26,12 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mucudnn.bench.results.bounds import kind_of_layer
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.clocks import Clock
+from mucudnn.measuring.heap import begin_peak, peak_resident_bytes
 from mucudnn.measuring.turns import Runner, T, here
 from mucudnn.optimizing.steps import InPlaceTimes
 from mucudnn.running.workspace import release_workspaces
-
-_RESET = Path("/proc/self/clear_refs")
-_STATUS = Path("/proc/self/status")
 
 
 def allocator_peak_bytes(step: Callable[[], object], device_type: str = "cpu") -> int:
@@ -53,20 +50,12 @@ def resident_growth(call: Callable[[], T]) -> tuple[T, int | None]:
 
     mucudnn's workspace is released before, and so is what the C library keeps. None on systems other than Linux.
     """
-    if not _RESET.exists():
-        return call(), None
     release_workspaces()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    before = _status_bytes("VmRSS")
-    _RESET.write_text("5")
+    getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+    before = begin_peak()
     result = call()
-    return result, max(_status_bytes("VmHWM") - before, 0)
-
-
-def _status_bytes(field: str) -> int:
-    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1]) * 2**10
+    return result, max(peak_resident_bytes() - before, 0) if before else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,7 +255,7 @@ def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
                 "--workspace-limit and --workspace-budget exclude each other: give one of them", "workspace_limit"
             )
             del values["workspace_limit"]
-        named = {name: one for name, one in variables(os.environ).items() if name in (*MEASURING, "first_call_time")}
+        named = {name: one for name, one in variables(os.environ).items() if name in (*MEASURING, "keep_heap")}
         return Config(**{**named, **values})
 
     return bundled("config", make, *(setting(one) if isinstance(one, str) else one for one in settings))

@@ -1,0 +1,210 @@
+"""The heap of the C library, from which torch takes the tensors of the CPU: kept from call to call, or given back.
+
+glibc maps large blocks anew for each tensor, and returns the end of its heap to the system when much of it is free. The
+next tensor then lies in fresh pages, each of which the kernel zeroes at its first access (a page fault). In a training
+step of MobileNetV2 that takes a third of the time. See docs/memory.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from threading import Lock
+
+from mucudnn.core.errors import warn
+from mucudnn.core.records import Comparison
+from mucudnn.core.values import format_bytes
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4  # parameters of mallopt, from malloc.h
+# Kept: nothing is mapped, nothing is returned, and the heap grows by 64 MiB at a time.
+_KEPT = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 64 * 2**20}
+# Otherwise: the values that glibc's dynamic thresholds reach in programs with large tensors, and its defaults.
+_GROWN = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20, _TOP_PAD: 128 * 2**10}
+_SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
+_RESET, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+LEAST_GAIN = 0.03  # share of a step that a kept heap must save
+FAULT_S = 5e-6  # upper bound on the time that one page fault costs
+
+_lock = Lock()
+_measuring = 0  # number of ``kept_heap`` blocks that are active
+_is_kept = False  # for the user
+
+
+@cache
+def why_fixed() -> str | None:
+    """Return the reason why the heap of this process cannot be kept, or None.
+
+    >>> from unittest import mock
+    >>> with mock.patch.dict(os.environ, MALLOC_TRIM_THRESHOLD_="1000000"):
+    ...     why_fixed.__wrapped__()
+    'MALLOC_TRIM_THRESHOLD_ is set'
+    """
+    for name in _SET_BY_USER:
+        if name in os.environ:
+            return f"{name} is set"
+    if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return "GLIBC_TUNABLES sets glibc.malloc"
+    try:
+        glibc, first = ctypes.CDLL("libc.so.6"), ctypes.CDLL(None)
+        of_glibc, in_use = (ctypes.cast(library.malloc, ctypes.c_void_p).value for library in (glibc, first))
+    except (OSError, AttributeError):
+        return "the C library is not glibc"
+    if of_glibc != in_use:
+        return "another allocator takes the place of glibc's, such as jemalloc or tcmalloc by LD_PRELOAD"
+    return None
+
+
+def keep_heap(*, kept: bool) -> None:
+    """Let glibc keep free memory for the next tensor from now on, or return it to the system as it comes.
+
+    Does nothing if ``why_fixed()`` gives a reason.
+    """
+    global _is_kept
+    with _lock:
+        _is_kept = kept
+        _set_thresholds()
+
+
+def is_heap_kept() -> bool:
+    """Return whether the heap is kept, by ``keep_heap``."""
+    return _is_kept
+
+
+def settle_heap(wanted: bool | None) -> None:
+    """Keep the heap or not, as the user decides; None leaves it as it is. Warn if it cannot be kept."""
+    if wanted is None:
+        return
+    if wanted and (why := why_fixed()):
+        warn(f"keep_heap is True, but the heap cannot be kept: {why}")
+    if wanted != _is_kept:
+        keep_heap(kept=wanted)
+
+
+@contextmanager
+def kept_heap() -> Iterator[None]:
+    """Keep the heap inside the context, so that no call that is timed there gets fresh pages."""
+    global _measuring
+    with _lock:
+        _measuring += 1
+        _set_thresholds()
+    try:
+        yield
+    finally:
+        with _lock:
+            _measuring -= 1
+            _set_thresholds()
+
+
+def _set_thresholds() -> None:
+    if why_fixed() is not None:
+        return
+    libc = ctypes.CDLL("libc.so.6")
+    is_kept = bool(_is_kept or _measuring)
+    for parameter, value in (_KEPT if is_kept else _GROWN).items():
+        libc.mallopt(parameter, value)
+    if not is_kept:
+        libc.malloc_trim(0)
+
+
+def page_faults() -> int:
+    """Return the number of pages that this process has met for the first time, since it began."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def begin_peak() -> int:
+    """Begin to observe the peak of the resident memory; return the resident bytes now, 0 where there is no Linux."""
+    if not _RESET.exists():
+        return 0
+    _RESET.write_text("5")
+    return _status_bytes("VmRSS")
+
+
+def peak_resident_bytes() -> int:
+    """Return the most resident bytes since ``begin_peak``; 0 where there is no Linux."""
+    return _status_bytes("VmHWM") if _RESET.exists() else 0
+
+
+def _status_bytes(field: str) -> int:
+    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class HeapComparison:
+    """Comparison of a model's own step without and with a kept heap. Prints as one line.
+
+    step: the baseline is the heap as it comes. faults: page faults in a step, without and with. resident_bytes: peak of
+    the resident memory in a step, without and with; 0 if unknown. is_kept: whether the heap is kept since.
+    """
+
+    step: Comparison
+    faults: tuple[int, int]
+    resident_bytes: tuple[int, int]
+    is_kept: bool = False
+
+    def __str__(self) -> str:
+        words = "the heap is kept" if self.is_kept else "the heap is not kept"
+        before, after = (f"{1e3 * seconds:.0f}" for seconds in (self.step.baseline_s, self.step.time_s))
+        bytes_ = " -> ".join(map(format_bytes, self.resident_bytes))
+        return (
+            f"{words}: step {before} -> {after} ms, {self.step.speedup:.2f}x ± {self.step.noise:.2f}; page faults "
+            f"{self.faults[0]:,} -> {self.faults[1]:,}; resident at most {bytes_}"
+        )
+
+
+class HeapTrial:
+    """Trial of a kept heap in a program whose steps are unknown, by the kernel's share of the processor time.
+
+    Call ``look`` now and then. The program runs for a while with the heap as it comes, then with a kept heap. It stays
+    kept if the kernel's share falls by ``LEAST_GAIN``. verdict: the result in words; None as long as there is none.
+    """
+
+    LOOK_S = 2.0  # least processor seconds of each phase; of the last one, only what follows them counts
+
+    def __init__(self) -> None:
+        self.verdict = "kept already" if _is_kept else None if (why := why_fixed()) is None else f"not kept: {why}"
+        self._before: tuple[float, float] | None = None
+        self._is_warm = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the current phase again, after something that is not the program's own, such as tuning."""
+        self._begun = resource.getrusage(resource.RUSAGE_SELF)
+
+    def look(self) -> bool:
+        """Look at the program's usage of the processor; return whether to look again later."""
+        if self.verdict is not None:
+            return False
+        begun, now = self._begun, resource.getrusage(resource.RUSAGE_SELF)
+        system_s = now.ru_stime - begun.ru_stime
+        cpu_s = system_s + now.ru_utime - begun.ru_utime
+        if cpu_s < self.LOOK_S:
+            return True
+        found = system_s / cpu_s, (now.ru_minflt - begun.ru_minflt) / cpu_s
+        if self._before is None:
+            if found[0] < LEAST_GAIN:
+                self.verdict = f"not kept: the kernel takes {found[0]:.0%} of the processor time"
+                return False
+            self._before = found
+            keep_heap(kept=True)
+        elif not self._is_warm:
+            self._is_warm = True
+        else:
+            (share, per_s), (share_kept, per_s_kept) = self._before, found
+            is_worth = share - share_kept >= LEAST_GAIN
+            if not is_worth:
+                keep_heap(kept=False)
+            self.verdict = (
+                f"{'kept' if is_worth else 'not kept'}: the kernel's share of the processor time {share:.0%} -> "
+                f"{share_kept:.0%}, page faults a second {per_s:,.0f} -> {per_s_kept:,.0f}"
+            )
+            return False
+        self.begin()
+        return True

@@ -1,0 +1,119 @@
+"""The heap is kept while calls are timed, and for the user where that saves time, unless the user has set glibc."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from mucudnn.measuring import heap
+from mucudnn.measuring.heap import HeapTrial, is_heap_kept, keep_heap, settle_heap, why_fixed
+
+needs_glibc = pytest.mark.skipif(why_fixed() is not None, reason="only glibc's heap can be kept")
+
+KEPT = """
+import ctypes
+from mucudnn.measuring.heap import keep_heap, kept_heap, page_faults
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes, libc.memset.argtypes = (
+    ctypes.c_void_p, [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+)
+
+def pages_of_a_second_use():
+    for _ in range(2):
+        before = page_faults()
+        blocks = [libc.malloc(48 * 2**20) for _ in range(3)]
+        for block in blocks:
+            libc.memset(block, 1, 48 * 2**20)
+        for block in blocks:
+            libc.free(block)
+    return page_faults() - before
+
+with kept_heap():
+    inside = pages_of_a_second_use()
+after = pages_of_a_second_use()
+keep_heap(kept=True)
+with kept_heap():
+    pass
+kept = pages_of_a_second_use()
+keep_heap(kept=False)
+print(inside, after, kept, pages_of_a_second_use())
+"""
+
+
+@pytest.fixture(autouse=True)
+def not_kept() -> None:
+    keep_heap(kept=False)
+
+
+def faults(**variables: str) -> list[int]:
+    program = [sys.executable, "-c", KEPT]
+    done = subprocess.run(program, check=True, capture_output=True, text=True, env={**os.environ, **variables})
+    return [int(number) for number in done.stdout.split()]
+
+
+@needs_glibc
+def test_freed_memory_stays_in_a_kept_heap() -> None:
+    """144 MiB are 36,864 pages of 4 KiB; blocks of 48 MiB are mapped by glibc as it comes."""
+    inside, after, kept, again = faults()
+    assert max(inside, kept) < 100
+    assert min(after, again) > 36_000
+
+
+@needs_glibc
+def test_what_the_user_has_set_stays() -> None:
+    assert min(faults(MALLOC_MMAP_THRESHOLD_="1000000")) > 36_000
+
+
+def test_a_heap_that_cannot_be_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap, "why_fixed", lambda: "the C library is not glibc")
+    settle_heap(None)
+    settle_heap(False)
+    with pytest.warns(UserWarning, match="cannot be kept: the C library is not glibc"):
+        settle_heap(True)
+
+
+# In a program whose steps are unknown, the kernel's share of the processor time decides
+
+
+class Program:
+    """A program that takes a second of the processor between two looks, part of it in the kernel."""
+
+    def __init__(self, shares: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shares, self.used = shares, SimpleNamespace(ru_utime=5.0, ru_stime=1.0, ru_minflt=7)
+        monkeypatch.setattr(heap.resource, "getrusage", lambda who: SimpleNamespace(**vars(self.used)))
+
+    def runs(self) -> None:
+        share = self.shares[is_heap_kept()]
+        self.used.ru_stime += share
+        self.used.ru_utime += 1 - share
+        self.used.ru_minflt += round(100_000 * share)
+
+
+@needs_glibc
+def test_a_trial_keeps_the_heap_where_the_kernel_takes_less_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shares, kept, verdict, looks in (
+        ((0.3, 0.02), True, "kept: the kernel's share of the processor time 30% -> 2%, page faults a second 30,000", 6),
+        (
+            (0.3, 0.28),
+            False,
+            "not kept: the kernel's share of the processor time 30% -> 28%",
+            6,
+        ),  # such as reading files
+        ((0.02, 0.0), False, "not kept: the kernel takes 2% of the processor time", 2),
+    ):
+        program, done = Program(shares, monkeypatch), 1
+        trial = HeapTrial()
+        program.runs()
+        while trial.look():
+            program.runs()
+            done += 1
+        assert done == looks
+        assert (trial.verdict or "").startswith(verdict)
+        assert is_heap_kept() == kept
+        assert HeapTrial().look() == (not kept)
+        keep_heap(kept=False)
