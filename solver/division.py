@@ -12,7 +12,7 @@ import math
 import re
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Generic, TypeVar
@@ -35,15 +35,15 @@ TIME_LIMIT_S = 60.0  # An external solver might not terminate.
 class Division(Answer, Generic[Key]):
     """The configuration chosen for each problem of a network, and how they were found; ``str`` describes this in words.
 
-    ``objective_s`` is the sum of count x time. Three numbers count the configurations to choose from: as given
-    (``options``), without dominated ones (``undominated_options``), and after elimination by bounds
+    ``objective_s`` is the sum of count x time. ``options`` are the configurations of each problem to choose from. Two
+    numbers count them without dominated ones (``undominated_options``), and after elimination by bounds
     (``remaining_options``). ``notes`` report timeouts and failures of external solvers.
     """
 
     assignment: Mapping[Key, Configuration]
+    options: Mapping[Key, Sequence[Configuration]] = field(repr=False)
     counts: Mapping[Key, int]
     budget_bytes: int | None
-    options: int
     undominated_options: int
     remaining_options: int
     solver: str
@@ -71,7 +71,7 @@ class Division(Answer, Generic[Key]):
             "budget_bytes": self.budget_bytes,
             "workspace_bytes": self.workspace_bytes,
             "problems": len(rows),
-            "options": self.options,
+            "options": sum(map(len, self.options.values())),
             "undominated_options": self.undominated_options,
             "remaining_options": self.remaining_options,
             "solver": self.solver,
@@ -80,13 +80,18 @@ class Division(Answer, Generic[Key]):
         }
 
     def __str__(self) -> str:
+        options = sum(map(len, self.options.values()))
         text = (
             f"{len(self.assignment)} problems: {format_seconds(self.objective_s)} in "
             f"{format_bytes(self.workspace_bytes)} (budget {format_bytes(self.budget_bytes)}), {self.verdict}; "
-            f"{self.options} options, {self.undominated_options} not dominated, {self.remaining_options} within the "
+            f"{options} options, {self.undominated_options} not dominated, {self.remaining_options} within the "
             f"bounds; {self.solver}, {format_seconds(self.solve_time_s)}"
         )
         return "\n".join((text, *self.notes))
+
+    def program(self, suffix: str) -> str:
+        """Return the integer program as the text of an ``.lp`` or ``.mps`` file: see ``DivisionProblem.program``."""
+        return DivisionProblem.of(self.options, self.counts).program(self.budget_bytes, suffix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +166,9 @@ class DivisionProblem(Generic[Key]):
             status=Status.OPTIMAL if found.proven else Status.FEASIBLE,
             solve_time_s=time.perf_counter() - start,
             assignment=dict(zip(self.counts, chosen, strict=True)),
+            options=dict(zip(self.counts, self.configurations, strict=True)),
             counts=self.counts,
             budget_bytes=budget_bytes,
-            options=sum(map(len, self.configurations)),
             undominated_options=sum(map(len, self.rows)),
             remaining_options=found.remaining_options,
             solver=found.solver,

@@ -57,8 +57,8 @@ def account_in_words(tuning: TableTuning) -> str:
     The tuning has one workspace budget for all problems, or a limit for each. Predicted times are sums of separately
     measured parts, so they differ from the total in the report's table, which is measured on complete calls.
     """
-    if tuning.divided is not None:
-        return str(tuning.divided.division)
+    if tuning.division is not None:
+        return str(tuning.division)
     known = [(row.count, account) for row in tuning.rows if (account := row.tuned.account) is not None]
     predicted_s = sum(count * account.objective_s for count, account in known)
     desirable, measured = (sum(getattr(a, name) for _, a in known) for name in ("front_size", "measurements"))
@@ -97,9 +97,9 @@ def time_by_size(tuning: TableTuning) -> tuple[CurvePoint, ...]:
     Under a limit the times are predicted, and PyTorch's own counts as using no workspace where the limit exempts it.
     """
     size = tuning.config.workspace_limit_bytes
-    if (divided := tuning.divided) is not None:
-        budget = divided.division.budget_bytes
-        return budget_curve(divided.options, divided.division.counts, budgets=() if budget is None else [budget])
+    if (division := tuning.division) is not None:
+        budget = division.budget_bytes
+        return budget_curve(division.options, division.counts, budgets=() if budget is None else [budget])
     options = {}
     for place, tuned in enumerate(row.tuned for row in tuning.rows):
         sets = desirable_sets(tuned.allowed_measurements, tuned.batch_size) if tuned.allowed_measurements else None
@@ -115,7 +115,7 @@ def curve_table(tuning: TableTuning, points: Sequence[CurvePoint]) -> Table:
     """Return a table of the least time by workspace budget or limit, with the change from the given one."""
     bounds = tuning.config.workspace_limit_bytes, tuning.config.workspace_budget_bytes
     here = next((point for point in points if point.size_bytes in bounds), points[-1])
-    what = "budget" if tuning.divided is not None else "limit"
+    what = "budget" if tuning.division is not None else "limit"
     printed = new_table(f"Least time by workspace {what}", (), (f"workspace {what}", "ms", "change"))
     for point in points:
         change = f"{100 * (point.time_s / here.time_s - 1):+.1f} %" if point is not here and here.time_s else ""
@@ -156,13 +156,13 @@ def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> dict
             }
             for row, tuned in ((row, row.tuned) for row in tuning.rows)
         ],
-        "accounts": None if tuning.divided is not None else accounts,
+        "accounts": None if tuning.division is not None else accounts,
         "total": {
             "torch_s": tuning.baseline_s,
             "mucudnn_s": tuning.time_s,
             "speedup": tuning.speedup,
             "workspace_bytes": tuning.workspace_bytes,
         },
-        "division": None if tuning.divided is None else tuning.divided.division.to_json(),
+        "division": None if tuning.division is None else tuning.division.to_json(),
         "curve": [asdict(point) for point in curve],
     }

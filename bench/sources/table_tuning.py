@@ -19,7 +19,7 @@ from mucudnn.distributed import team_of
 from mucudnn.kernels.memory import format_of
 from mucudnn.running.choices import TunedProblem
 from mucudnn.running.environment import Environment
-from mucudnn.tuning.divide import Divided
+from mucudnn.solver.division import Division
 from mucudnn.tuning.headroom import Limits, find_headroom
 from mucudnn.tuning.result import Tuning, TuningInterrupted
 from mucudnn.tuning.tuner import tune_tasks
@@ -46,7 +46,7 @@ class TableTuning:
     environment: Environment
     rows: tuple[TunedLayer, ...]
     wanted: int
-    divided: Divided | None = None
+    division: Division[Task] | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -80,7 +80,7 @@ class TableTuning:
     def workspace_bytes(self) -> int:
         """The workspace of all rows: the largest, because rows share a buffer, or the sum if a budget was divided."""
         each = [row.tuned.configuration.workspace_bytes for row in self.rows]
-        return max(each, default=0) if self.divided is None else sum(each)
+        return max(each, default=0) if self.division is None else sum(each)
 
 
 def tune_table(
@@ -150,7 +150,7 @@ def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:
     rows = [
         TunedLayer(layer.names, layer.count, tuned) for (layer, _), tuned in zip(wanted, tuning.problems, strict=False)
     ]
-    return TableTuning(table.source, tuning.config, tuning.environment, tuple(rows), len(wanted), tuning.divided)
+    return TableTuning(table.source, tuning.config, tuning.environment, tuple(rows), len(wanted), tuning.division)
 
 
 def table_with_headroom(

@@ -167,7 +167,7 @@ def _rows(
     for name, candidates in variants.items():
         configuration = asked[name]
         prepared = {one.algorithm.name: one.workspace.prepared_bytes for one in candidates}
-        workspace_bytes = sum(prepared.values()) + max(one.scratch_bytes for one in candidates)
+        workspace_bytes = sum(prepared.values()) + max(one.scratch_bytes() for one in candidates)
         row = Row(subject, name, configuration=str(configuration), workspace_bytes=workspace_bytes)
         try:
             call = through_module(configuration, problem, operands)

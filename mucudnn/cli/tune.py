@@ -88,9 +88,9 @@ def tune(
         if found is None:
             return
         tuning = found
-    if program_file is not None and tuning.divided is not None:
+    if program_file is not None and tuning.division is not None:
         with whole_text(program_file) as stream:
-            stream.write(tuning.divided.program(program_file.suffix.lower()))
+            stream.write(tuning.division.program(program_file.suffix.lower()))
     points = time_by_size(tuning) if curve and not tuning.interrupted else ()
     outputs.tell(
         table_of(tuning),

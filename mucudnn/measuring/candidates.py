@@ -47,12 +47,10 @@ class Candidate:
         """Bytes of the buffers that the caller passes; the algorithm may allocate more, which only a run shows."""
         return self.workspace.prepared_bytes + self.workspace.scratch_bytes
 
-    @cached_property
     def scratch_bytes(self) -> int:
-        """Scratch bytes: the buffer that the caller passes plus the memory that the algorithm allocates itself.
+        """Return the bytes of the buffer that the caller passes plus those that the algorithm allocates itself.
 
-        Reading this property may run the algorithm, so read it late. Raises the error of that run, such as out of
-        memory.
+        The first call may run the algorithm to count them. Raises the error of that run, such as out of memory.
         """
         if self.stored is not None:
             return self.stored.scratch_bytes
@@ -80,9 +78,8 @@ class Candidate:
         """
         return None if self.proofs is None or not self.is_foreign else self.proofs.of(self)
 
-    @property
     def is_countable(self) -> bool:
-        """Whether the candidate's workspace is known or can be counted by a run; false after a failed run."""
+        """Return whether the candidate's workspace is known or is counted now, which may take a run that succeeds."""
         return self.stored is not None or not isinstance(self._internal, Exception)
 
     @property
@@ -110,10 +107,9 @@ class Candidate:
         """Exception types to catch in a run: all for foreign code, few for our own, whose bugs must surface."""
         return (Exception,) if self.is_foreign else CANDIDATE_ERRORS
 
-    @property
     def workspace_bytes(self) -> int:
-        """Workspace in bytes if this candidate computes all micro-batches: prepared plus scratch bytes."""
-        return self.workspace.prepared_bytes + self.scratch_bytes
+        """Return the prepared and the ``scratch_bytes``: the workspace if this candidate computes all micro-batches."""
+        return self.workspace.prepared_bytes + self.scratch_bytes()
 
     def fits(self, limit_bytes: int | None) -> bool:
         """Whether the candidate's workspace is within the limit.
@@ -128,7 +124,7 @@ class Candidate:
             return self.handed_bytes <= limit_bytes
         if self.handed_bytes > limit_bytes or (self.smaller is not None and not self.smaller.fits(limit_bytes)):
             return False
-        return self.is_countable and self.workspace_bytes <= limit_bytes
+        return self.is_countable() and self.workspace_bytes() <= limit_bytes
 
     def at_any_time(self) -> Measurement:
         """Return a measurement with the candidate's workspace and placeholder times, for checks before timing."""
@@ -137,7 +133,7 @@ class Candidate:
             setup_s=1.0,
             step_s=1.0,
             prepared_bytes=self.workspace.prepared_bytes,
-            scratch_bytes=self.scratch_bytes,
+            scratch_bytes=self.scratch_bytes(),
             relative_error=0.0,
         )
 

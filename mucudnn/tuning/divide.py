@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from mucudnn.core.records import Comparison, Configuration, Task
 from mucudnn.core.values import format_bytes
 from mucudnn.running.choices import TunedProblem
-from mucudnn.solver.division import Division, DivisionProblem, solve_wd
+from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import baseline_or_declared, is_gain, is_timed, run_whole, timed, with_noise
 from mucudnn.tuning.job import Context, Job, Outcome
@@ -17,25 +17,13 @@ _NO_GAIN = 1.001  # cost of configurations without a gain, as a multiple of the 
 _MOST_ROUNDS = 8  # rounds of solving and whole runs
 
 
-@dataclass(frozen=True, slots=True)
-class Divided:
-    """A divided workspace budget: the choices, the solver's result, and its options with the times that it used.
-
-    An option's time is from its whole run (a complete call), or else predicted.
-    """
-
-    choices: Mapping[Task, TunedProblem]
-    division: Division[Task]
-    options: Mapping[Task, Sequence[Configuration]]
-
-    def program(self, suffix: str) -> str:
-        """Return the integer program of the last division as the text of an ``.lp`` or ``.mps`` file."""
-        problem = DivisionProblem.of(self.options, self.division.counts)
-        return problem.program(self.division.budget_bytes, suffix)
-
-
-def divide(jobs: Sequence[Job], budget_bytes: int | None, context: Context | None = None) -> Divided:
+def divide(
+    jobs: Sequence[Job], budget_bytes: int | None, context: Context | None = None
+) -> tuple[dict[Task, TunedProblem], Division[Task]]:
     """Choose one configuration for each task so that all fit the budget (workspace division), corrected by whole runs.
+
+    Return the choices, and the solver's last division, in which the time of an option is that of its whole run (a
+    complete call), or else predicted.
 
     The chosen configurations are run whole, and the budget is divided again with their times, until all chosen ones
     have been run. Each rank runs those of its own jobs. context: None in a replay, which makes no whole runs.
@@ -55,8 +43,7 @@ def divide(jobs: Sequence[Job], budget_bytes: int | None, context: Context | Non
         for options in every.values():
             options.configurations = [c for c in options.configurations if not options.is_unknown(c)]
         division = _solve(every, budget_bytes)
-    choices = {task: options.choice(division.assignment[task]) for task, options in every.items()}
-    return Divided(choices, division, {task: options.costed() for task, options in every.items()})
+    return {task: options.choice(division.assignment[task]) for task, options in every.items()}, division
 
 
 @dataclass(slots=True)

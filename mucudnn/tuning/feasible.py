@@ -116,7 +116,7 @@ def _smallest_usable(job: Job, *, smallest_pieces: bool = False) -> int | None:
 
 def _least_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
     """Return the smallest workspace of a configuration of the candidates; this may run them to count bytes."""
-    return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable], batch_size)
+    return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable()], batch_size)
 
 
 def _failed_candidates(job: Job) -> list[Failure]:

@@ -38,7 +38,7 @@ _SHORT_S = 0.0005  # loading code takes up to 0.1 ms
 
 
 @dataclass(slots=True)
-class Entry:
+class _Entry:
     """A candidate being measured: the timer of its steps (one micro-batch each), and its other results so far.
 
     is_look: whether its only sample is a probe: the fastest of one to three steps, of which the first had a warm cache.
@@ -71,7 +71,7 @@ class Entry:
             setup_s=median(self.setup_samples_s),
             step_s=median(samples_s) if len(samples_s) > 2 else min(samples_s),
             prepared_bytes=self.candidate.workspace.prepared_bytes,
-            scratch_bytes=self.candidate.scratch_bytes,
+            scratch_bytes=self.candidate.scratch_bytes(),
             relative_error=self.relative_error,
             noise=spread(samples_s),
             samples=len(samples_s),
@@ -121,7 +121,7 @@ class Race:
             known={m.micro_config: m for m in self.stored if m.micro_config in of_candidates},
             failed={failure.micro_config: failure for failure in kept},
         )
-        self.entries: dict[MicroConfig, Entry] = {}
+        self.entries: dict[MicroConfig, _Entry] = {}
         self._setup_samples_s: dict[str, tuple[float, ...]] = {}  # by algorithm
         self._relative_errors: dict[str, float] = {}  # by algorithm, for algorithms that are checked only once
         self._has_run: set[str] = set()  # algorithms that have run at another size
@@ -179,7 +179,7 @@ class Race:
     def _look_at_parts(self) -> Iterator[Measurement | Failure]:
         """Probe algorithms on small parts of the mini-batch; drop hopeless ones and unneeded last resorts."""
         looks = [self._try_first_sample(part) for part in self.standings.parts() if not self._is_late()]
-        entries = [entry for entry in looks if isinstance(entry, Entry)]  # failures on a part are retried on the whole
+        entries = [entry for entry in looks if isinstance(entry, _Entry)]  # failures on a part are retried on the whole
         self._has_run |= {entry.candidate.algorithm.name for entry in entries}
         beside = self.standings.beside({entry.candidate.micro_config: entry.measurement() for entry in entries})
         for entry in entries:
@@ -263,7 +263,7 @@ class Race:
             racing = [entry for entry in racing if entry.timer.stop is None]
             next(rounds)
 
-    def _can_win(self, entry: Entry, margin: float) -> bool:
+    def _can_win(self, entry: _Entry, margin: float) -> bool:
         """Whether the candidate's fastest sample is within ``margin`` times the fastest candidate's time."""
         own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
         return self.standings.margin(entry.candidate, own) <= margin
@@ -285,13 +285,13 @@ class Race:
                 if (error := proofs.error_of(candidate)) is not None:
                     yield from self._failed(candidate, error)
 
-    def _try_first_sample(self, candidate: Candidate) -> Entry | Exception:
+    def _try_first_sample(self, candidate: Candidate) -> _Entry | Exception:
         try:
             return self._first_sample(candidate)
         except candidate.errors as error:
             return without_frames(error)
 
-    def _first_sample(self, candidate: Candidate) -> Entry:
+    def _first_sample(self, candidate: Candidate) -> _Entry:
         """Check the candidate's result, then take one sample or a probe of its time. Raises the candidate's errors."""
         relative_error = self._relative_error(candidate)
         began = self.machine.watch.mark()
@@ -310,7 +310,7 @@ class Race:
             short_s = _LONG_PROBE_S if self.standings.is_baseline(candidate) else 0.0
         if not self.thorough and timer.samples_s[0] < short_s:
             timer.samples_s[0] = min(timer.samples_s[0], clock.time(timer.function, 1, slices))
-        return Entry(candidate, timer, setup_samples_s, relative_error, began, self.machine.watch, is_look)
+        return _Entry(candidate, timer, setup_samples_s, relative_error, began, self.machine.watch, is_look)
 
     def _is_look(self, candidate: Candidate) -> bool:
         """Whether the first sample is only a probe with warm caches, since the first may load or build code."""
@@ -366,11 +366,11 @@ class Race:
                 self._setup_samples_s[name] = tuple(timer.samples_s)
         return self._setup_samples_s[name]
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: _Entry) -> None:
         """Add this entry's samples to the known results, with which other candidates are compared."""
         self.standings.known[entry.candidate.micro_config] = entry.measurement()
 
-    def _end(self, entry: Entry) -> Iterator[Measurement | Failure]:
+    def _end(self, entry: _Entry) -> Iterator[Measurement | Failure]:
         del self.entries[entry.candidate.micro_config]
         if entry.timer.error is None:
             yield entry.final()

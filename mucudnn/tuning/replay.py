@@ -9,11 +9,11 @@ from typing import Protocol
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.records import Comparison, Measurement, MicroConfig, Task
 from mucudnn.kernels.algorithm import Algorithm
-from mucudnn.running.choices import TunedProblem
 from mucudnn.running.environment import Environment
+from mucudnn.solver.division import Division
 from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.tuning.choose import choose, is_solvable
-from mucudnn.tuning.divide import Divided, divide
+from mucudnn.tuning.divide import divide
 from mucudnn.tuning.feasible import infeasible, smallest_bytes
 from mucudnn.tuning.job import Job
 from mucudnn.tuning.result import Tuning
@@ -46,18 +46,16 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
         results = {m.micro_config: m for m in stored.measurements(task)}
         bound = config.error_bound(task.problem.dtype, stored.environment.numerics)
         jobs.append(Job(task, bound, (), (), {**results}, outcomes={**stored.whole_runs(task)}, is_own=False))
-    divided: Divided | None = None
-    choices: Mapping[Task, TunedProblem]
+    division: Division[Task] | None = None
     if config.workspace_budget_bytes is not None:
-        divided = divide(jobs, config.workspace_budget_bytes)
-        choices = divided.choices
+        choices, division = divide(jobs, config.workspace_budget_bytes)
     else:
         without = [job for job in jobs if not is_solvable(job.task, job.allowed())]
         if without:
             raise infeasible({job.task: smallest_bytes(job.allowed(), job.task.batch_size) for job in without})
         choices = {job.task: choose(job) for job in jobs}
     problems = [choices[job.task].knowing(job.measurements(), error_bound=job.error_bound) for job in jobs]
-    return Tuning(config, stored.environment, tuple(problems), divided)
+    return Tuning(config, stored.environment, tuple(problems), division)
 
 
 def shortcomings(tasks: Sequence[Task], stored: Stored, policy: BatchSizePolicy) -> tuple[str, ...]:

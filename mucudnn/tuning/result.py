@@ -16,20 +16,21 @@ from mucudnn.running.environment import Environment
 if TYPE_CHECKING:
     import pandas
 
-    from mucudnn.tuning.divide import Divided
+    from mucudnn.core.records import Task
+    from mucudnn.solver.division import Division
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """The result of ``tune``, which can be printed, and which modules such as ``mucudnn.Conv2d`` run.
 
-    ``divided``: the division of the workspace budget; None if every problem has its own limit.
+    ``division``: the division of the workspace budget; None if every problem has its own limit.
     """
 
     config: Config
     environment: Environment
     problems: tuple[TunedProblem, ...] = field(default=())
-    divided: Divided | None = None
+    division: Division[Task] | None = None
 
     def __getitem__(self, problem: ConvProblem) -> TunedProblem:
         """Return the choice for a problem. Raises ``InvalidInputError`` for a problem that was not tuned."""
@@ -48,8 +49,8 @@ class Tuning:
     def __str__(self) -> str:
         if not self.problems:
             return "nothing was tuned"
-        divided = [] if self.divided is None else [str(self.divided.division)]
-        return "\n".join((f"on {self.environment}", *map(str, self.problems), *divided))
+        division = [] if self.division is None else [str(self.division)]
+        return "\n".join((f"on {self.environment}", *map(str, self.problems), *division))
 
     def to_json(self) -> dict[str, Any]:
         """Return all results as plain values for ``json.dumps``, in seconds and bytes."""
@@ -57,7 +58,7 @@ class Tuning:
             "environment": asdict(self.environment),
             "workspace_limit": self.config.workspace_limit,
             "problems": [tuned.to_json() for tuned in self.problems],
-            "division": None if self.divided is None else self.divided.division.to_json(),
+            "division": None if self.division is None else self.division.to_json(),
         }
 
     def to_frame(self) -> pandas.DataFrame:

@@ -102,7 +102,7 @@ class Standings:
     def too_large(self) -> list[Failure]:
         """Return failures for candidates whose run showed that they exceed the workspace limit, to prevent reruns."""
         asked = [c for c in self.candidates if c.is_counted and self._is_new(c)]
-        needed = {c.micro_config: c.workspace_bytes for c in asked if not self.fits(c)}
+        needed = {c.micro_config: c.workspace_bytes() for c in asked if not self.fits(c)}
         reason = "needs {} bytes of workspace"
         return [Failure(of, reason.format(size), FailureKind.TOO_LARGE, size) for of, size in needed.items()]
 
@@ -278,7 +278,7 @@ class Standings:
 
     def _least_bytes(self, candidate: Candidate) -> int:
         """Return a lower bound of the workspace bytes that count in comparisons, without running the candidate."""
-        scratch = candidate.scratch_bytes if candidate.is_counted else candidate.workspace.scratch_bytes
+        scratch = candidate.scratch_bytes() if candidate.is_counted else candidate.workspace.scratch_bytes
         return scratch + (0 if self.may_keep else candidate.workspace.prepared_bytes)
 
     def _is_expected_hopeless(self, candidate: Candidate) -> bool:
@@ -359,7 +359,7 @@ class Standings:
 
 def _takes_fresh_pages(candidate: Candidate) -> bool:
     """Whether the candidate allocates so much that each call gets new, zeroed pages from the system."""
-    return candidate.is_countable and candidate.scratch_bytes >= _MAPPED_BYTES
+    return candidate.is_countable() and candidate.scratch_bytes() >= _MAPPED_BYTES
 
 
 def _by_size(candidate: Candidate) -> int:

@@ -29,10 +29,11 @@ from mucudnn.running.choices import TunedProblem
 from mucudnn.running.devices import device_named, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.problems import largest_batch_size
+from mucudnn.solver.division import Division
 from mucudnn.store.database import Database
 from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.choose import choose, is_solvable, refuted
-from mucudnn.tuning.divide import Divided, divide
+from mucudnn.tuning.divide import divide
 from mucudnn.tuning.feasible import (
     is_affordable,
     is_divisible,
@@ -178,7 +179,7 @@ def _tune(context: Context, tasks: Sequence[Task]) -> Tuning:
     problems.
     """
     config, machine = context.config, context.machine
-    divided = None
+    division = None
     try:
         jobs = [job_of(context, task) for task in tasks]
         if machine.prover is not None and any(job.task.baseline not in job.results for job in jobs):
@@ -187,12 +188,12 @@ def _tune(context: Context, tasks: Sequence[Task]) -> Tuning:
         if config.workspace_budget_bytes is None:
             _tune_each(context, jobs)
         else:
-            divided = _tune_together(context, jobs, config.workspace_budget_bytes)
+            division = _tune_together(context, jobs, config.workspace_budget_bytes)
     except KeyboardInterrupt:
         raise TuningInterrupted(Tuning(config, machine.environment, tuple(context.ready))) from None
     if machine.prover is not None:
         machine.prover.rest()  # it frees its memory
-    return Tuning(config, machine.environment, tuple(context.ready), divided)
+    return Tuning(config, machine.environment, tuple(context.ready), division)
 
 
 def _tune_each(context: Context, jobs: Sequence[Job]) -> None:
@@ -220,7 +221,7 @@ def _tune_each(context: Context, jobs: Sequence[Job]) -> None:
     require_feasible([job for job in jobs if job.choice is None])
 
 
-def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> Divided:
+def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> Division[Task]:
     """Measure all tasks, divide the budget among them, and time complete calls of the chosen configurations.
 
     Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together.
@@ -235,9 +236,9 @@ def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> 
     if not (is_enough if ranks is None else ranks.everywhere(is_enough)):
         _measure_all(context, own, jobs, budget_bytes, thoroughly=True)
     require_affordable(jobs, budget_bytes)  # now that some candidates may have failed
-    divided = divide(jobs, budget_bytes, context)
-    context.ready += [_tuned(context, job, divided.choices[job.task]) for job in jobs]
-    return divided
+    choices, division = divide(jobs, budget_bytes, context)
+    context.ready += [_tuned(context, job, choices[job.task]) for job in jobs]
+    return division
 
 
 def _measure_all(
@@ -322,8 +323,8 @@ def _measure(
     job.declared_bytes = None
     if job.barred() is None and not is_baseline_measured:
         baseline = next(replace(c) for c in job.candidates if c.micro_config == job.task.baseline)
-        if baseline.is_countable:  # counted again, since an earlier run may have lacked memory
-            job.declared_bytes = baseline.workspace_bytes
+        if baseline.is_countable():  # counted again, since an earlier run may have lacked memory
+            job.declared_bytes = baseline.workspace_bytes()
     if config.time_limit_s is not None:
         left_out = _race_of(context, job, limit_bytes, thorough=config.thorough).standings.missing()
         job.left_out = tuple(candidate.micro_config for candidate in left_out)

@@ -14,9 +14,11 @@ from support.told_jobs import told_job
 
 from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task
 from mucudnn.measuring.quiet import Quiet
+from mucudnn.running.choices import TunedProblem
+from mucudnn.solver.division import Division
 from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.choose import choose, run_whole
-from mucudnn.tuning.divide import Divided, divide
+from mucudnn.tuning.divide import divide
 from mucudnn.tuning.job import Context, Job, Outcome
 
 BATCH = 4
@@ -40,7 +42,9 @@ class WholeRuns:
     def job(self, task: Task, measurements: Sequence[Measurement]) -> Job:
         return told_job(task, measurements, partial(self._run, task))
 
-    def divide(self, measurements: Mapping[Task, Sequence[Measurement]], budget: int | None) -> Divided:
+    def divide(
+        self, measurements: Mapping[Task, Sequence[Measurement]], budget: int | None
+    ) -> tuple[dict[Task, TunedProblem], Division[Task]]:
         return divide([self.job(task, known) for task, known in measurements.items()], budget)
 
     def _run(self, task: Task, configuration: Configuration) -> Outcome:
@@ -52,10 +56,10 @@ class WholeRuns:
 
 
 def chosen(measurements: Mapping[Task, Sequence[Measurement]], budget: int | None, runs: WholeRuns) -> dict[str, str]:
-    divided = runs.divide(measurements, budget)
-    assert budget is None or divided.division.workspace_bytes <= budget
-    assert divided.division.workspace_bytes == sum(c.configuration.workspace_bytes for c in divided.choices.values())
-    return {task.name: choice.configuration.micro_configs[0].algorithm for task, choice in divided.choices.items()}
+    choices, division = runs.divide(measurements, budget)
+    assert budget is None or division.workspace_bytes <= budget
+    assert division.workspace_bytes == sum(c.configuration.workspace_bytes for c in choices.values())
+    return {task.name: choice.configuration.micro_configs[0].algorithm for task, choice in choices.items()}
 
 
 BOTH = {FIRST: [TORCH, SMALL, LARGE], SECOND: [TORCH, SMALL, LARGE]}
@@ -99,9 +103,9 @@ def test_where_nothing_is_faster_in_whole_runs_torch_stays() -> None:
 
 def test_a_slower_one_is_taken_where_torch_needs_too_much() -> None:
     needy = {task: [replace(TORCH, scratch_bytes=1000), SMALL] for task in BOTH}
-    divided = WholeRuns(slowdown=lambda task, algorithm: 4.0).divide(needy, 1010)
-    assert sorted(c.configuration.algorithms for c in divided.choices.values()) == [("native",), ("small",)]
-    slower = next(c for c in divided.choices.values() if c.configuration.algorithms == ("small",))
+    choices, _ = WholeRuns(slowdown=lambda task, algorithm: 4.0).divide(needy, 1010)
+    assert sorted(c.configuration.algorithms for c in choices.values()) == [("native",), ("small",)]
+    slower = next(c for c in choices.values() if c.configuration.algorithms == ("small",))
     assert slower.baseline_s is not None
     assert slower.time_s > slower.baseline_s
     assert "PyTorch's own needs 1000 B" in slower.reason
@@ -115,9 +119,9 @@ def test_what_cannot_run_whole_is_left_out() -> None:
 
 
 def test_without_whole_runs_predictions_count() -> None:
-    divided = WholeRuns(outcome=lambda task, algorithm: None).divide(BOTH, 110)
-    assert {c.reason for c in divided.choices.values()} == {"best use of the budget by prediction, not run"}
-    assert {c.baseline_s for c in divided.choices.values()} == {0.1}
+    choices, _ = WholeRuns(outcome=lambda task, algorithm: None).divide(BOTH, 110)
+    assert {c.reason for c in choices.values()} == {"best use of the budget by prediction, not run"}
+    assert {c.baseline_s for c in choices.values()} == {0.1}
 
 
 def test_alone_without_whole_runs_the_prediction_is_taken_and_said() -> None:

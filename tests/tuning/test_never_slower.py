@@ -140,12 +140,12 @@ def test_of_a_budget_what_runs_slower_is_not_chosen_where_torchs_own_would_fit_i
         worlds = {world.task: world for world in (World(draw, None) for _ in range(3))}
 
         try:
-            divided = divide([world.job() for world in worlds.values()], budget)
+            choices, _ = divide([world.job() for world in worlds.values()], budget)
         except InfeasibleError:
             continue
-        in_all = sum(choice.configuration.workspace_bytes for choice in divided.choices.values())
+        in_all = sum(choice.configuration.workspace_bytes for choice in choices.values())
         assert budget is None or in_all <= budget
-        for task, choice in divided.choices.items():
+        for task, choice in choices.items():
             worlds[task].require_sound(choice)
             run = {**worlds[task].runs}.get(choice.configuration.micro_configs)
             if isinstance(run, Comparison) and lead(run) < 0 and not choice.configuration.is_baseline:

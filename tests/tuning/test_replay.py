@@ -72,9 +72,9 @@ def test_replay_equals_live(config: Config) -> None:
         live = tuned(config, database)
         again = replay(tasks(config), config, Stored(database))
     assert [str(problem) for problem in again.problems] == [str(problem) for problem in live.problems]
-    assert (again.divided is None) == (live.divided is None)
-    if again.divided is not None and live.divided is not None:
-        assert again.divided.division.assignment == live.divided.division.assignment
+    assert (again.division is None) == (live.division is None)
+    if again.division is not None and live.division is not None:
+        assert again.division.assignment == live.division.assignment
 
 
 def test_another_limit_is_solved_from_the_same_measurements() -> None:

@@ -137,7 +137,7 @@ def test_what_stored_micro_configs_allocate_inside_is_not_counted_again() -> Non
     one = fake("one", scratch_bytes_per_sample=4, internal_bytes_per_sample=3)
     known = tuple(r for r in race_of(one).measure() if isinstance(r, Measurement))
     one.internals_asked.clear()
-    assert [c.workspace_bytes for c in race_of(one, stored=known).candidates] == [7, 14, 28, 56]
+    assert [c.workspace_bytes() for c in race_of(one, stored=known).candidates] == [7, 14, 28, 56]
     assert not one.internals_asked
 
 

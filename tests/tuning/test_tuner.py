@@ -211,8 +211,8 @@ def test_a_budget_is_divided_over_all_problems(bench: Bench, size: int, workspac
     bench.quick.step_s = linear(0.01, 0.001)
     tuning = bench.tune(FORWARD, OTHER, config=budget(size))
     assert sorted(tuned.configuration.workspace_bytes for tuned in tuning.problems) == workspaces
-    assert tuning.divided is not None
-    assert tuning.divided.division.workspace_bytes == sum(workspaces)
+    assert tuning.division is not None
+    assert tuning.division.workspace_bytes == sum(workspaces)
     assert "optimal" in str(tuning)
     assert json.loads(json.dumps(tuning.to_json()))["division"]["budget_bytes"] == size
 
