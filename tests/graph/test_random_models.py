@@ -29,6 +29,7 @@ from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators import Captured, Local
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.graph.windows import AlgorithmPair, Convolution
+from mucudnn.kernels.algorithm import fuses
 from mucudnn.kernels.memory import format_of, peak_allocated_bytes
 from mucudnn.kernels.registry import algorithms
 from mucudnn.running.workspace import release_workspaces
@@ -371,7 +372,14 @@ def recomputing_schedules(captured: Captured, graph: Graph, random: Random) -> I
 
 def uses_vectors(captured: Captured) -> bool:
     """Return whether torch computes an exponential, whose bits depend on where its vectors begin."""
-    return any("gelu" in str(one.target) for one in captured.operators if isinstance(one, Local))
+    for one in captured.operators:
+        if isinstance(one, Local) and "gelu" in str(one.target):
+            return True
+        if isinstance(one, Convolution) and one.activation == "SiLU":
+            algorithm = one.pairs[0].whole
+            if algorithm is None or not fuses(algorithm, one.problem):
+                return True
+    return False
 
 
 def peak_beside(found: list[Tensor], call: Callable[[], object]) -> int:
