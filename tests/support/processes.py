@@ -1,20 +1,11 @@
-"""Processes of tests: what a new one has loaded, and many that are forked off one that has loaded torch."""
+"""Processes of tests that are forked off one that has loaded torch."""
 
 import os
-import subprocess
-import sys
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-HEAVY = ("torch", "cupy", "pulp", "pandas", "rich", "mucudnn.running.modules")
 _FORKED = ["torch.distributed.fsdp", "mucudnn.optimizing.optimize", "mucudnn.tuning.tuner", "mucudnn.cli.main"]
-
-
-def loaded_by(code: str) -> set[str]:
-    """The heavy modules that a new process has loaded after ``code``."""
-    probe = f"import sys\n{code}\nprint(*(name for name in {HEAVY!r} if name in sys.modules))"
-    return set(subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True).stdout.split())
 
 
 def forking() -> ForkServerContext:

@@ -1,9 +1,10 @@
-"""The benchmark of training steps: every cell is there, told and written; on a tiny model."""
+"""The benchmark of training steps: every cell is there, split, told and written; on a tiny model."""
 
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,26 +15,88 @@ import torch
 from support.clock.machine import ENVIRONMENT, TickingClock
 from support.command_line import invoke
 from support.snapshots import assert_as_stored
-from support.training_steps import CONFIG, FLOAT32, SETTING, measured_variants, tiny, training_in_threads
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import mucudnn
 from mucudnn.bench.results.reading import Header, read_folder
 from mucudnn.bench.results.variants import How, Precision, Variant
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources import models
-from mucudnn.bench.sources.trainee import Trainee
-from mucudnn.bench.suites import training as training_benchmark
+from mucudnn.bench.sources.trainee import Trainee, labelled_batches
+from mucudnn.bench.suites import training
+from mucudnn.bench.suites.shared import apart
+from mucudnn.bench.suites.shared.apart import Entrant, Ready
+from mucudnn.bench.suites.shared.processes import WorkerError
+from mucudnn.bench.suites.shared.step_costs import StepSplitter
+from mucudnn.bench.suites.shared.timing import OwnThread
 from mucudnn.bench.suites.training import (
     COLUMNS,
     Setting,
     TrainingOptions,
     benchmark_training,
+    measured_rows,
     training_tables,
 )
-from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError, first_line
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.torch_settings import searching
+from mucudnn.running import dispatcher
+
+CONFIG = Config(algorithms=("gemm",), time_limit="10ms", operations=("forward",))
+FLOAT32: dict[str, Any] = {"precisions": [Precision.FLOAT32], "memory_formats": [MemoryFormat.CONTIGUOUS]}
+SETTING = Setting("tiny", 2, "cpu", Precision.FLOAT32, MemoryFormat.CONTIGUOUS)
+
+
+class InThread(OwnThread):
+    """A thread in place of the process of a contestant."""
+
+    job: Callable[[], Ready[Any]]
+    ready: Ready[Any] | None = None
+
+    def ask(self, function: Callable[[Ready[Any]], Any], *_: object) -> Any:
+        try:
+            self.ready = self.ready or self.call(self.job)
+            return self.call(function, self.ready)
+        except Exception as error:
+            raise WorkerError(first_line(error)) from error
+
+
+@contextmanager
+def training_in_threads() -> Iterator[None]:
+    """Let training steps of a benchmark run in threads, on the model itself."""
+
+    def contestant(job: Callable[[], Ready[Any]]) -> InThread:
+        thread = InThread()
+        thread.job = job
+        return thread
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "contestant", contestant)
+        patch.setattr(training, "pickled", lambda subject: nullcontext(lambda: subject))
+        patch.setattr(apart, "PAUSE_S", 0.0)
+        yield
+
+
+def tiny() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10))
+
+
+def measured_variants(
+    model: nn.Module | None = None,
+    options: TrainingOptions | None = None,
+    precisions: Sequence[Precision] = (Precision.FLOAT32, Precision.BFLOAT16),
+    memory_formats: Sequence[MemoryFormat] = tuple(MemoryFormat),
+) -> list[Row]:
+    options = options or TrainingOptions(CONFIG, rounds=2, clock=TickingClock())
+    options = replace(options, variants=options.variants or (Variant.TORCH, Variant.MUCUDNN))
+    (batch,) = labelled_batches(1, 2, (3, 6, 6))
+    subject = (model or tiny(), batch, F.cross_entropy)
+    settings = [Setting("tiny", 2, "cpu", *each, options.how) for each in product(precisions, memory_formats)]
+    with training_in_threads():
+        return [row for setting in settings for row in measured_rows(setting, subject, options)]
+
 
 QUICK = ("--time-limit", "10ms", "--rounds", "2", "--batch", "2", "--threads", "1")
 SOME = ("--variants", "mucudnn")
@@ -133,7 +196,7 @@ def test_tf32_is_allowed_where_it_is_asked_for_and_set_back_after_errors() -> No
         (Precision.FLOAT32, (False, False)),
         (Precision.BFLOAT16, (True, False)),
     ):
-        with suppress(KeyError), training_benchmark._rounding(replace(SETTING, device="cuda", precision=precision)):
+        with suppress(KeyError), training._rounding(replace(SETTING, device="cuda", precision=precision)):
             assert tf32() == expected
             assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if expected[0] else "none")
             raise KeyError
@@ -149,7 +212,7 @@ def test_tf32_is_allowed_where_it_is_asked_for_and_set_back_after_errors() -> No
 @pytest.fixture
 def two_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "build", lambda name: tiny())
-    monkeypatch.setattr(training_benchmark, "input_shape_of", lambda name: (3, 6, 6))
+    monkeypatch.setattr(training, "input_shape_of", lambda name: (3, 6, 6))
 
 
 OPTIONS = TrainingOptions(replace(CONFIG, database=None), rounds=1, clock=TickingClock(), variants=(Variant.MUCUDNN,))
@@ -194,6 +257,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_model_of_the_user_is_trained_in_processes(tmp_path: Path) -> None:
     """It is defined in a file in another folder than this one, which the processes find."""
     (tmp_path / "net_of_a_user.py").write_text(NET)
@@ -261,7 +325,7 @@ def test_the_tables_compare_with_torch_of_the_same_setting_and_say_what_is_missi
 def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    measure, done = training_benchmark.measured_rows, list[Setting]()
+    measure, done = training.measured_rows, list[Setting]()
 
     def interrupted(setting: Setting, *given: Any) -> list[Row]:
         if done:
@@ -270,7 +334,7 @@ def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
         return measure(setting, *given)
 
     monkeypatch.setattr(models, "build", lambda name: tiny())
-    monkeypatch.setattr(training_benchmark, "measured_rows", interrupted)
+    monkeypatch.setattr(training, "measured_rows", interrupted)
     with training_in_threads():
         result = invoke("bench", "training", "alexnet", *QUICK, *SOME, "--out", tmp_path / "out")
     assert result.exit_code == 130
@@ -278,3 +342,71 @@ def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
     assert "alexnet, batch 2, bfloat16 channels_last: the run was stopped before" in result.stdout
     assert "All measurements are kept" in result.stderr
     assert [line["contestant"] for line in read_folder(tmp_path / "out").lines] == ["torch", "mucudnn"]
+
+
+class Slow(nn.Module):
+    """Lets time pass, and is no convolution."""
+
+    def __init__(self, clock: TickingClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def __deepcopy__(self, memo: object) -> Slow:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock.seconds += 100
+        return x
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> TickingClock:
+    """The one clock of steps and of convolutions: each of these takes a second, and reading it as much."""
+    ticking = TickingClock()
+    monkeypatch.setattr("mucudnn.optimizing.steps.time.perf_counter", ticking.now)
+    return ticking
+
+
+def test_a_step_is_split_into_convolutions_and_the_rest(clock: TickingClock) -> None:
+    """Two convolutions, each a second forward, and backward; the others' time is the rest, with that of reading."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), Slow(clock), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(64, 10))
+    torchs, ours = measured_variants(network, TrainingOptions(CONFIG, rounds=3, clock=clock), **FLOAT32)
+    assert (torchs.more["forward_convolutions_s"], torchs.more["backward_convolutions_s"]) == (2, 2)
+    assert torchs.more["rest_s"] == 100 + 5  # after each convolution until the next, and around all of them
+    assert set(torchs.samples_s) == {101}  # nothing but the step, and the clock is read once
+    assert ours.more["forward_convolutions_s"] == 2
+
+
+def test_a_step_that_cannot_be_split_is_told_and_its_time_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: StepSplitter, steps: int) -> None:
+        raise mucudnn.UnavailableError("torch's convolution is replaced by another package")
+
+    monkeypatch.setattr(StepSplitter, "sample", refuse)
+    for row in measured_variants(**FLOAT32):
+        assert (len(row.samples_s), row.failure) == (2, None)
+        assert "rest_s" not in row.more
+        assert row.more["not_split"] == "not split: torch's convolution is replaced by another package"
+
+
+def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the clock around every convolution would slow them."""
+    recording, timed = [False], []
+    ask, time = Entrant.ask, TickingClock.time
+
+    def marked(self: Entrant[Any], steps: int) -> Any:
+        recording[0] = True
+        parts = ask(self, steps)
+        recording[0] = False
+        return parts
+
+    def watched(self: TickingClock, function: Callable[[], object], *given: int) -> float:
+        if not recording[0]:
+            timed.append(bool(dispatcher._wrappers))
+        return time(self, function, *given)
+
+    monkeypatch.setattr(Entrant, "ask", marked)
+    monkeypatch.setattr(TickingClock, "time", watched)
+    measured_variants(**FLOAT32)
+    assert timed
+    assert not any(timed)
+

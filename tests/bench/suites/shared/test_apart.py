@@ -84,6 +84,7 @@ def test_it_tells_what_it_found_and_times_as_many_calls_as_asked(capfd: pytest.C
     assert "what a library says" in said.err
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_failed_preparation_is_kept_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
     for job, ready_s, reason, is_traced in (
         (refusing, LONG_S, "no such library", False),
@@ -113,6 +114,7 @@ def test_a_failure_of_a_call_is_kept() -> None:
                 entrant.time(print, 1)  # and it stays failed
 
 
+@pytest.mark.usefixtures("forked")
 def test_processes_that_it_started_end_with_it() -> None:
     for sample_s in (LONG_S, 0.1):
         with contestant(starting_another) as worker:
