@@ -69,36 +69,32 @@ def _six(x: Tensor) -> Tensor:
     return torch.cat((x, x[:, :2]), 1)
 
 
-def check(net: Net, x: Tensor) -> Schedule:
-    """Require the values of the model in float64."""
+def check(functions: dict[str, Callable[[Net, Tensor], Tensor]], x: Tensor) -> tuple[Net, Schedule]:
+    """Require the values in float64, of a model that returns those of all functions: it is captured once."""
+    net = Net(lambda net, x: tuple(function(net, x) for function in functions.values()))
     schedule, expected = schedule_of(net, x), copy.deepcopy(net).double()(x.double())
-    own = schedule.run((x,))
-    torch.testing.assert_close(own, expected.float(), rtol=1e-4, atol=1e-4)
-    return schedule
+    for name, own, exact in zip(functions, schedule.run((x,)), expected, strict=True):
+        torch.testing.assert_close(own, exact.float(), rtol=1e-4, atol=1e-4, msg=lambda text, of=name: f"{of}: {text}")
+    return net, schedule
 
 
 def test_clips_of_one_frame_become_images() -> None:
     torch.manual_seed(0)
-    for name, function in ONE_FRAME.items():
-        for x in (
-            torch.randn(2, 4, 1, 7, 8),
-            torch.randn(2, 4, 1, 7, 8).contiguous(memory_format=torch.channels_last_3d),
-        ):
-            net = Net(function)
-            schedule = check(net, x)
-            operators = schedule.operators
-            assert schedule.run((x,)).stride() == net(x).stride() or not x.is_contiguous(), name
-            shapes = [one.shape for one in operators if isinstance(one, Convolution)]
-            assert {len(shape) for shape in shapes} == {4}, name
-            clips = [one for one in operators if isinstance(one, Barrier) and len(one.shape) == 5]
-            assert all("view" in one.name for one in clips), f"{name}: {[one.name for one in clips]}"
+    x = torch.randn(2, 4, 1, 7, 8)
+    for given in (x, x.contiguous(memory_format=torch.channels_last_3d)):
+        net, schedule = check(ONE_FRAME, given)
+        if given is x:
+            assert [y.stride() for y in schedule.run((x,))] == [y.stride() for y in net(x)]
+        operators = schedule.operators
+        assert {len(one.shape) for one in operators if isinstance(one, Convolution)} == {4}
+        clips = [one for one in operators if isinstance(one, Barrier) and len(one.shape) == 5]
+        assert all("view" in one.name for one in clips), [one.name for one in clips]
 
 
 def test_other_clips_are_computed_as_they_are() -> None:
     torch.manual_seed(1)
-    for name, function in ONE_FRAME.items():
-        if name not in ("as images", "a part of a clip"):
-            check(Net(function), torch.randn(2, 4, 3, 7, 8))
+    longer = {name: one for name, one in ONE_FRAME.items() if name not in ("as images", "a part of a clip")}
+    check(longer, torch.randn(2, 4, 3, 7, 8))
     circular = {
         "circular": lambda net, x: net.first(F.pad(x, (1, 1, 1, 1, 1, 1), mode="circular")),
         "ones": lambda net, x: net.first(F.pad(x, (1, 1, 1, 1, 2, 0), value=1.0)),
@@ -106,8 +102,7 @@ def test_other_clips_are_computed_as_they_are() -> None:
         "nothing but padding": lambda net, x: net.first(F.pad(x, (1, 1, 1, 1, 4, 0)))[:, :, :1],
         "exchanged": lambda net, x: net.second(_six(x.permute(0, 1, 2, 4, 3).reshape(x.shape))),
     }
-    for function in circular.values():
-        check(Net(function), torch.randn(2, 4, 1, 7, 8))
+    check(circular, torch.randn(2, 4, 1, 7, 8))
 
 
 def test_the_norm_of_pixels_takes_in_what_follows_unless_it_is_read_twice() -> None:
