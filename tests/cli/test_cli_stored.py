@@ -21,16 +21,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``layers.csv``, and what was measured of them."""
     path = tmp_path_factory.mktemp("solve")
     (path / "layers.csv").write_text(LAYERS)
-    tuned = invoke(
-        "tune",
-        path / "layers.csv",
-        *TUNE,
-        "--thorough",
-        "--database",
-        path / "full.sqlite",
-        "--json",
-        path / "tune.json",
-    )
+    written = ("--database", path / "full.sqlite", "--json", path / "tune.json")
+    tuned = invoke("tune", path / "layers.csv", *TUNE, "--thorough", *written)
     assert tuned.exit_code == 0, tuned.output
     exported = invoke("database", "export", path / "profile.jsonl", "--database", path / "full.sqlite")
     assert exported.exit_code == 0

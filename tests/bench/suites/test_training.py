@@ -409,4 +409,3 @@ def test_steps_that_are_timed_are_not_recorded(monkeypatch: pytest.MonkeyPatch) 
     measured_variants(**FLOAT32)
     assert timed
     assert not any(timed)
-
