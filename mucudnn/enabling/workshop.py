@@ -74,12 +74,12 @@ class Workshop:
             versions = {one.name: one.version for one in algorithms}
             key = machine.environment, task.problem, versions
             measured = [m for m in database.measurements(*key) if m.micro_config.micro_batch_size in sizes]
-            stored = SelectedMeasurements(machine.environment, versions, {task: measured}, database)
+            runs = database.whole_runs(*key)
+            stored = SelectedMeasurements(machine.environment, versions, {task: measured}, {task: runs})
             try:
                 (tuned,) = replay([task], self._config, stored).problems
             except InfeasibleError:
                 return None
-            runs = database.whole_runs(*key)
             chosen = tuned.configuration
             sizes_run = {sum(part.micro_batch_size for part in parts) for parts in runs}
             has_run = chosen.micro_configs in runs or (chosen.is_baseline and task.batch_size in sizes_run)

@@ -17,23 +17,16 @@ from mucudnn.store.database import Database
 
 @dataclass(frozen=True, slots=True)
 class SelectedMeasurements:
-    """Measurements of one environment from which ``replay`` solves tasks. The database must stay open.
+    """Stored results of one environment from which ``replay`` solves tasks.
 
-    versions: the version used, by algorithm. of_task: measurements at the sizes of the policy.
+    versions: the version used, by algorithm. measurements: of each task, at the micro-batch sizes of the policy, with
+    any error and workspace. whole_runs: of each task's problem, by configuration; in headroom, in fresh workspaces.
     """
 
     environment: Environment
     versions: Mapping[str, int]
-    of_task: Mapping[Task, Sequence[Measurement]]
-    _database: Database
-
-    def measurements(self, task: Task) -> Sequence[Measurement]:
-        """Return a task's measurements at the micro-batch sizes of the policy, with any error and workspace."""
-        return self.of_task[task]
-
-    def whole_runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], Comparison]:
-        """Return the valid whole runs of a task's problem by configuration; in headroom, in fresh workspaces."""
-        return self._database.whole_runs(self.environment, task.problem, self.versions, fresh=task.in_headroom)
+    measurements: Mapping[Task, Sequence[Measurement]]
+    whole_runs: Mapping[Task, Mapping[tuple[MicroConfig, ...], Comparison]]
 
 
 def select_measurements(
@@ -85,7 +78,8 @@ def select_measurements(
             f"the stored measurements lack {len(lacking)} of the {len(found)} convolutions asked for; measure them by "
             f"mucudnn tune, without --stored. On {chosen}:{lines}"
         )
-    return SelectedMeasurements(chosen, versions, found, database)
+    runs = {task: database.whole_runs(chosen, task.problem, versions, fresh=task.in_headroom) for task in found}
+    return SelectedMeasurements(chosen, versions, found, runs)
 
 
 def _environment(database: Database, problems: frozenset[ConvProblem], text: str | None) -> Environment:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import Protocol
 
 from mucudnn.core.config import BatchSizePolicy, Config
-from mucudnn.core.records import Comparison, Measurement, MicroConfig, Task
+from mucudnn.core.records import Task
 from mucudnn.kernels.algorithm import Algorithm
-from mucudnn.running.environment import Environment
 from mucudnn.solver.division import Division
 from mucudnn.solver.reuse import micro_batch_sizes
+from mucudnn.store.selection import SelectedMeasurements
 from mucudnn.tuning.choose import choose, is_solvable
 from mucudnn.tuning.divide import divide
 from mucudnn.tuning.feasible import infeasible, smallest_bytes
@@ -19,21 +18,7 @@ from mucudnn.tuning.job import Job
 from mucudnn.tuning.result import Tuning
 
 
-class Stored(Protocol):
-    """Source of the stored measurements and whole runs of one environment (a machine with its settings)."""
-
-    @property
-    def environment(self) -> Environment:
-        """The environment in which the measurements were made."""
-
-    def measurements(self, task: Task) -> Sequence[Measurement]:
-        """Return the stored measurements of the task's micro-batch sizes, which cover its mini-batch."""
-
-    def whole_runs(self, task: Task) -> Mapping[tuple[MicroConfig, ...], Comparison]:
-        """Return the stored whole runs of the task's problem under the task's conditions, by configuration."""
-
-
-def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
+def replay(tasks: Sequence[Task], config: Config, stored: SelectedMeasurements) -> Tuning:
     """Make the choices of ``tune_tasks`` from stored results only, with predictions in place of missing whole runs.
 
     With the stored results and the config of a tuning, the choices are the same as in that tuning.
@@ -43,9 +28,9 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
 
     jobs = []
     for task in tasks:
-        results = {m.micro_config: m for m in stored.measurements(task)}
+        results = {m.micro_config: m for m in stored.measurements[task]}
         bound = config.error_bound(task.problem.dtype, stored.environment.numerics)
-        jobs.append(Job(task, bound, (), (), {**results}, outcomes={**stored.whole_runs(task)}, is_own=False))
+        jobs.append(Job(task, bound, (), (), {**results}, outcomes={**stored.whole_runs[task]}, is_own=False))
     division: Division[Task] | None = None
     if config.workspace_budget_bytes is not None:
         choices, division = divide(jobs, config.workspace_budget_bytes)
@@ -58,14 +43,14 @@ def replay(tasks: Sequence[Task], config: Config, stored: Stored) -> Tuning:
     return Tuning(config, stored.environment, tuple(problems), division)
 
 
-def shortcomings(tasks: Sequence[Task], stored: Stored, policy: BatchSizePolicy) -> tuple[str, ...]:
+def shortcomings(tasks: Sequence[Task], stored: SelectedMeasurements, policy: BatchSizePolicy) -> tuple[str, ...]:
     """Return what the measurements lack: PyTorch's own undivided, and larger micro-batches of the fastest algorithm."""
     from mucudnn.kernels.registry import algorithms
 
     known = {one.name: one for one in algorithms(stored.environment.device_type) if not one.is_torchs_own}
     without_baseline, without_larger = 0, 0
     for task in tasks:
-        measured = {m.micro_config: m for m in stored.measurements(task)}
+        measured = {m.micro_config: m for m in stored.measurements[task]}
         without_baseline += task.baseline not in measured
         ours = [of for of in measured if of.algorithm in known]
         if ours:

@@ -70,7 +70,7 @@ def test_every_task_has_what_was_measured_for_its_problem(opened: Database) -> N
     stored = select_measurements(opened, tasks, POWERS)
     assert stored.environment == HERE
     for task in tasks:
-        assert tuple(stored.measurements(task)) == opened.measurements(HERE, task.problem, {"native": 1, "gemm": 1})
+        assert tuple(stored.measurements[task]) == opened.measurements(HERE, task.problem, {"native": 1, "gemm": 1})
 
 
 @pytest.mark.parametrize("policy", BatchSizePolicy)
@@ -93,7 +93,7 @@ def test_sizes_are_those_of_the_policy_and_cover_the_batch(
             assert batch_size not in covered
         else:
             assert batch_size in covered
-            assert [m.micro_config.micro_batch_size for m in stored.measurements(task)] == sorted(usable)
+            assert [m.micro_config.micro_batch_size for m in stored.measurements[task]] == sorted(usable)
 
 
 # One environment
@@ -138,13 +138,13 @@ def test_older_versions_are_set_aside(opened: Database) -> None:
     fill(opened, algorithms=["gemm"], version=11, environment=ELSEWHERE)
     stored = select_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, environment="EPYC")
     assert stored.versions == {"gemm": 10, "native": 9}
-    assert len(stored.measurements(Task(FORWARD, 4))) == 2
+    assert len(stored.measurements[Task(FORWARD, 4)]) == 2
 
 
 def test_algorithms_are_those_named_and_torchs_own(opened: Database) -> None:
     fill(opened, algorithms=["direct", "gemm", "native"])
     stored = select_measurements(opened, [Task(FORWARD, 4)], UNDIVIDED, algorithms=("gemm",))
-    assert [m.micro_config.algorithm for m in stored.measurements(Task(FORWARD, 4))] == ["gemm", "native"]
+    assert [m.micro_config.algorithm for m in stored.measurements[Task(FORWARD, 4)]] == ["gemm", "native"]
     expected = "algorithms has gem, x; measured are direct, gemm, native"
     assert expected in refusal(opened, Task(FORWARD, 4), algorithms=("gem", "direct", "x"))
 
@@ -157,7 +157,7 @@ def test_strict_leaves_what_is_known_to_be_local_for_the_problem(opened: Databas
     ):
         fill(opened, [problem], algorithms=names)
         stored = select_measurements(opened, [Task(problem, 4)], UNDIVIDED, strict=True)
-        assert {m.micro_config.algorithm for m in stored.measurements(Task(problem, 4))} == used
+        assert {m.micro_config.algorithm for m in stored.measurements[Task(problem, 4)]} == used
 
 
 def test_everything_that_is_missing_is_named(opened: Database) -> None:
@@ -174,7 +174,7 @@ HALVES = Configuration((MicroConfig("gemm", 2),) * 2, 1.0, 0)
 
 
 def test_verifications_are_of_the_same_environment_and_version(opened: Database) -> None:
-    fill(opened, version=2)
+    fill(opened, [FORWARD, DATA], version=2)
     fill(opened, environment=ELSEWHERE, version=2)
     newest = Comparison(2.0, 1.0, 0.1)
     for environment, version, verification in (
@@ -184,9 +184,9 @@ def test_verifications_are_of_the_same_environment_and_version(opened: Database)
         (ELSEWHERE, 2, Comparison(6.0, 1.0, 0.1)),
     ):
         opened.add_whole_run(environment, FORWARD, HALVES.micro_configs, {"gemm": version}, verification)
-    stored = select_measurements(opened, [Task(FORWARD, 4)], POWERS, environment="EPYC")
-    assert stored.whole_runs(Task(FORWARD, 4)) == {HALVES.micro_configs: newest}
-    assert stored.whole_runs(Task(DATA, 4)) == {}
+    forward, data = Task(FORWARD, 4), Task(DATA, 4)
+    stored = select_measurements(opened, [forward, data], POWERS, environment="EPYC")
+    assert stored.whole_runs == {forward: {HALVES.micro_configs: newest}, data: {}}
 
 
 def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
@@ -196,4 +196,4 @@ def test_whole_runs_with_a_fresh_workspace_are_apart(opened: Database) -> None:
         opened.add_whole_run(HERE, FORWARD, HALVES.micro_configs, {"gemm": 1}, run, fresh=is_fresh)
     tasks = [Task(FORWARD, 4), Task(FORWARD, 4, in_headroom=True)]
     stored = select_measurements(opened, tasks, POWERS)
-    assert [stored.whole_runs(task)[HALVES.micro_configs] for task in tasks] == [kept, fresh]
+    assert [stored.whole_runs[task][HALVES.micro_configs] for task in tasks] == [kept, fresh]

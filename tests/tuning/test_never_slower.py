@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
@@ -28,6 +27,7 @@ from mucudnn.core.records import (
 )
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.running.choices import TunedProblem
+from mucudnn.store.selection import SelectedMeasurements
 from mucudnn.tuning.choose import LEAST_GAIN, choose
 from mucudnn.tuning.divide import divide
 from mucudnn.tuning.job import Job, Outcome
@@ -237,21 +237,13 @@ def test_where_nothing_else_runs_whole_torchs_own_does(bench: Bench) -> None:
 # What is solved from a database in which torch's own failed
 
 
-@dataclass
-class StoredRuns:
+def replayed(task: Task, config: Config) -> TunedProblem:
     """Only micro-batches of torch's own were measured; every whole run was five times slower than torch."""
-
-    environment = ENVIRONMENT
-    scratch_bytes: int = 10
-
-    def measurements(self, task: Task) -> Sequence[Measurement]:
-        return [
-            Measurement(MicroConfig(TORCHS_OWN, n), 0.0, 0.001 * n, 0, self.scratch_bytes * n, 1e-7) for n in (1, 2)
-        ]
-
-    def whole_runs(self, task: Task) -> dict[tuple[MicroConfig, ...], Comparison]:
-        sizes = ((2, 2), (2, 1, 1), (1, 1, 1, 1))
-        return {tuple(MicroConfig(TORCHS_OWN, n) for n in parts): Comparison(0.1, 0.5, 0.01) for parts in sizes}
+    measured = [Measurement(MicroConfig(TORCHS_OWN, n), 0.0, 0.001 * n, 0, 10 * n, 1e-7) for n in (1, 2)]
+    every = (tuple(MicroConfig(TORCHS_OWN, n) for n in parts) for parts in ((2, 2), (2, 1, 1), (1, 1, 1, 1)))
+    runs = dict.fromkeys(every, Comparison(0.1, 0.5, 0.01))
+    stored = SelectedMeasurements(ENVIRONMENT, {TORCHS_OWN: 1}, {task: measured}, {task: runs})
+    return replay([task], config, stored).problems[0]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +260,7 @@ class StoredRuns:
 def test_what_stored_whole_runs_show_to_be_slower_is_no_answer(bounds: dict[str, int], is_own: bool) -> None:
     config = Config(**bounds)  # type: ignore[arg-type]
     limit = None if "workspace_budget" in bounds else config.workspace_limit_bytes
-    (tuned,) = replay([Task(FORWARD, 4, limit)], config, StoredRuns()).problems
+    tuned = replayed(Task(FORWARD, 4, limit), config)
     assert tuned.configuration.is_baseline is is_own
     assert tuned.baseline_s == 0.1
     assert tuned.time_s == (0.1 if is_own else 0.5)
@@ -277,9 +269,8 @@ def test_what_stored_whole_runs_show_to_be_slower_is_no_answer(bounds: dict[str,
 def test_in_the_headroom_what_is_not_known_at_all_is_asked_for() -> None:
     config = Config(workspace_limit="headroom")
     with pytest.raises(InfeasibleError, match="measure it with mucudnn tune"):
-        replay([Task(FORWARD, 4, 0, in_headroom=True)], config, StoredRuns())
-    (tuned,) = replay([Task(FORWARD, 4, 20, in_headroom=True)], config, StoredRuns()).problems
-    assert tuned.configuration.is_baseline
+        replayed(Task(FORWARD, 4, 0, in_headroom=True), config)
+    assert replayed(Task(FORWARD, 4, 20, in_headroom=True), config).configuration.is_baseline
 
 
 # Smaller batches than the tuned one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,10 @@ import mucudnn
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task
+from mucudnn.core.records import Configuration, Task
 from mucudnn.kernels import registry
-from mucudnn.running.environment import Environment
 from mucudnn.store.database import Database
-from mucudnn.store.selection import select_measurements
+from mucudnn.store.selection import SelectedMeasurements, select_measurements
 from mucudnn.tuning.replay import replay, shortcomings
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune, tune_tasks
@@ -29,16 +28,11 @@ VERSIONS = {"native": 1, "quick": 1}
 PROBLEMS = [replace(FORWARD, k=k) for k in (2, 3, 4)]
 
 
-@dataclass
-class Stored:
-    database: Database
-    environment: Environment = ENVIRONMENT
-
-    def measurements(self, task: Task) -> Sequence[Measurement]:
-        return self.database.measurements(ENVIRONMENT, task.problem, VERSIONS)
-
-    def whole_runs(self, task: Task) -> dict[tuple[MicroConfig, ...], Comparison]:
-        return self.database.whole_runs(ENVIRONMENT, task.problem, VERSIONS)
+def stored(database: Database, tasks: Sequence[Task], versions: Mapping[str, int] = VERSIONS) -> SelectedMeasurements:
+    found = {task: (ENVIRONMENT, task.problem, versions) for task in tasks}
+    measurements = {task: database.measurements(*key) for task, key in found.items()}
+    runs = {task: database.whole_runs(*key) for task, key in found.items()}
+    return SelectedMeasurements(ENVIRONMENT, versions, measurements, runs)
 
 
 def tasks(config: Config) -> list[Task]:
@@ -70,7 +64,7 @@ CONFIGS = [
 def test_replay_equals_live(config: Config) -> None:
     with Database(":memory:") as database:
         live = tuned(config, database)
-        again = replay(tasks(config), config, Stored(database))
+        again = replay(tasks(config), config, stored(database, tasks(config)))
     assert [str(problem) for problem in again.problems] == [str(problem) for problem in live.problems]
     assert (again.division is None) == (live.division is None)
     if again.division is not None and live.division is not None:
@@ -81,7 +75,7 @@ def test_another_limit_is_solved_from_the_same_measurements() -> None:
     with Database(":memory:") as database:
         tuned(Config(workspace_limit=None), database)
         tight = Config(workspace_limit=120)
-        for problem in replay(tasks(tight), tight, Stored(database)).problems:
+        for problem in replay(tasks(tight), tight, stored(database, tasks(tight))).problems:
             assert problem.configuration.workspace_bytes <= 120
             assert problem.limit_bytes == 120
             assert "by prediction" in problem.reason
@@ -91,17 +85,11 @@ def test_a_smaller_batch_is_solved_from_the_same_measurements() -> None:
     config = Config(workspace_limit=None)
     with Database(":memory:") as database:
         tuned(config, database)
-        (half,) = replay([Task(FORWARD, 3)], config, Stored(database)).problems
+        task = Task(FORWARD, 3)
+        (half,) = replay([task], config, stored(database, [task])).problems
     assert half.configuration.batch_size == 3
     assert half.baseline_s is None
     assert "was not measured at this batch size" in half.reason
-
-
-class OnlyQuick(Stored):
-    """110 bytes are the least for each task."""
-
-    def measurements(self, task: Task) -> Sequence[Measurement]:
-        return [m for m in super().measurements(task) if m.micro_config.algorithm == "quick"]
 
 
 def limited(limit: int) -> Config:
@@ -116,11 +104,12 @@ def budgeted(budget: int) -> Config:
 def test_what_does_not_fit_names_the_tasks_and_what_would(config: Callable[[int], Config], least: int) -> None:
     with Database(":memory:") as database:
         tuned(Config(workspace_limit=None), database)
-        stored, too_little, enough = OnlyQuick(database), config(least - 1), config(least)
+        too_little, enough = config(least - 1), config(least)  # 110 bytes are the least of quick for each task
+        known = stored(database, [*tasks(too_little), *tasks(enough)], {"quick": 1})
         with pytest.raises(InfeasibleError, match="n0") as caught:
-            replay(tasks(too_little), too_little, stored)
+            replay(tasks(too_little), too_little, known)
         assert caught.value.smallest_feasible_bytes == least
-        assert len(replay(tasks(enough), enough, stored).problems) == len(PROBLEMS)
+        assert len(replay(tasks(enough), enough, known).problems) == len(PROBLEMS)
 
 
 def test_larger_candidates_that_were_not_measured_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,12 +117,16 @@ def test_larger_candidates_that_were_not_measured_are_told(monkeypatch: pytest.M
     bench = Bench()
     monkeypatch.setattr(registry, "algorithms", lambda device_type: (bench.native, bench.quick))
     bench.tune(config=Config(workspace_limit=150, thorough=True))
-    stored, policy = Stored(bench.database), BatchSizePolicy.POWER_OF_TWO
-    assert shortcomings([Task(FORWARD, BATCH, 150)], stored, policy) == ()
-    (told,) = shortcomings([Task(FORWARD, BATCH, 1000)], stored, policy)
+
+    def told_of(limit: int) -> tuple[str, ...]:
+        task = Task(FORWARD, BATCH, limit)
+        return shortcomings([task], stored(bench.database, [task]), BatchSizePolicy.POWER_OF_TWO)
+
+    assert told_of(150) == ()
+    (told,) = told_of(1000)
     assert told.startswith("1 of 1 convolutions: the fastest algorithm was not measured in larger micro-batches")
     bench.tune(config=Config(workspace_limit=1000, thorough=True))
-    assert shortcomings([Task(FORWARD, BATCH, 1000)], stored, policy) == ()
+    assert told_of(1000) == ()
 
 
 # Algorithms of other packages in tuning: measured, checked at every size, stored, chosen; and none can break it.
@@ -210,4 +203,4 @@ def test_solving_again_needs_no_package(database: Path) -> None:
         (solved,) = replay([task], NO_LIMIT, selected).problems
         strict = select_measurements(opened, [task], BatchSizePolicy.POWER_OF_TWO, strict=True)
     assert solved.configuration == tuning.problems[0].configuration
-    assert "test/quick" not in {m.micro_config.algorithm for m in strict.measurements(task)}
+    assert "test/quick" not in {m.micro_config.algorithm for m in strict.measurements[task]}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.clock.machine import ENVIRONMENT, FORWARD
+from support.clock.machine import ENVIRONMENT as FAKE_ENVIRONMENT
+from support.clock.machine import FORWARD
 from support.snapshots import assert_as_stored, printed
 
 from mucudnn.bench.results.tuning_report import account_in_words, tuning_record, tuning_table
@@ -16,27 +16,15 @@ from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer, of_table
 from mucudnn.cli.layers import layers_table
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Comparison, Configuration, Failure, Measurement, MicroConfig, Task
+from mucudnn.core.records import Comparison, Configuration, Failure, Measurement, MicroConfig
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.running.choices import TunedProblem
 from mucudnn.running.environment import Environment
+from mucudnn.store.selection import SelectedMeasurements
 from mucudnn.tuning.replay import replay
 
 MIB = 2**20
 TABLE = LayerTable("mynet", (Layer("one", FORWARD, 8, 2), Layer("two", replace(FORWARD, k=3), 8, 1)))
-
-
-class Stored:
-    """Torch takes 100 ms, ``small`` 80 ms with 10 MiB, ``large`` 50 ms with 100 MiB, in each of the layers."""
-
-    environment: Environment = ENVIRONMENT
-
-    def measurements(self, task: Task) -> Sequence[Measurement]:
-        costs = {"native": (0.1, 0), "small": (0.08, 10 * MIB), "large": (0.05, 100 * MIB)}
-        return [Measurement(MicroConfig(a, 8), 0.0, step_s, 0, size, 1e-7) for a, (step_s, size) in costs.items()]
-
-    def whole_runs(self, task: Task) -> dict[tuple[MicroConfig, ...], Comparison]:
-        return {(m.micro_config,): Comparison(0.1, m.step_s, 0.0) for m in self.measurements(task)}
 
 
 ENVIRONMENT = Environment("a CPU", "AVX2", 2, "2.13.0", "oneDNN 3.12.0", "avx2")
@@ -97,8 +85,16 @@ def test_layers_table_lists_sizes() -> None:
 
 
 def replayed(**bounds: object) -> TableTuning:
+    """Torch takes 100 ms, ``small`` 80 ms with 10 MiB, ``large`` 50 ms with 100 MiB, in each of the layers."""
     config = Config(operations=(Operation.FORWARD,), **bounds)  # type: ignore[arg-type]
-    return of_table(TABLE, replay(table_tasks(TABLE, config), config, Stored()))
+    costs = {"native": (0.1, 0), "small": (0.08, 10 * MIB), "large": (0.05, 100 * MIB)}
+    measured = [Measurement(MicroConfig(a, 8), 0.0, step_s, 0, size, 1e-7) for a, (step_s, size) in costs.items()]
+    runs = {(m.micro_config,): Comparison(0.1, m.step_s, 0.0) for m in measured}
+    tasks = table_tasks(TABLE, config)
+    stored = SelectedMeasurements(
+        FAKE_ENVIRONMENT, dict.fromkeys(costs, 1), dict.fromkeys(tasks, measured), dict.fromkeys(tasks, runs)
+    )
+    return of_table(TABLE, replay(tasks, config, stored))
 
 
 def test_under_a_limit_each_problem_has_an_account() -> None:
