@@ -248,10 +248,7 @@ COMMAND_LINES = (
     ("tune alexnet --json /", "/ is a folder; name a file"),
     ("tune alexnet --database=", "'' is empty; name a file"),
     ("tune alexnet --database /dev/null", "/dev/null is not a regular file"),
-    (
-        "tune users:wide --input 4x8x8 --operations backward-data",
-        "has no backward_data to tune; choose",
-    ),
+    ("tune users:wide --input 4x8x8 --operations backward-data", "has no backward_data to tune; choose"),
     ("scale alexnet --up-to 65537", "65537: it must be at most 65536"),
     ("database merge no.sqlite", "no.sqlite"),
     ("frobnicate", "No such command 'frobnicate'"),

@@ -83,7 +83,7 @@ def test_near_sizes_run_the_choice_of_the_tuned_one_and_others_torchs_own(
         convolve(n, size, size)
     met = session.status().problems
     assert [(one.origin, one.ours) for one in met] == [
-        *((Origin.MEASURED, 1), (Origin.NEAREST, 1), (Origin.NEAREST, 1), (Origin.NONE, 0)),
+        *((Origin.MEASURED, 1), (Origin.NEAREST, 1), (Origin.NEAREST, 1), (Origin.NONE, 0))
     ]
     assert met[1].configuration is not None
     assert met[1].configuration.batch_size == 7

@@ -272,13 +272,7 @@ def test_engines_are_exact_without_tf32(problem: ConvProblem, device: str, engin
     expected = reference(problem, operands.x, operands.w, operands.y)
     errors = {}
     for engine in exact:
-        run(
-            problem,
-            Configuration((MicroConfig(engine.name, BATCH_SIZE),), 0.0, 0),
-            operands.x,
-            operands.w,
-            operands.y,
-        )
+        run(problem, Configuration((MicroConfig(engine.name, BATCH_SIZE),), 0.0, 0), operands.x, operands.w, operands.y)
         errors[engine.name] = relative_l2_error(operands.written(problem.operation), expected)
     assert min(errors.values()) <= 1e-5
     assert {name: error for name, error in errors.items() if error > 1e-4} == {}  # TF32 is off by 2e-4 and more

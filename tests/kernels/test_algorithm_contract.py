@@ -25,12 +25,7 @@ from mucudnn.kernels.torch_ops import gemm
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
 from mucudnn.running.choices import Choices
 from mucudnn.testing import check_algorithm, contract
-from mucudnn.testing.checks import (
-    IMAGE,
-    Call,
-    dependent,
-    torchs_spoilt_result,
-)
+from mucudnn.testing.checks import IMAGE, Call, dependent, torchs_spoilt_result
 from mucudnn.testing.contract import GEOMETRIES, geometry
 
 NAMES = [a.name for a in algorithms()]

@@ -10,10 +10,7 @@ from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 
 from mucudnn.kernels import memory
 from mucudnn.kernels.algorithm import Algorithm
-from mucudnn.kernels.memory import (
-    counted_internal_bytes,
-    largest_within,
-)
+from mucudnn.kernels.memory import counted_internal_bytes, largest_within
 
 cudnn = torch.backends.cudnn
 

@@ -20,10 +20,7 @@ from mucudnn.core.problem import MemoryFormat, Operation
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 MISSING = [program for program in (COMPILER, EMULATOR) if shutil.which(program) is None]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")]
 
 COMPILED = TESTS.parent / "kernels" / "compiled"
 SOURCES = (*sorted(COMPILED.rglob("*.cpp")), TESTS / "kernels" / "arm_algorithms.cpp")

@@ -20,8 +20,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("calls", "calls_per_pass", "expected"),
-    [(1, 1, "ec"), (3, 1, "ececec"), (5, 2, "eccecc" + "ec"), (2, 8, "ecc")],
+    ("calls", "calls_per_pass", "expected"), [(1, 1, "ec"), (3, 1, "ececec"), (5, 2, "eccecc" + "ec"), (2, 8, "ecc")]
 )
 def test_caches_are_emptied_before_each_pass(log: list[str], calls: int, calls_per_pass: int, expected: str) -> None:
     seconds = ColdClock().time(lambda: log.append("call"), calls, calls_per_pass)

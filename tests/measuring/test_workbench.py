@@ -59,10 +59,7 @@ class Rogue(BaseAlgorithm):
 
     def step(self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None, *rest: Tensor) -> None:
         prepared, scratch = rest
-        assert (prepared.numel(), scratch.numel()) == (
-            self.prepared_bytes,
-            self.scratch_bytes_per_sample * x.shape[0],
-        )
+        assert (prepared.numel(), scratch.numel()) == (self.prepared_bytes, self.scratch_bytes_per_sample * x.shape[0])
         result = reference(problem, x, w, y)
         written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[problem.operation]
         written.copy_(result + written if problem.operation is Operation.BACKWARD_FILTER else result)

@@ -106,9 +106,7 @@ def test_run_computes_the_convolution(
     torch.testing.assert_close(written.double(), expected, rtol=1e-5, atol=1e-5, check_stride=False)
 
 
-def test_algorithms_are_opened_stepped_over_their_slices_and_closed_in_turn(
-    recorders: Calls,
-) -> None:
+def test_algorithms_are_opened_stepped_over_their_slices_and_closed_in_turn(recorders: Calls) -> None:
     x, w, y = operands(PROBLEM, 6)
     x[:, 0, 0, 0] = torch.arange(6)
     run(PROBLEM, configuration(("a", 2), ("a", 1), ("b", 2), ("b", 1)), x, w, y)

@@ -162,10 +162,7 @@ def test_an_engine_that_this_device_does_not_offer_leaves_it_to_torch(
 
 @pytest.mark.parametrize(
     ("config", "settings", "reason"),
-    [
-        (PICKY, {"allow_tf32": False}, "rounds to TF32"),
-        (RANDOM, {"deterministic": True}, "not deterministic"),
-    ],
+    [(PICKY, {"allow_tf32": False}, "rounds to TF32"), (RANDOM, {"deterministic": True}, "not deterministic")],
 )
 def test_settings_that_have_changed_since_it_was_tuned_leave_it_to_torch(
     cudnn: FakeBackend, monkeypatch: pytest.MonkeyPatch, config: EngineConfig, settings: dict[str, bool], reason: str

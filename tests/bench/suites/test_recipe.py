@@ -129,11 +129,7 @@ def test_columns_their_ratios_and_totals_are_judged(tmp_path: Path) -> None:
         ({"value": "relative_error", "at-most": 1e-5}, f"1e-06 {place}", True),
         ({"value": "workspace_bytes", "at-most": "512KiB"}, f"1 MiB {place}", False),
         ({"value": "workspace_bytes / limit_bytes", "at-most": 1}, f"1 {place}", True),
-        (
-            {"value": "workspace_bytes / limit_bytes", "total": True, "at-most": 1},
-            f"1.5 {place}",
-            False,
-        ),
+        ({"value": "workspace_bytes / limit_bytes", "total": True, "at-most": 1}, f"1.5 {place}", False),
         ({"value": "failures", "at-most": 0}, f"1 {place}", False),
         ({"value": "time_s", "at-most": "200ms"}, f"0.2 {place}", True),
         ({"value": "note", "at-least": 4}, f"3 {place}", False),

@@ -120,10 +120,7 @@ def test_what_cudnn_says_is_a_transform_for_any_size_is_not_local(
 ) -> None:
     def offered(problem: ConvProblem, size: int) -> list[Engine]:
         notes = frozenset({note} if size == 2 else ())
-        return [
-            Engine(STEADY, notes, 0),
-            Engine(PICKY, frozenset({NumericalNote.TENSOR_CORE}), 0),
-        ]
+        return [Engine(STEADY, notes, 0), Engine(PICKY, frozenset({NumericalNote.TENSOR_CORE}), 0)]
 
     backend = FakeBackend()
     monkeypatch.setattr(backend, "offered", offered)

@@ -43,10 +43,7 @@ class FakeEngine:
     refused: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     def content(self) -> Content:
-        return {
-            Attribute.ENGINE_GLOBAL_INDEX: [self.number],
-            Attribute.ENGINE_NUMERICAL_NOTE: self.numerical,
-        }
+        return {Attribute.ENGINE_GLOBAL_INDEX: [self.number], Attribute.ENGINE_NUMERICAL_NOTE: self.numerical}
 
     def configured(self, knobs: tuple[tuple[int, int], ...]) -> Content:
         choices = [
