@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from random import Random
 from typing import Any
@@ -197,34 +196,3 @@ def test_gradients_of_halves_are_offered_undivided_alone() -> None:
         candidates, _ = find_candidates(problem, [LOOP_NEST], [1, 2, 4])
         undivided = operation is Operation.BACKWARD_FILTER and dtype in ("bfloat16", "float16")
         assert [c.micro_batch_size for c in candidates] == ([4] if undivided else [1, 2, 4])
-
-
-WRONG: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
-    "samples": ("x", lambda t: t[1:], "the number of samples of y is 2"),
-    "height": ("y", lambda t: torch.cat([t, t[:, :, :1]], 2), "the height of y is"),
-    "width": ("x", lambda t: torch.cat([t, t[..., :1]], 3), "the width of y is"),
-    "channels": ("x", lambda t: torch.cat([t, t], 1), "the number of channels of a filter is 3"),
-    "filters": ("y", lambda t: torch.cat([t, t], 1), "the number of filters is 10"),
-    "empty": ("x", lambda t: t[:0], "is 0; allowed is 1 to"),
-    "expanded": ("x", lambda t: t[:1].expand(2, -1, -1, -1), "strides"),
-    "format": ("y", lambda t: t.to(memory_format=torch.channels_last), "dense and contiguous"),
-    "dtype": ("y", lambda t: t.half(), "has dtype torch.float16"),
-    "filter height": ("w", lambda t: torch.cat([t, t], 2), "the height of the filter is 6"),
-    "filter width": ("w", lambda t: torch.cat([t, t], 3), "the width of the filter is 6"),
-    "bias": ("bias", lambda t: t[1:], "the bias holds"),
-    "dtype of bias": ("bias", lambda t: t.half(), "the bias has dtype torch.float16"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_what_does_not_belong_together_is_refused_before_anything_is_written(what: str) -> None:
-    name, change, message = WRONG[what]
-    operations = [Operation.FORWARD] if "bias" in what else list(Operation)
-    for operation, dtype in product(operations, ("float32", "float64")):
-        problem = ConvProblem(operation, 6, 7, 8, 10, 3, 3, stride=(1, 1), padding=(1, 1), groups=2, dtype=dtype)
-        given = tensors(problem, 2)
-        given[name] = change(given[name])
-        before = {key: t.clone() for key, t in given.items()}
-        with pytest.raises(InvalidInputError, match=message):
-            step(problem, given)
-        assert all(torch.equal(t, before[key]) for key, t in given.items())

@@ -57,19 +57,6 @@ def test_on_the_cpu_torch_is_as_the_user_has_it() -> None:
         assert variants == {TORCH: here}
 
 
-def test_short_calls_get_more_rounds() -> None:
-    """Two contestants of 1 s each: 3 rounds in any case, more until 2.5 s each or up to 5 rounds."""
-    calls = [Contestant(lambda: None), Contestant(lambda: None)]
-
-    def samples(least: int, most: int, short_s: float) -> set[int]:
-        times = try_in_turns(calls, Rounds(least, most, short_s), TickingClock())
-        return {len(time) for time in times if isinstance(time, tuple)}
-
-    assert samples(3, 5, 0.0) == {3}
-    assert samples(3, 5, 100.0) == {5}
-    assert samples(1, 50, 4.5) == {4}  # the warm-up took a second, too
-
-
 def test_a_contestant_that_fails_does_not_stop_the_others() -> None:
     def fail() -> None:
         raise RuntimeError("no memory")
