@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import exp, log
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -30,18 +32,18 @@ class NoisyMachine:
     now_s: float = 0.0
     _is_slow: bool = False
     _until_s: float = 0.0
-    random: np.random.Generator = field(init=False)
+    random: Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self.random = np.random.default_rng(self.seed)
-        self._is_slow = bool(self.random.integers(2))
+        self.random = Random(self.seed)
+        self._is_slow = self.random.random() < 0.5
 
     def call(self, quiet_s: float) -> float:
         """Return how long a call takes, now."""
         while self.now_s >= self._until_s:
             self._is_slow = not self._is_slow
-            self._until_s += float(np.exp(self.random.uniform(np.log(_SHORTEST_S), np.log(_LONGEST_S))))
-        took_s = quiet_s * float(np.exp(self.random.normal(0.0, SPREAD)))
+            self._until_s += exp(self.random.uniform(log(_SHORTEST_S), log(_LONGEST_S)))
+        took_s = quiet_s * self.random.lognormvariate(0.0, SPREAD)
         took_s *= SLOW if self._is_slow else 1.0
         took_s *= 1 + DISTURBANCE * (self.random.random() < DISTURBED)
         self.now_s += took_s
@@ -51,7 +53,7 @@ class NoisyMachine:
         """Return samples of contestants in turns, each 10 ms or a call, in a random order each round."""
         samples: dict[str, list[float]] = {name: [] for name in quiet_s}
         for _ in range(rounds):
-            for name in self.random.permutation([*quiet_s]):
+            for name in self.random.sample([*quiet_s], len(quiet_s)):
                 samples[name].append(self.call(quiet_s[name]))
         return samples
 
