@@ -204,11 +204,12 @@ def _compute(
 
 
 def _held(frame: Frame, number: int, index: int) -> Tensor | None:
-    """Return the rows of a result that a band holds; None for a result that is needed as a whole."""
+    """Return the rows of a result that a band holds, which may be none; None for a result that is needed as a whole."""
     schedule, of = frame.schedule, frame.schedule.buffers[number].get(index)
-    if of is None or of.held_rows == 0:
+    segment = schedule.plan.segments[number]
+    if of is None or (of.held_rows == 0 and schedule.graph.is_whole(index, segment.stop)):
         return None
-    samples = schedule.plan.segments[number].cut.samples
+    samples = segment.cut.samples
     return frame.rows(schedule.operators[index], schedule.starts[number] + of.held, samples, of.held_rows)
 
 

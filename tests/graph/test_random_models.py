@@ -454,7 +454,8 @@ def check_change(seed: int) -> None:
 
 
 def test_random_models() -> None:
-    for seed in (*range(SEEDS), 2840):  # in which padding alone is above a convolution of one pixel
+    # In 2840 padding alone is above a convolution of one pixel; in 20417 no band reads a result of one frame.
+    for seed in (*range(SEEDS), 2840, 20417):
         check(seed)
 
 
