@@ -6,6 +6,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 _FORKED = ["torch.distributed.fsdp", "mucudnn.optimizing.optimize", "mucudnn.tuning.tuner", "mucudnn.cli.main"]
+_FORKED += ["pytest", "mucudnn.bench.suites.inference"]  # what many test files import, too
 
 
 def forking() -> ForkServerContext:
