@@ -141,18 +141,18 @@ class _Alone:
     def __init__(self, trainee: Trainee, batch: Batch, clock: Clock) -> None:
         self._step, self._clock = partial(trainee.step, *batch), clock
         self._splitter = StepSplitter(self._step, clock, device=batch[0].device.type)
-        self._samples_s: list[float] = []
+        self._samples_s, self._splits = list[float](), list[StepSplit]()
         self._step()
 
     def sample(self) -> None:
         dist.barrier()
         self._samples_s.append(self._clock.time(self._step, 1))
         dist.barrier()
-        self._splitter.sample(1)
+        self._splits.append(self._splitter.sample(1))
 
     def columns(self) -> dict[str, float]:
         """Return medians by column name: of the whole step, and of its parts on the slowest rank."""
-        rounds = zip(*gathered(self._splitter.samples), strict=True)
+        rounds = zip(*gathered(self._splits), strict=True)
         split = StepSplit.median([max(of_round, key=lambda split: split.step_s) for of_round in rounds])
         return {
             "alone_s": median(_slowest_s(self._samples_s)),

@@ -128,8 +128,7 @@ class StepJob:
         def parts(steps: int) -> _Parts:
             try:
                 splitter, kinds = recorders()
-                splitter.sample(steps)
-                return splitter.samples[-1], kinds.sample()
+                return splitter.sample(steps), kinds.sample()
             except (MucudnnError, RuntimeError, MemoryError) as error:
                 return f"not split: {first_line(error)}"
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from mucudnn.core.problem import ConvProblem, Operation, Pair
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.memory import Part, carve, carved_bytes, compute_dtype, counted_internal_bytes, inside, torch_dtype
+from mucudnn.kernels.torch_ops.gemm import multiply
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +186,8 @@ def _scratch_parts(layout: Phases, n: int) -> list[Part]:
 def _multiply(layout: Phases, x: Tensor, w: Tensor, y: Tensor) -> None:
     """Add the product of the operation's input matrices to its output matrix, one filter element after the other."""
     for tap in layout.taps:
-        x_tap, w_tap = x[tap.phase, :, tap.distance : tap.distance + y.shape[1]], w[tap.index]
-        left, right, out = {
-            Operation.FORWARD: (x_tap, w_tap.transpose(1, 2), y),
-            Operation.BACKWARD_DATA: (y, w_tap, x_tap),
-            Operation.BACKWARD_FILTER: (y.transpose(1, 2), x_tap, w_tap),
-        }[layout.problem.operation]
-        out.baddbmm_(left, right)
+        x_tap = x[tap.phase, :, tap.distance : tap.distance + y.shape[1]]
+        multiply(layout.problem.operation, x_tap, w[tap.index], y, accumulate=True)
 
 
 def _by_tap(problem: ConvProblem, w: Tensor) -> Tensor:

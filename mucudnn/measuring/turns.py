@@ -81,10 +81,6 @@ def here(function: Callable[[], T], /) -> T:
     return function()
 
 
-def _nothing() -> None:
-    """Do nothing, in place of a function that failed."""
-
-
 @dataclass(slots=True, eq=False)
 class Timer:
     """Timer of a function, in seconds per call: call ``sample`` until ``stop`` is set to the reason for stopping.
@@ -146,7 +142,7 @@ class Timer:
             elapsed_s = self.clock.time(self.function, calls, self.calls_per_pass)
         except CANDIDATE_ERRORS as error:
             self.error, self.stop = without_frames(error), Stop.FAILED
-            self.function = _nothing  # frees the function's memory for the other timers
+            self.function = lambda: None  # frees the function's memory for the other timers
             return inf
         self.spent_s += elapsed_s
         return elapsed_s / calls

@@ -165,7 +165,8 @@ class Workbench:
         written = operands.written(self.problem.operation)
         if self.problem.operation is Operation.BACKWARD_FILTER:
             written.zero_()
-        prepared, scratch = self._prepared_part(candidate), self._scratch_part(candidate)
+        prepared = self._prepared_part(candidate)
+        scratch = self._scratch.part(candidate.workspace.scratch_bytes)
         self._open(candidate)
         slices = operands.slices(candidate.micro_batch_size)
         adds = self.problem.operation is Operation.BACKWARD_FILTER
@@ -203,9 +204,6 @@ class Workbench:
 
     def _prepared_part(self, candidate: Candidate) -> Tensor:
         return self._prepared[self._place(candidate)].part(candidate.workspace.prepared_bytes)
-
-    def _scratch_part(self, candidate: Candidate) -> Tensor:
-        return self._scratch.part(candidate.workspace.scratch_bytes)
 
     def _operands_that_fit(self, batch_size: int) -> Operands:
         n = batch_size

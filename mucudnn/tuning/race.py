@@ -223,25 +223,22 @@ class Race:
         Candidates slower than ``first`` times the fastest get no sample, and those slower than ``second`` times no
         second one.
         """
-        yield from self._sample_within(first, looks_only=True)
-        yield from self._sample_within(second)
+        for margin, replaces_probes in ((first, True), (second, False)):
+            for entry in list(self.entries.values()):
+                if not self._can_win(entry, margin) or self._is_late():
+                    yield from self._end(entry)
+                elif entry.is_look or not replaces_probes:
+                    if entry.is_look:
+                        entry.is_look = False
+                        entry.timer.samples_s.clear()
+                    self._has_run.add(entry.candidate.algorithm.name)
+                    entry.timer.sample()
+                    if entry.timer.error is not None:
+                        yield from self._end(entry)
+                    else:
+                        self._add(entry)
         for entry in list(self.entries.values()):
             yield from self._end(entry)
-
-    def _sample_within(self, margin: float, *, looks_only: bool = False) -> Iterator[Measurement | Failure]:
-        for entry in list(self.entries.values()):
-            if not self._can_win(entry, margin) or self._is_late():
-                yield from self._end(entry)
-            elif entry.is_look or not looks_only:
-                if entry.is_look:
-                    entry.is_look = False
-                    entry.timer.samples_s.clear()
-                self._has_run.add(entry.candidate.algorithm.name)
-                entry.timer.sample()
-                if entry.timer.error is not None:
-                    yield from self._end(entry)
-                else:
-                    self._add(entry)
 
     def _compare_in_turns(self) -> Iterator[Measurement | Failure]:
         """Take samples of all candidates in turns, of each until its noise is small or it is hopeless."""
@@ -292,13 +289,18 @@ class Race:
             return without_frames(error)
 
     def _first_sample(self, candidate: Candidate) -> _Entry:
-        """Check the candidate's result, then take one sample or a probe of its time. Raises the candidate's errors."""
+        """Check the candidate's result, then take one sample or a probe of its time. Raises the candidate's errors.
+
+        In a quick race it is a probe with warm caches, unless our own algorithm has run at another size, since a first
+        sample may load or build code.
+        """
         relative_error = self._relative_error(candidate)
         began = self.machine.watch.mark()
         setup_samples_s = self._samples_of_setup(candidate)
         clock, slices = self.machine.clock, self.workbench.slice_count(candidate)
         timer = Timer(self.workbench.stream(candidate), clock, self.rule, slices, warms_up=self.thorough)
-        is_look = self._is_look(candidate)
+        is_ours = not (candidate.is_foreign or candidate.algorithm.is_torchs_own)
+        is_look = not (self.thorough or (is_ours and candidate.algorithm.name in self._has_run))
         if is_look:
             timer.samples_s.append(_seconds_of_probe(timer.function, clock))
         else:
@@ -311,13 +313,6 @@ class Race:
         if not self.thorough and timer.samples_s[0] < short_s:
             timer.samples_s[0] = min(timer.samples_s[0], clock.time(timer.function, 1, slices))
         return _Entry(candidate, timer, setup_samples_s, relative_error, began, self.machine.watch, is_look)
-
-    def _is_look(self, candidate: Candidate) -> bool:
-        """Whether the first sample is only a probe with warm caches, since the first may load or build code."""
-        if self.thorough:
-            return False
-        own = not (candidate.is_foreign or candidate.algorithm.is_torchs_own)
-        return not (own and candidate.algorithm.name in self._has_run)
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Return the relative error of a candidate.

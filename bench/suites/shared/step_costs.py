@@ -89,18 +89,18 @@ class StepSplitter:
     def __init__(self, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu") -> None:
         """Prepare for recording. Raises ``UnavailableError`` if the model's convolutions cannot be timed."""
         self.step, self.clock, self.runner = step, clock, runner
-        self.times, self.samples = InPlaceTimes(device), list[StepSplit]()
+        self.times = InPlaceTimes(device)
         self._is_warm = False
 
-    def sample(self, steps: int) -> None:
-        """Run ``steps`` steps and record the mean seconds of their parts. The first call starts with a warm-up step.
+    def sample(self, steps: int) -> StepSplit:
+        """Run ``steps`` steps and return the mean seconds of their parts. The first call starts with a warm-up step.
 
         Raises any error of a step, and ``UnavailableError`` if convolutions cannot be recorded.
         """
         if not self._is_warm:
             self._split(1)
             self._is_warm = True
-        self.samples.append(self._split(steps))
+        return self._split(steps)
 
     def _split(self, steps: int) -> StepSplit:
         with self.times.recording():
@@ -151,7 +151,7 @@ class KindTimes:
     ) -> None:
         """Prepare for recording. Raises ``UnavailableError`` if the model's convolutions cannot be timed."""
         self.call, self.clock, self.runner, self.is_compiled = call, clock, runner, is_compiled
-        self.times, self.samples = InPlaceTimes("cpu"), list[dict[str, float]]()
+        self.times = InPlaceTimes("cpu")
 
     def sample(self) -> dict[str, float]:
         """Call the model once; return the seconds of each kind of layer and of the rest.
@@ -172,7 +172,6 @@ class KindTimes:
             spent_s[OTHER_CONVOLUTION if place.problem is None else kind_of_layer(place.problem)] += spent.time_s
         found = dict(spent_s)
         found[REST] = max(0.0, elapsed_s - sum(found.values()))
-        self.samples.append(found)
         return found
 
 
