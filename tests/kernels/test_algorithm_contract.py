@@ -33,21 +33,21 @@ LOOSER = {"winograd-6x6": 10.0}  # interpolation points up to 2 cost a digit; th
 
 
 @pytest.fixture
-def each_dtype_in_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the thorough checks those of float32 and float16 in one format, of the others in the other; in fuzz all."""
+def in_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each geometry in one format, and of the thorough checks each dtype: the next one in the other; in fuzz all."""
     every = contract._cases
 
     def some(own: Iterable[ConvProblem]) -> Iterator[tuple[ConvProblem, int, int, bool]]:
-        for case in every(own):
+        for number, case in enumerate(every(own)):
             problem, _, _, is_thorough = case
-            is_first = problem.dtype in ("float32", "float16")
-            if IS_FULL or not is_thorough or is_first is (problem.memory_format is MemoryFormat.CONTIGUOUS):
+            is_first = problem.dtype in ("float32", "float16") if is_thorough else number // 2 % 2 == 0
+            if IS_FULL or is_first is (problem.memory_format is MemoryFormat.CONTIGUOUS):
                 yield case
 
     monkeypatch.setattr(contract, "_cases", some)
 
 
-@pytest.mark.usefixtures("each_dtype_in_one_format")
+@pytest.mark.usefixtures("in_one_format")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_promise_is_kept(name: str) -> None:
     of_images = name.removeprefix("frames-")
@@ -56,7 +56,7 @@ def test_every_promise_is_kept(name: str) -> None:
     bounds = {dtype: LOOSER.get(of_images, 1.0) * bound for dtype, bound in DEFAULT_MAX_RELATIVE_ERROR.items()}
     strided = [ConvProblem(operation, 4, 13, 11, 3, 5, 5, (2, 2), (2, 2)) for operation in Operation]
     passed = check_algorithm(algorithm(name), problems=strided, max_relative_error=bounds, random_problems=3)
-    assert passed >= 15  # test_fuzz_problems has more random ones
+    assert passed >= 10  # test_fuzz_problems has more random ones
 
 
 @pytest.mark.parametrize("operation", [Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER])
