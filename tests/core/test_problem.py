@@ -43,7 +43,7 @@ def torch_shape(geometry: dict[str, Any], n: int) -> tuple[int, ...] | None:
     return tuple(y.shape)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(GEOMETRIES, st.integers(1, 3))
 def test_y_shape_is_torchs(geometry: dict[str, Any], n: int) -> None:
     expected = torch_shape(geometry, n)

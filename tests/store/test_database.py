@@ -38,8 +38,8 @@ def path(tmp_path: Path) -> Path:
     return fill(tmp_path / "full.sqlite")
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(MEASUREMENTS | FAILURES, max_size=12))
+@settings(max_examples=25)
+@given(st.lists(MEASUREMENTS | FAILURES, max_size=8))
 def test_newest_of_each_micro_config_comes_back(added: list[Measurement | Failure]) -> None:
     expected: dict[MicroConfig, Measurement | Failure] = {}
     with Database(":memory:") as database:

@@ -85,8 +85,8 @@ def profile(tmp_path: Path) -> Path:
         return write(tmp_path / "profile", exported(database))
 
 
-@settings(max_examples=40, deadline=None)
-@given(rows=st.lists(ROWS, max_size=12), same_time=st.booleans())
+@settings(max_examples=20)
+@given(rows=st.lists(ROWS, max_size=8), same_time=st.booleans())
 def test_what_is_exported_comes_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[Any, ...]], same_time: bool
 ) -> None:

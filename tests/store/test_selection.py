@@ -74,7 +74,7 @@ def test_every_task_has_what_was_measured_for_its_problem(opened: Database) -> N
 
 
 @pytest.mark.parametrize("policy", BatchSizePolicy)
-@settings(deadline=None)
+@settings(max_examples=15)
 @given(st.sets(st.integers(1, 12)), st.integers(1, 12))
 def test_sizes_are_those_of_the_policy_and_cover_the_batch(
     policy: BatchSizePolicy, sizes: set[int], batch_size: int
