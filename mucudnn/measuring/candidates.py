@@ -32,6 +32,7 @@ class Candidate:
     smaller: Candidate | None = None
     stored: Measurement | None = None
     proofs: Proofs | None = field(default=None, compare=False)
+    _counted: list[int | Exception] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @cached_property
     def micro_config(self) -> MicroConfig:
@@ -54,22 +55,25 @@ class Candidate:
         """
         if self.stored is not None:
             return self.stored.scratch_bytes
-        if isinstance(self._internal, Exception):
-            raise self._internal
-        return self.workspace.scratch_bytes + self._internal
+        if isinstance(counted := self._count(), Exception):
+            raise counted
+        return self.workspace.scratch_bytes + counted
 
-    @cached_property
-    def _internal(self) -> int | Exception:
-        """Bytes that the algorithm allocates itself, or the error raised while counting them; there is no retry."""
-        try:
-            if (proof := self.proof()) is not None:
-                return proof.internal_bytes
-            return self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
-        except self.errors as error:
-            failed = without_frames(error)
-        if is_out_of_memory(failed):
-            give_back_cache()
-        return failed
+    def _count(self) -> int | Exception:
+        """Count the bytes that the algorithm allocates itself, once; return them, or the error, without a retry."""
+        if not self._counted:
+            found: int | Exception
+            try:
+                if (proof := self.proof()) is not None:
+                    found = proof.internal_bytes
+                else:
+                    found = self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
+            except self.errors as error:
+                found = without_frames(error)
+            if isinstance(found, Exception) and is_out_of_memory(found):
+                give_back_cache()
+            self._counted.append(found)
+        return self._counted[0]
 
     def proof(self) -> Proof | None:
         """Return the proof of a correct run in the separate proving process; None if this process checks the candidate.
@@ -80,12 +84,12 @@ class Candidate:
 
     def is_countable(self) -> bool:
         """Return whether the candidate's workspace is known or is counted now, which may take a run that succeeds."""
-        return self.stored is not None or not isinstance(self._internal, Exception)
+        return self.stored is not None or not isinstance(self._count(), Exception)
 
     @property
     def is_counted(self) -> bool:
         """Whether the bytes that the algorithm allocates itself have already been counted."""
-        return "_internal" in self.__dict__ and not isinstance(self._internal, Exception)
+        return bool(self._counted) and not isinstance(self._counted[0], Exception)
 
     @property
     def counts_any_run(self) -> bool:

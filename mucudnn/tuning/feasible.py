@@ -137,9 +137,7 @@ def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = Non
     ]
     needed = [size for size in smallest.values() if size is not None]
     most = max(needed) if len(needed) == len(smallest) else None
-    raised = [] if most is None else [f"raise the workspace limit to {exact_bytes(most)} or more"]
-    advice = _either(*raised, _NEEDS_NOTHING)
-    return InfeasibleError("\n".join(("no configuration fits the workspace limit:", *lines, advice)), most)
+    return _error("no configuration fits the workspace limit:", lines, "limit", most)
 
 
 def unaffordable(
@@ -157,14 +155,16 @@ def unaffordable(
     ]
     needed = [size for size in smallest.values() if size is not None]
     total = sum(needed) if len(needed) == len(smallest) else None
-    raised = [] if total is None else [f"raise the workspace budget to {exact_bytes(total)} or more"]
     what = f"no division fits the workspace budget of {format_bytes(budget_bytes)} over {len(smallest)} problems:"
-    return InfeasibleError("\n".join((what, *lines, _either(*raised, _NEEDS_NOTHING))), total)
+    return _error(what, lines, "budget", total)
 
 
-def _either(*remedies: str) -> str:
-    text = ", or ".join(remedies)
-    return text[0].upper() + text[1:]
+def _error(what: str, lines: Sequence[str], bound: str, least: int | None) -> InfeasibleError:
+    """Return the error with its lines and the remedy. bound: limit or budget; least: what it has to be; None if any."""
+    advice = _NEEDS_NOTHING[0].upper() + _NEEDS_NOTHING[1:]
+    if least is not None:
+        advice = f"Raise the workspace {bound} to {exact_bytes(least)} or more, or {_NEEDS_NOTHING}"
+    return InfeasibleError("\n".join((what, *lines, advice)), least)
 
 
 def _but_for(task: Task, failed: _Failed | None) -> str:

@@ -54,6 +54,7 @@ class Standings:
     thorough: bool
     known: dict[MicroConfig, Measurement] = field(default_factory=dict)
     failed: dict[MicroConfig, Failure] = field(default_factory=dict)
+    _least_ratio: float | None = field(default=None, init=False)  # once known, of candidates within the limit
 
     @property
     def limit(self) -> float:
@@ -295,18 +296,17 @@ class Standings:
             alike = [c for c in self.candidates if c.micro_batch_size == candidate.micro_batch_size]
             beside = [c for c in alike if (c.is_counted or not c.counts_any_run) and self._least_bytes(c) <= own_bytes]
             return max(1.0, min((one.ratio for c in beside if (one := self._expected(c))), default=1.0))
-        return self._least_expected_within_limit
-
-    @cached_property
-    def _least_expected_within_limit(self) -> float:
         if self.task.limit_bytes is None:
             return 1.0
-        smallest: dict[str, Candidate] = {}
-        for candidate in sorted(self.candidates, key=_by_size):
-            smallest.setdefault(candidate.algorithm.name, candidate)
-        expected = ((c, self._expected(c)) for c in smallest.values())
-        by_ratio = sorted(((one.ratio, c) for c, one in expected if one), key=lambda pair: pair[0])
-        return max(1.0, next((ratio for ratio, c in by_ratio if self.fits(c)), 1.0))  # checking may take a run
+        if self._least_ratio is None:
+            smallest: dict[str, Candidate] = {}
+            for each in sorted(self.candidates, key=_by_size):
+                smallest.setdefault(each.algorithm.name, each)
+            expected = ((c, self._expected(c)) for c in smallest.values())
+            by_ratio = sorted(((found.ratio, c) for c, found in expected if found), key=lambda pair: pair[0])
+            fitting = (ratio for ratio, c in by_ratio if self.fits(c))  # this may take a run
+            self._least_ratio = max(1.0, next(fitting, 1.0))
+        return self._least_ratio
 
     def _expected(self, candidate: Candidate) -> Expectation | None:
         return self._expectations[candidate.algorithm.name]
