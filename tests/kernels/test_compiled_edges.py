@@ -67,6 +67,18 @@ def test_it_is_the_convolution(operation: Operation, memory_format: MemoryFormat
     assert error_of(algorithm("pointwise"), problem, (n,)) < TOLERANCE
 
 
+def test_results_larger_than_the_caches() -> None:
+    """Of more than 32 MiB, which are written past the caches where they consist of whole cache lines."""
+    torch.set_num_threads(2)
+    for operation, c, k in (
+        (Operation.FORWARD, 4, 128),
+        (Operation.BACKWARD_DATA, 128, 4),
+        (Operation.FORWARD, 8, 136),
+    ):
+        problem = ConvProblem(operation, c, 264, 264, k, 1, 1, memory_format="channels_last")
+        assert error_of(algorithm("pointwise"), problem, (1,)) < TOLERANCE
+
+
 @by_format
 @by_threads
 @pytest.mark.parametrize("adds", [False, True], ids=["alone", "added"])

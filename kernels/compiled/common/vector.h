@@ -42,6 +42,25 @@ typedef float UnalignedVec __attribute__((vector_size(VL * sizeof(float)), align
 
 INLINE Vec load(const float* from) { return *reinterpret_cast<const UnalignedVec*>(from); }
 INLINE void store(float* to, Vec value) { *reinterpret_cast<UnalignedVec*>(to) = value; }
+
+// Store to memory that is aligned to a vector, past the caches: its line is not read first, if all of it is written.
+// Other threads see it after `end_streams`.
+INLINE void stream(float* to, Vec value) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(to, (__m512)value);
+#elif defined(__AVX2__)
+  _mm256_stream_ps(to, (__m256)value);
+#else
+  store(to, value);
+#endif
+}
+
+INLINE void end_streams() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
 INLINE Vec broadcast(float value) { return value - Vec{}; }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)

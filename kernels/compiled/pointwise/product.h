@@ -6,6 +6,7 @@
 #pragma once
 
 #include <omp.h>
+#include <unistd.h>
 
 #include "common/matmul.h"
 #include "pointwise/arithmetic.h"
@@ -15,6 +16,16 @@ namespace pointwise {
 
 // Rows of a tile whose rows are pixels. With MR = 14 the compiler spills sums, since a row's address takes registers.
 constexpr int PIXEL_ROWS = std::min(MR, 12);
+
+// Return the bytes of the last-level cache, within reason: a process may never get all of a large one that is shared.
+inline int64_t last_level_bytes() {
+  constexpr int64_t LEAST = int64_t{8} << 20, MOST = int64_t{32} << 20;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  static const int64_t known = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  if (known > 0) return std::clamp(known, LEAST, MOST);
+#endif
+  return MOST;
+}
 
 // The division of one group's work: ranges of pixels, either within one image or numbered through all images, times
 // ranges of blocks of VL result channels.
@@ -67,6 +78,16 @@ struct Product {
   bool rounds() const { return out.whole.data.type != FLOAT32; }  // at the end
   bool rounds_in_registers() const { return of_pairs && pixels_are_rows() && out.is_dense() && steps() == in.c; }
   bool buffers_result() const { return rounds() || !out.is_dense() || (joins_images() && !pixels_are_rows()); }
+
+  // Return whether results are written past the caches: if they exceed the last-level cache, and consist of whole lines.
+  bool streams() const {
+    constexpr int LINE_BYTES = 64, LINE = LINE_BYTES / int(sizeof(float));
+    const Images& y = out.whole;
+    const bool has_whole_lines = y.sw % LINE == 0 && channels() % LINE == 0 &&
+                                 reinterpret_cast<uintptr_t>(y.data.first) % LINE_BYTES == 0;
+    return pixels_are_rows() && !buffers_result() && has_whole_lines && steps() == in.c && is_one_row(y) &&
+           bytes_of(times(y.n, times(pixels_of_image(y), y.sw))) >= last_level_bytes();
+  }
   // Pairs are multiplied faster than the lines of a tile's rows arrive unforeseen; a copy prefetches them.
   bool copies_input() const {
     return of_pairs || widens() || !pixels_are_rows() || !is_one_row(in) || rows_share_cache_sets();
@@ -133,19 +154,20 @@ struct Product {
 };
 
 // The results of a task, in the images or in a buffer, with rows `row` elements apart. epilogue: null in a buffer.
-// rounded: in place of data, if results are rounded in registers.
+// rounded: in place of data, if results are rounded in registers. streams: as in Product.
 struct Results {
   float* data;
   ptrdiff_t row;
   const Epilogue* epilogue;
   BFloat16* rounded = nullptr;
+  bool streams = false;
 
   const Epilogue* after(bool is_last) const { return is_last ? epilogue : nullptr; }
 };
 
 // Run one task. input, result: this thread's parts of the scratch.
 inline void run_task(const Product& p, const ProductTask& task, const float* packed, const float* bias,
-                     const Epilogue& epilogue, float* input, float* result) {
+                     const Epilogue& epilogue, bool streams, float* input, float* result) {
   const Images& y = p.out.whole;
   const int channel = task.first_block * VL, channels = std::min(p.channels(), task.last_block * VL) - channel;
   const bool rows = p.pixels_are_rows(), rounded = p.rounds_in_registers() && !epilogue;
@@ -155,7 +177,7 @@ inline void run_task(const Product& p, const ProductTask& task, const float* pac
   const Results results =
       rounded    ? Results{nullptr, y.sw, nullptr, y.data.as<BFloat16>() + place}
       : buffered ? Results{result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL, nullptr}
-                 : Results{y.floats() + place, rows ? y.sw : y.sc, epilogue ? &epilogue : nullptr};
+                 : Results{y.floats() + place, rows ? y.sw : y.sc, epilogue ? &epilogue : nullptr, nullptr, streams};
   for (int step = 0; step < p.in.c; step += p.steps()) {
     const int steps = std::min(p.steps(), p.in.c - step);
     const auto multiply =
@@ -174,13 +196,15 @@ inline void multiply(const Product& p, const float* packed, const float* bias, c
                      float* scratch) {
   const Cut cut = p.cut();
   const int64_t input_floats = p.input_floats(cut), result_floats = p.result_floats(cut);
+  const bool streams = p.streams();
 #pragma omp parallel num_threads(p.threads)
   {
     float* input = scratch + omp_get_thread_num() * (input_floats + result_floats);
     float* result = input + input_floats;
 #pragma omp for schedule(dynamic)
     for (int64_t index = 0; index < cut.tasks(); ++index)
-      run_task(p, task_of(cut, p.blocks(), index), packed, bias, epilogue, input, result);
+      run_task(p, task_of(cut, p.blocks(), index), packed, bias, epilogue, streams, input, result);
+    if (streams) end_streams();
   }
 }
 

@@ -12,6 +12,7 @@ struct MatrixPlace {
   ptrdiff_t row;
   int rows, columns;
   BFloat16* rounded = nullptr;
+  bool streams = false;
 };
 
 template <int ROWS, int VECTORS>
@@ -84,11 +85,26 @@ INLINE void store_channels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, c
   }
 }
 
+// Stream a tile of the same kind, without an epilogue, line by line.
+template <int ROWS, int VECTORS>
+INLINE void stream_whole_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const float* of_columns) {
+  Vec bias[VECTORS] = {};
+#pragma GCC unroll 4
+  for (int j = 0; j < VECTORS; ++j)
+    if (of_columns) bias[j] = load(of_columns + j * VL);
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; ++j) stream(to.data + i * to.row + j * VL, sum[i][j] + bias[j]);
+}
+
 template <int ROWS, int VECTORS>
 INLINE void store_tile_of_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
   const Epilogue* epilogue = finish.epilogue;
   const bool is_whole = !to.rounded && !finish.earlier && to.columns >= VECTORS * VL;
-  if (is_whole && !epilogue) {
+  if (is_whole && !epilogue && to.streams) {
+    stream_whole_pixels<ROWS, VECTORS>(sum, to, finish.bias);
+  } else if (is_whole && !epilogue) {
     store_whole_pixels<ROWS, VECTORS, false, false>(sum, to, finish.bias, nullptr, 0, 0);
   } else if (is_whole && epilogue->activation != SILU && !epilogue->added) {
     store_whole_pixels<ROWS, VECTORS, false, true>(sum, to, finish.bias, nullptr, epilogue->least, epilogue->most);
@@ -132,7 +148,7 @@ void Arithmetic<Step>::multiply_pixels(const Product& p, const ProductTask& task
     for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) {
       const ptrdiff_t offset = first * results.row + column;
       const MatrixPlace to{results.data ? results.data + offset : nullptr, results.row, rows, p.channels() - channel,
-                           results.rounded ? results.rounded + offset : nullptr};
+                           results.rounded ? results.rounded + offset : nullptr, results.streams};
       pixels_tile_of<PIXEL_ROWS, vectors.value, Step>(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL,
                                                       to, finish);
     });
