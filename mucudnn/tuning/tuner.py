@@ -231,23 +231,18 @@ def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> 
             job.forget_failures()
     require_affordable(jobs, budget_bytes)  # before minutes are spent on measuring
     own, ranks = _own(context, jobs), context.ranks
-    _measure_all(context, own, jobs, budget_bytes)
-    is_enough = is_divisible(jobs, budget_bytes)
-    if not (is_enough if ranks is None else ranks.everywhere(is_enough)):
-        _measure_all(context, own, jobs, budget_bytes, thoroughly=True)
+    for thoroughly in (False, True):
+        for number, job in enumerate(own):
+            _measure(context, job, budget_bytes, number / len(own), 1 / len(own), thoroughly=thoroughly)
+        if ranks is not None:
+            ranks.exchange(jobs)
+        is_enough = is_divisible(jobs, budget_bytes)
+        if is_enough if ranks is None else ranks.everywhere(is_enough):
+            break
     require_affordable(jobs, budget_bytes)  # now that some candidates may have failed
     choices, division = divide(jobs, budget_bytes, context)
     context.ready += [_tuned(context, job, choices[job.task]) for job in jobs]
     return division
-
-
-def _measure_all(
-    context: Context, own: Sequence[Job], jobs: Sequence[Job], budget_bytes: int, *, thoroughly: bool = False
-) -> None:
-    for number, job in enumerate(own):
-        _measure(context, job, budget_bytes, number / len(own), 1 / len(own), thoroughly=thoroughly)
-    if context.ranks is not None:
-        context.ranks.exchange(jobs)
 
 
 def _own(context: Context, jobs: Sequence[Job]) -> Sequence[Job]:
