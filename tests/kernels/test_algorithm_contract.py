@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from support import compiled
-from support.effort import IS_FULL
 from torch import Tensor, nn
 
 import mucudnn
@@ -24,27 +22,12 @@ from mucudnn.kernels.torch_convolution import reference
 from mucudnn.kernels.torch_ops import gemm
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_OTHER_FORMAT
 from mucudnn.running.choices import Choices
-from mucudnn.testing import check_algorithm, contract
+from mucudnn.testing import check_algorithm
 from mucudnn.testing.checks import IMAGE, Call, dependent, torchs_spoilt_result
 from mucudnn.testing.contract import GEOMETRIES, geometry
 
 NAMES = [a.name for a in algorithms()]
 LOOSER = {"winograd-6x6": 10.0}  # interpolation points up to 2 cost a digit; the default error bound bars it
-
-
-@pytest.fixture
-def in_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each geometry in one format, and of the thorough checks each dtype: the next one in the other; in fuzz all."""
-    every = contract._cases
-
-    def some(own: Iterable[ConvProblem]) -> Iterator[tuple[ConvProblem, int, int, bool]]:
-        for number, case in enumerate(every(own)):
-            problem, _, _, is_thorough = case
-            is_first = problem.dtype in ("float32", "float16") if is_thorough else number // 2 % 2 == 0
-            if IS_FULL or is_first is (problem.memory_format is MemoryFormat.CONTIGUOUS):
-                yield case
-
-    monkeypatch.setattr(contract, "_cases", some)
 
 
 @pytest.mark.usefixtures("in_one_format")

@@ -94,7 +94,7 @@ def seeds() -> list[list[int]]:
     """Those that failed once, then as many as are asked for; or the one of ``MUCUDNN_FUZZ_SEED``."""
     if one := os.environ.get("MUCUDNN_FUZZ_SEED"):
         return [[int(one)]]
-    first, count = int(os.environ.get("MUCUDNN_FUZZ_FIRST", "0")), how_many(300, 10_000)
+    first, count = int(os.environ.get("MUCUDNN_FUZZ_FIRST", "0")), how_many(200, 10_000)
     kept = [int(line.split()[0]) for line in KEPT.read_text().splitlines() if line and not line.startswith("#")]
     drawn = range(first, first + count)
     return [kept, *(list(drawn[start : start + CHUNK]) for start in range(0, count, CHUNK))]
