@@ -37,7 +37,7 @@ def undominated(rows: Iterable[Row]) -> list[Row]:
     """
     kept: list[Row] = []
     least_ps: float = math.inf
-    for row in sorted(rows, key=lambda row: row[:1]):
+    for row in sorted(rows):
         if row[1] < least_ps:
             kept.append(row)
             least_ps = row[1]
