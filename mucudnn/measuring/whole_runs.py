@@ -121,7 +121,12 @@ class Machine:
         """
         try:
             operands = training_operands(problem, batch_size, self.device)
-            runs = [self._ready(problem, c, operands, keeps_workspace) for c in configurations]
+            runs = list[Callable[[], object]]()
+            for configuration in configurations:
+                try:
+                    runs.append(self.whole_run(problem, configuration, operands, keeps_workspace=keeps_workspace))
+                except CANDIDATE_ERRORS as error:  # raised when the call is timed, so that the others are compared
+                    runs.append(partial(_fail, without_frames(error)))
             with torch.inference_mode(False), torch.enable_grad():
                 baseline = partial(self.run_torch, problem, operands)
                 return [*compare_in_turns(baseline, runs, self.clock, rounds, self.watch)]
@@ -130,18 +135,6 @@ class Machine:
                 raise
         give_back_cache()
         return [None] * len(configurations)
-
-    def _ready(
-        self, problem: ConvProblem, configuration: Configuration, operands: Operands, keeps_workspace: bool
-    ) -> Callable[[], object]:
-        """Return a call of the configuration, or one that raises the error of preparing it.
-
-        The error is raised when the call is timed, so that the other configurations are still compared.
-        """
-        try:
-            return self.whole_run(problem, configuration, operands, keeps_workspace=keeps_workspace)
-        except CANDIDATE_ERRORS as error:
-            return partial(_fail, without_frames(error))
 
 
 def _fail(error: Exception) -> None:

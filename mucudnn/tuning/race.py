@@ -86,7 +86,7 @@ class Race:
     stored_failures: results of earlier runs, not measured again. max_relative_error: an algorithm above it gets one
     sample at most. time_limit_s: limit for the whole race; the baseline and the first fitting candidate are measured
     even after it. may_keep: whether prepared filters may be cached between calls; then neither their bytes nor the
-    setup time count. prior, every_size, flops_per_s: as in ``QuickPlan``; the results are added to the prior. thorough:
+    setup time count. prior, every_size, flops_per_s: as in ``Standings``; the results are added to the prior. thorough:
     whether to measure all that may win, and not only the likely winners, with many samples after a warm-up.
     """
 
@@ -129,6 +129,10 @@ class Race:
 
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure the missing candidates, and yield each result as soon as it is final.
+
+        Each candidate that may win is looked at once, and then compared with the others by more samples. A quick race
+        begins with the baseline and with small parts of the mini-batch, looks at one size of each algorithm, and in the
+        end does the same with smaller sizes of the best. A thorough race looks at every size.
 
         Raises ``BrokenDeviceError`` if a failing candidate left the device unusable, and ``UnavailableError`` if there
         is not enough memory for a single sample.

@@ -217,8 +217,13 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record(
         self, operation: Operation, x: Tensor, w: Tensor, operands: tuple[Tensor, Tensor], in_use_bytes: int
     ) -> None:
-        """Record one operation of a convolution. x, w: as in its problem. operands: the two tensors that it reads."""
-        forward = self._forward_of(operation, x, w)
+        """Record one operation of a convolution. x, w: as in its problem. operands: the two tensors that it reads.
+
+        It is of the latest forward convolution with this filter and these shapes that was not yet matched with the
+        operation or, where hooks have replaced the saved filter, of the latest with these shapes.
+        """
+        alike = [f for f in reversed(self.forwards) if f.shapes == (x.shape, w.shape) and operation not in f.done]
+        forward = next(chain((f for f in alike if f.filter == _identity(w)), alike), None)
         if forward is not None:
             forward.done.add(operation)
         if forward is None or forward.call is None:
@@ -227,14 +232,6 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         copied = (t for t in operands if not t.is_contiguous(memory_format=torch_format(problem)))
         copied_bytes = sum(self._block_bytes(t.nbytes) for t in copied)
         self.calls.append(ConvolutionCall(forward.call.name, problem, batch_size, in_use_bytes + copied_bytes))
-
-    def _forward_of(self, operation: Operation, x: Tensor, w: Tensor) -> _Forward | None:
-        """Return the latest forward convolution with this filter and these shapes not yet matched with ``operation``.
-
-        If hooks have replaced the saved filter, return the latest convolution with these shapes; None if there is none.
-        """
-        open_ones = [f for f in reversed(self.forwards) if f.shapes == (x.shape, w.shape) and operation not in f.done]
-        return next(chain((f for f in open_ones if f.filter == _identity(w)), open_ones), None)
 
 
 def _is_of(call: Call, operation: Operation, x: Tensor, w: Tensor) -> bool:

@@ -117,7 +117,8 @@ def tune_tasks(
     in_passing: whether tuning happens inside a user's call, so that it neither waits for a quiet machine nor warns of a
     busy one. team: the ranks that tune together; it is closed at the end of this call.
     """
-    require_callable(progress)
+    if not (progress is None or callable(progress)):
+        raise InvalidInputError(f"progress is {shown(progress)}; give a function of a text and a fraction, or None")
     if database is not None:
         instance(Database, database, "database")  # a path belongs in the config
     if machine is not None:
@@ -163,12 +164,6 @@ def machine_and_database(
     with deterministic_torch(config.deterministic), ExitStack() as stack:
         machine = machine or Machine.current(device)
         yield machine, stack.enter_context(Database(config.database)) if database is None else database
-
-
-def require_callable(progress: object) -> None:
-    """Raise ``InvalidInputError`` if ``progress`` is not callable, before anything is measured."""
-    if not (progress is None or callable(progress)):
-        raise InvalidInputError(f"progress is {shown(progress)}; give a function of a text and a fraction, or None")
 
 
 def _tune(context: Context, tasks: Sequence[Task]) -> Tuning:

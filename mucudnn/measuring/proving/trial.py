@@ -69,7 +69,9 @@ def run(trial: Trial) -> Proof:
     """
     torch.set_num_threads(trial.bench.threads)
     with deterministic_torch(trial.bench.deterministic):
-        candidate = _candidate(trial)
+        name, device, pickled = trial.name, trial.bench.device, trial.pickled
+        found = algorithm(name, device) if pickled is None else pickle.loads(pickled)
+        candidate = Candidate(trial.bench.problem, found, trial.micro_batch_size)
         bench = _workbench(trial.bench)
         slow_s = trial.bench.slow_s / (1 if trial.name == TORCHS_OWN else _RIVALS)
         few = max(_FEWEST, ceil(_LEAST_S / slow_s * trial.bench.batch_size))
@@ -124,8 +126,3 @@ def _workbench(of: Bench) -> Workbench:
     global _kept_bytes
     _kept_bytes = operand_bytes(of.problem, of.batch_size)
     return Workbench(of.problem, of.batch_size, of.device, checks_samples=of.checks_samples)
-
-
-def _candidate(trial: Trial) -> Candidate:
-    found = algorithm(trial.name, trial.bench.device) if trial.pickled is None else pickle.loads(trial.pickled)
-    return Candidate(trial.bench.problem, found, trial.micro_batch_size)
