@@ -12,7 +12,6 @@ from support.command_line import HEADING, invoke
 from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.bench.results.reading import read_folder
 from mucudnn.bench.suites import convolutions as module
-from mucudnn.bench.suites.convolutions import Contests
 from mucudnn.core.config import BatchSizePolicy
 from mucudnn.core.problem import Operation
 
@@ -78,21 +77,3 @@ def test_nothing_measured_says_why(layers: Path, monkeypatch: pytest.MonkeyPatch
     result = invoke("bench", "convolutions", layers, *SMALL, "--run-time-limit", "1us")
     assert result.exit_code == 0
     assert result.output.splitlines()[-1] == "nothing was measured: the 1 us would not have sufficed"
-
-
-def test_what_is_ready_is_there_after_an_interruption(
-    layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = Contests.rows
-
-    def interrupted(self: Contests, layer: Any, *rest: Any) -> Any:
-        if layer.name != "one":
-            raise KeyboardInterrupt
-        return rows(self, layer, *rest)
-
-    monkeypatch.setattr(Contests, "rows", interrupted)
-    asked = ("--memory-format", "contiguous", "--operations", "forward", "--out", tmp_path / "folder")
-    result = invoke("bench", "convolutions", layers, *SMALL, *asked)
-    assert result.exit_code == 130
-    assert "left out: 2 problems, as the run was stopped before: two" in result.output
-    assert len(read_folder(tmp_path / "folder").lines) == 3
