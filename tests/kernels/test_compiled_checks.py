@@ -6,6 +6,7 @@ sizes never wrap.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,6 +83,12 @@ class Operands:
         if self.problem.operation is not Operation.FORWARD:
             del self.tensors["bias"]
 
+    def with_changed(self, name: str, change: Callable[[Tensor], Tensor]) -> Operands:
+        """Return the same operands but for one."""
+        other = copy.copy(self)
+        other.tensors = {**self.tensors, name: change(self.tensors[name])}
+        return other
+
     def run(self, part: str) -> None:
         t = self.tensors
         if part == "step":
@@ -143,11 +150,10 @@ def test_images_that_do_not_belong_together_are_refused(name: str, operation: Op
         (lambda t: t[:0], "is 0; allowed is 1 to"),
         (lambda t: t[:, :, :0], "is 0; allowed is 1 to"),
     ]
+    operands = Operands(problem_for(name, operation), algorithm(name))
+    operands.tensors.pop("bias", None)
     for tensor, (change, message) in product(("x", "y"), changes):
-        operands = Operands(problem_for(name, operation), algorithm(name))
-        operands.tensors[tensor] = change(operands.tensors[tensor])
-        operands.tensors.pop("bias", None)
-        operands.assert_refused("step", message)
+        operands.with_changed(tensor, change).assert_refused("step", message)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -160,11 +166,10 @@ def test_a_filter_that_is_not_the_problem_s_is_refused(name: str, operation: Ope
         (lambda w: w.half(), "has dtype torch.float16; it must be that of the problem, float32"),
         (lambda w: w[:1].expand(22, *w.shape[1:]), "strides"),
     ]
+    operands = Operands(problem_for(name, operation), algorithm(name))
+    part = "close" if operation is Operation.BACKWARD_FILTER else "open"
     for change, message in changes:
-        operands = Operands(problem_for(name, operation), algorithm(name))
-        operands.tensors["w"] = change(operands.tensors["w"])
-        part = "close" if operation is Operation.BACKWARD_FILTER else "open"
-        operands.assert_refused("step" if name == "loop-nest" else part, message)
+        operands.with_changed("w", change).assert_refused("step" if name == "loop-nest" else part, message)
 
 
 @by_operation

@@ -117,7 +117,7 @@ def run_on_fakes(a: Algorithm, problem: ConvProblem, n: int) -> None:
 @pytest.mark.parametrize("name", IN_TORCH)
 def test_everything_that_is_run_is_on_the_device(name: str, operation: Operation, memory_format: MemoryFormat) -> None:
     a = algorithm(name, "cuda")
-    keys = (*ONE_OF_EACH_KIND, "same-5x5", "tiles", "patches", *VOLUMES)
+    keys = (*ONE_OF_EACH_KIND, "same-5x5", "tiles", "patches", "volume", "volume-groups", "patches-of-volume")
     for key, dtype in [*product(keys, ("float32",)), ("same-3x3", "bfloat16"), ("volume", "bfloat16")]:
         problem, batch_size, _ = geometry(key, operation, memory_format=memory_format, dtype=dtype)
         if why_unsupported(a, problem) is None:
