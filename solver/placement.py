@@ -103,7 +103,8 @@ class _Arena:
                 continue
             break
         offsets: dict[int, int] = {}
-        for index in sorted(large, key=lambda index: starts[index].varValue or 0.0):
+        order = {index: (round(starts[index].varValue or 0.0, 6), -self.buffers[index].start) for index in large}
+        for index in sorted(large, key=order.__getitem__):  # of two at one place, the one written over the other first
             below = [offsets[other] + self.gap(other, index) for other in self.together[index] if other in offsets]
             offsets[index] = max(below, default=0)
         return offsets

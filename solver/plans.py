@@ -43,12 +43,14 @@ class Overlaps:
     """The results that a segment before ``stop`` may write over earlier ones, while operators are added from the last.
 
     first: of each earlier result that is not needed later, the byte of a sample at which band k and later ones begin to
-    read. end: of results that are whole, the bytes of a sample that are written after band k.
+    read. last_reader: of these, the last operator that reads. end: of results that are whole, the bytes of a sample
+    that are written after band k.
     """
 
     def __init__(self, graph: Graph, stop: int, cut: Cut) -> None:
         self.graph, self.stop, self.cut = graph, stop, cut
         self.first: dict[int, Indices] = {}
+        self.last_reader: dict[int, int] = {}
         self.end: dict[int, Indices] = {}
         self.known: dict[tuple[int, int], Overlap] = {}
 
@@ -63,6 +65,7 @@ class Overlaps:
             changed.update(self.first)
         for source, first in self._first_reads(operator, ranges):
             self.first[source] = np.minimum(self.first.get(source, first), first)
+            self.last_reader.setdefault(source, index)
             changed.add(source)
         for read in changed:
             self.known |= {(read, written): self._overlap(read, written) for written in self.end}
@@ -89,8 +92,11 @@ class Overlaps:
         sizes = [self.graph.operators[index].whole_bytes for index in (read, written)]
         of_sample = [size // samples for size in sizes]
         before_last = (samples - 1) // at_once * at_once  # samples
-        distance = int((self.end[written] - self.first[read]).max()) + (at_once - 1) * of_sample[1]
-        distance += max(before_last * (of_sample[1] - of_sample[0]), 0)
+        first = self.first[read]
+        if self.last_reader[read] < written:  # a band has read what it needs before it writes
+            first = np.append(first[1:], first[0] + at_once * of_sample[0])
+        distance = int((self.end[written] - first).max()) + (at_once - 1) * of_sample[1]
+        distance = max(distance + max(before_last * (of_sample[1] - of_sample[0]), 0), 0)
         return Overlap(read, written, distance, min(sizes[0], sizes[1] - distance))
 
 
@@ -217,12 +223,18 @@ def plan_within(graph: Graph, budget_bytes: int) -> tuple[Plan, tuple[int, ...]]
     return Plan(max(needed), time_s, segments), needed
 
 
-def _segments(graph: Graph) -> Iterator[Iterator[tuple[int, float, Segment]]]:
-    """Yield for each number of operators the segments that end there, with all bytes in use and the seconds."""
-    live = [0] * (len(graph) + 1)  # of each start of a segment, earlier whole results that are needed from there on
+def _live_bytes(graph: Graph) -> list[int]:
+    """Return for each start of a segment the bytes of earlier whole results that are needed from there on."""
+    live = [0] * (len(graph) + 1)
     for index, operator in enumerate(graph.operators):
         for start in range(index + 1, min(graph.last_use[index], len(graph)) + 1):
             live[start] += operator.whole_bytes
+    return live
+
+
+def _segments(graph: Graph) -> Iterator[Iterator[tuple[int, float, Segment]]]:
+    """Yield for each number of operators the segments that end there, with all bytes in use and the seconds."""
+    live = _live_bytes(graph)
 
     def ending(stop: int) -> Iterator[tuple[int, float, Segment]]:
         for cut in cuts(graph, stop):
@@ -230,6 +242,37 @@ def _segments(graph: Graph) -> Iterator[Iterator[tuple[int, float, Segment]]]:
                 yield live[start] + needed, time_s, Segment(start, stop, of_variant)
 
     return map(ending, range(1, len(graph) + 1))
+
+
+def closer(graph: Graph, plan: Plan) -> Plan:
+    """Return a plan that needs no more memory, whose segments write results as close over earlier ones as they can.
+
+    Each result that is written over another begins some rows before it. After many of these, the arena is larger than
+    the most bytes in use at a time.
+    """
+
+    def saved_bytes(one: Segment) -> int:
+        overlaps, found = Overlaps(graph, one.stop, one.cut), list[Overlap]()
+        for index, ranges in graph.ranges(one.start, one.stop, one.cut):
+            found = overlaps.add(index, ranges)
+        return sum(overlap.saved_bytes for overlap in found)
+
+    live, time_s, segments = _live_bytes(graph), plan.time_s, list[Segment]()
+    for one in plan.segments:
+        segments.append(one)
+        if graph.operators[one.start].is_barrier or saved_bytes(one) == 0:
+            continue
+        costs = (found for cut in cuts(graph, one.stop) for found in segment_costs(graph, one.stop, cut))
+        alike = [(replace(one, cut=cut), size, seconds) for start, cut, size, seconds in costs if start == one.start]
+        ordered = (
+            (-saved_bytes(other), size, seconds, other)
+            for other, size, seconds in alike
+            if live[one.start] + size <= plan.memory_bytes
+        )
+        *_, seconds, best = min(ordered, key=lambda found: found[:3])
+        time_s += seconds - next(of for other, _, of in alike if other == one)
+        segments[-1] = best
+    return replace(plan, time_s=time_s, segments=tuple(segments))
 
 
 def undominated(points: Iterable[tuple[int, float, _T]]) -> list[tuple[int, float, _T]]:

@@ -45,7 +45,7 @@ from mucudnn.running.choices import TunedProblem
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.bands import Costs, Graph
-from mucudnn.solver.plans import Plan, plans, undominated
+from mucudnn.solver.plans import Plan, closer, plans, undominated
 from mucudnn.solver.recompute import in_order, orders_within
 from mucudnn.tuning.own_step import undisturbed
 from mucudnn.tuning.tuner import machine_and_database
@@ -387,7 +387,9 @@ def _leanest(captured: Captured, config: Config, budget_bytes: int, arguments: t
 
 
 def _least(captured: Captured, graph: Graph) -> Schedule:
-    schedules = (Schedule(captured, graph, plan, 0) for plan in plans(graph)[:_LEAST_PLANS])
+    least = plans(graph)[:_LEAST_PLANS]
+    tried = dict.fromkeys([*least, *(closer(graph, plan) for plan in least)])
+    schedules = (Schedule(captured, graph, plan, 0) for plan in tried)
     return min(schedules, key=lambda one: one.needed_bytes)
 
 
