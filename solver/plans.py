@@ -248,7 +248,8 @@ def closer(graph: Graph, plan: Plan) -> Plan:
     """Return a plan that needs no more memory, whose segments write results as close over earlier ones as they can.
 
     Each result that is written over another begins some rows before it. After many of these, the arena is larger than
-    the most bytes in use at a time.
+    the most bytes in use at a time. The first variant runs where there is memory for it: the scratch of a later one,
+    which may be torch's, is not part of the arena.
     """
 
     def saved_bytes(one: Segment) -> int:
@@ -260,18 +261,18 @@ def closer(graph: Graph, plan: Plan) -> Plan:
     live, time_s, segments = _live_bytes(graph), plan.time_s, list[Segment]()
     for one in plan.segments:
         segments.append(one)
-        if graph.operators[one.start].is_barrier or saved_bytes(one) == 0:
+        if graph.operators[one.start].is_barrier:
             continue
-        costs = (found for cut in cuts(graph, one.stop) for found in segment_costs(graph, one.stop, cut))
+        tried = cuts(graph, one.stop) if saved_bytes(one) else [one.cut]
+        costs = (found for cut in tried for found in segment_costs(graph, one.stop, cut))
         alike = [(replace(one, cut=cut), size, seconds) for start, cut, size, seconds in costs if start == one.start]
         ordered = (
-            (-saved_bytes(other), size, seconds, other)
+            (-saved_bytes(other), other.cut.variant, size, seconds, other)
             for other, size, seconds in alike
             if live[one.start] + size <= plan.memory_bytes
         )
-        *_, seconds, best = min(ordered, key=lambda found: found[:3])
+        *_, seconds, segments[-1] = min(ordered, key=lambda found: found[:4])
         time_s += seconds - next(of for other, _, of in alike if other == one)
-        segments[-1] = best
     return replace(plan, time_s=time_s, segments=tuple(segments))
 
 
