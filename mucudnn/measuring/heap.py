@@ -119,21 +119,22 @@ def page_faults() -> int:
 
 
 def begin_peak() -> int:
-    """Begin to observe the peak of the resident memory; return the resident bytes now, 0 where there is no Linux."""
-    if not _RESET.exists():
+    """Begin to observe the peak of the resident memory, and return the resident bytes now; 0 if the system cannot."""
+    try:
+        _RESET.write_text("5")
+    except OSError:  # not Linux, or a sandbox
         return 0
-    _RESET.write_text("5")
     return _status_bytes("VmRSS")
 
 
 def peak_resident_bytes() -> int:
-    """Return the most resident bytes since ``begin_peak``; 0 where there is no Linux."""
-    return _status_bytes("VmHWM") if _RESET.exists() else 0
+    """Return the most resident bytes since ``begin_peak``; 0 if the system does not tell them."""
+    return _status_bytes("VmHWM")
 
 
 def _status_bytes(field: str) -> int:
-    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
-    return int(line.split()[1]) * 2**10
+    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+    return next((int(line.split()[1]) * 2**10 for line in lines if line.startswith(f"{field}:")), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +153,10 @@ class HeapComparison:
     def __str__(self) -> str:
         words = "the heap is kept" if self.is_kept else "the heap is not kept"
         before, after = (f"{1e3 * seconds:.0f}" for seconds in (self.step.baseline_s, self.step.time_s))
-        bytes_ = " -> ".join(map(format_bytes, self.resident_bytes))
+        resident = "; resident at most " + " -> ".join(map(format_bytes, self.resident_bytes))
         return (
             f"{words}: step {before} -> {after} ms, {self.step.speedup:.2f}x ± {self.step.noise:.2f}; page faults "
-            f"{self.faults[0]:,} -> {self.faults[1]:,}; resident at most {bytes_}"
+            f"{self.faults[0]:,} -> {self.faults[1]:,}{resident if all(self.resident_bytes) else ''}"
         )
 
 

@@ -360,9 +360,9 @@ def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
     def run(*, kept: bool) -> StepTimes:
         keep_heap(kept=kept)
         steps.run(ours=True, recorded=False)  # the heap grows, or shrinks
-        begin_peak()
+        is_observed = begin_peak() > 0
         times = steps.run(ours=True, recorded=False)
-        return replace(times, peak_bytes=peak_resident_bytes())
+        return replace(times, peak_bytes=peak_resident_bytes() if is_observed else 0)
 
     is_kept = False
     try:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mucudnn.measuring import heap
-from mucudnn.measuring.heap import HeapTrial, is_heap_kept, keep_heap, settle_heap, why_fixed
+from mucudnn.measuring.heap import (
+    HeapTrial,
+    begin_peak,
+    is_heap_kept,
+    keep_heap,
+    peak_resident_bytes,
+    settle_heap,
+    why_fixed,
+)
 
 needs_glibc = pytest.mark.skipif(why_fixed() is not None, reason="only glibc's heap can be kept")
 
@@ -75,6 +85,17 @@ def test_a_heap_that_cannot_be_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     settle_heap(False)
     with pytest.warns(UserWarning, match="cannot be kept: the C library is not glibc"):
         settle_heap(True)
+
+
+def test_the_peak_of_resident_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the system refuses to observe it, as sandboxes do, it is 0."""
+    if before := begin_peak():
+        block = torch.ones(8 * 2**20)  # 32 MiB
+        assert peak_resident_bytes() >= before + 24 * 2**20
+        del block
+    for name in ("_RESET", "_STATUS"):
+        monkeypatch.setattr(heap, name, tmp_path / "missing" / name)
+    assert begin_peak() == peak_resident_bytes() == 0
 
 
 # In a program whose steps are unknown, the kernel's share of the processor time decides
