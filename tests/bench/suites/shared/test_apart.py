@@ -114,7 +114,6 @@ def test_a_failure_of_a_call_is_kept() -> None:
                 entrant.time(print, 1)  # and it stays failed
 
 
-@pytest.mark.usefixtures("forked")
 def test_processes_that_it_started_end_with_it() -> None:
     for sample_s in (LONG_S, 0.1):
         with contestant(starting_another) as worker:
