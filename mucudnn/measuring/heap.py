@@ -167,7 +167,7 @@ class HeapTrial:
     kept if the kernel's share falls by ``LEAST_GAIN``. verdict: the result in words; None as long as there is none.
     """
 
-    LOOK_S = 2.0  # least processor seconds of each phase; of the last one, only what follows them counts
+    LOOK_S = 2.0  # least processor seconds of a phase: as it comes, then kept without counting, then kept
 
     def __init__(self) -> None:
         self.verdict = "kept already" if _is_kept else None if (why := why_fixed()) is None else f"not kept: {why}"
