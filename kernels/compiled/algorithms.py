@@ -363,6 +363,6 @@ POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=4)
 # Depthwise, and small groups of channels, by direct sums (depthwise.cpp). Every output is a sum over the few channels
 # of its group. Each register tile of outputs reads neighbouring columns from zero-padded windows, or neighbouring
 # channels in place. Any stride, padding, dilation and channel multiplier.
-DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=3)
+DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=4)
 LOOP_NEST = LoopNest("loop-nest", why_too_large)
 ALGORITHMS = (IMPLICIT_GEMM, POINTWISE, DEPTHWISE)

@@ -178,8 +178,8 @@ INLINE void for_tiles(const PixelPlan<Loops>& plan, const Window& x, ptrdiff_t p
         in.data = x.data + top * x.row + left * x.column;
         in.first = -left;
         in.last = plan.in_width - left;
-        const bool at_border = in.first > 0 || in.last < (step - 1) * plan.columns.stride + extent;
-        body(phase, b + j * every, in, phase.loops.of(is_tile, at_border));
+        const int outside = std::max(in.first, (step - 1) * plan.columns.stride + extent - in.last);
+        body(phase, b + j * every, in, phase.loops.of(is_tile, outside, across.taps));
       }
     }
 }

@@ -4,12 +4,17 @@
 
 namespace depthwise {
 
+// Which inputs of a tile may be outside the image: none, up to half a filter row at either end, or any.
+enum Border { INSIDE, NEAR, ANYWHERE };
+
 // Call body(input, column of the tile, tap) for all inputs of a tile, with one filter row of TAPS neighbouring taps.
-template <int TAPS, int STRIDE, int COLUMNS, bool BORDER, class Body>
+template <int TAPS, int STRIDE, int COLUMNS, Border BORDER, class Body>
 INLINE void for_inputs(const TileInput& in, const float* x, Body body) {
+  constexpr int INPUTS = (COLUMNS - 1) * STRIDE + TAPS;
 #pragma GCC unroll 32
-  for (int i = 0; i < (COLUMNS - 1) * STRIDE + TAPS; ++i, x += in.pixel) {
-    if (BORDER && (i < in.first || i >= in.last)) continue;
+  for (int i = 0; i < INPUTS; ++i, x += in.pixel) {
+    if ((BORDER == ANYWHERE || (BORDER == NEAR && i < TAPS / 2)) && i < in.first) continue;
+    if ((BORDER == ANYWHERE || (BORDER == NEAR && i >= INPUTS - TAPS / 2)) && i >= in.last) continue;
     const Vec value = load(x);
 #pragma GCC unroll 8
     for (int j = 0; j < COLUMNS; ++j)
@@ -27,9 +32,20 @@ INLINE void for_inputs_of_tap(const TileInput& in, const float* x, int tap, int 
   }
 }
 
+// Prefetch the first inputs of a tile's next row, where a line of `block` begins: a few lines of each pixel are too short
+// a stream for the processor to notice. Memory past the images may be prefetched, but is never read.
+template <int INPUTS>
+INLINE void prefetch_next_row(const TileInput& in, int block) {
+  constexpr int LINE = 16;  // floats
+  if (block % (LINE / VL)) return;
+  const float* next = in.data + in.last_row * in.row;
+#pragma GCC unroll 32
+  for (int i = 0; i < INPUTS; ++i) __builtin_prefetch(next + i * in.pixel);
+}
+
 // ---- forward and backward data -------------------------------------------------------------------------------------
 
-template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
+template <int TAPS, int STRIDE, int COLUMNS, Border BORDER>
 INLINE void add_filter_row(const TileInput& in, const float* x, const TileFilter<const float>& filter, const float* w,
                            Vec (&sum)[COLUMNS]) {
   if constexpr (TAPS != AT_RUN_TIME) {
@@ -47,19 +63,29 @@ INLINE void add_filter_row(const TileInput& in, const float* x, const TileFilter
   }
 }
 
-template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
-static void compute_tile(TileInput in, TileFilter<const float> filter, const float* bias, const Epilogue* epilogue,
-                         TileOutput<float> out, int blocks) {
+// Compute a tile. ROWS: of the filter, all of which are in the image, in one plane; or AT_RUN_TIME.
+template <int TAPS, int STRIDE, int COLUMNS, Border BORDER, int ROWS>
+INLINE void compute_rows_of_tile(TileInput in, TileFilter<const float> filter, const float* bias,
+                                 const Epilogue* epilogue, TileOutput<float> out, int blocks) {
+  if constexpr (ROWS != AT_RUN_TIME) filter.rows = ROWS;
   for (int block = 0; block < blocks; ++block) {
     Vec sum[COLUMNS];
     const Vec begin = bias ? load(bias + block * VL) : Vec{};
 #pragma GCC unroll 8
     for (int j = 0; j < COLUMNS; ++j) sum[j] = begin;
-    for (int plane = 0; plane < in.planes; ++plane) {
-      const float *x = in.data + plane * in.plane + in.first_row * in.row,
-                  *w = filter.data + plane * filter.plane() + in.first_row * VL;
-      for (int r = in.first_row; r < in.last_row; ++r, x += in.row, w += VL)
-        add_filter_row<TAPS, STRIDE, COLUMNS, BORDER>(in, x, filter, w, sum);
+    if constexpr (ROWS != AT_RUN_TIME) {
+      prefetch_next_row<COLUMNS * STRIDE>(in, block);
+      const float* x = in.data;
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r, x += in.row)
+        add_filter_row<TAPS, STRIDE, COLUMNS, BORDER>(in, x, filter, filter.data + r * VL, sum);
+    } else {
+      for (int plane = 0; plane < in.planes; ++plane) {
+        const float *x = in.data + plane * in.plane + in.first_row * in.row,
+                    *w = filter.data + plane * filter.plane() + in.first_row * VL;
+        for (int r = in.first_row; r < in.last_row; ++r, x += in.row, w += VL)
+          add_filter_row<TAPS, STRIDE, COLUMNS, BORDER>(in, x, filter, w, sum);
+      }
     }
 #pragma GCC unroll 8
     for (int j = 0; j < COLUMNS; ++j) {
@@ -72,9 +98,20 @@ static void compute_tile(TileInput in, TileFilter<const float> filter, const flo
   }
 }
 
+template <int TAPS, int STRIDE, int COLUMNS, Border BORDER>
+static void compute_tile(TileInput in, TileFilter<const float> filter, const float* bias, const Epilogue* epilogue,
+                         TileOutput<float> out, int blocks) {
+  constexpr bool HAS_SQUARE_LOOPS = BORDER != ANYWHERE && (TAPS == 3 || TAPS == 5);
+  if constexpr (HAS_SQUARE_LOOPS) {
+    if (in.planes == 1 && filter.rows == TAPS && in.last_row - in.first_row == TAPS)
+      return compute_rows_of_tile<TAPS, STRIDE, COLUMNS, BORDER, TAPS>(in, filter, bias, epilogue, out, blocks);
+  }
+  compute_rows_of_tile<TAPS, STRIDE, COLUMNS, BORDER, AT_RUN_TIME>(in, filter, bias, epilogue, out, blocks);
+}
+
 // ---- the filter's gradient -----------------------------------------------------------------------------------------
 
-template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
+template <int TAPS, int STRIDE, int COLUMNS, Border BORDER>
 INLINE void add_to_sums(const TileInput& in, const float* x, const TileFilter<float>& filter, float* sums,
                         const Vec (&dy)[COLUMNS]) {
   if constexpr (TAPS != AT_RUN_TIME) {
@@ -95,7 +132,7 @@ INLINE void add_to_sums(const TileInput& in, const float* x, const TileFilter<fl
   }
 }
 
-template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
+template <int TAPS, int STRIDE, int COLUMNS, Border BORDER>
 static void add_products_of_tile(TileInput in, TileFilter<float> sums, TileOutput<const float> dy, int blocks) {
   for (int block = 0; block < blocks; ++block) {
     Vec gradient[COLUMNS];
@@ -118,18 +155,18 @@ struct Specialized;
 
 template <>
 struct Specialized<ComputeTile> {
-  template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
+  template <int TAPS, int STRIDE, int COLUMNS, Border BORDER>
   static constexpr ComputeTile::Function function = compute_tile<TAPS, STRIDE, COLUMNS, BORDER>;
 };
 
 template <>
 struct Specialized<AddProductsOfTile> {
-  template <int TAPS, int STRIDE, int COLUMNS, bool BORDER>
+  template <int TAPS, int STRIDE, int COLUMNS, Border BORDER>
   static constexpr AddProductsOfTile::Function function = add_products_of_tile<TAPS, STRIDE, COLUMNS, BORDER>;
 };
 
 // Return the loops, specialized for filter rows of 3, 5 and 7 taps, and for the shorter rows that strides leave.
-template <class Loops, int COLUMNS, bool BORDER>
+template <class Loops, int COLUMNS, Border BORDER>
 typename Loops::Function loops_of(int taps, int stride, int step) {
   using Of = Specialized<Loops>;
   if (step == 1 && stride == 1) {
@@ -144,14 +181,15 @@ typename Loops::Function loops_of(int taps, int stride, int step) {
     if (taps == 5) return Of::template function<5, 2, COLUMNS, BORDER>;
     if (taps == 7) return Of::template function<7, 2, COLUMNS, BORDER>;
   }
-  return Of::template function<AT_RUN_TIME, 1, COLUMNS, true>;
+  return Of::template function<AT_RUN_TIME, 1, COLUMNS, ANYWHERE>;
 }
 
 template <class Loops>
 TileLoops<Loops>::TileLoops(int taps, int stride, int step)
-    : inside(loops_of<Loops, TILE, false>(taps, stride, step)),
-      border(loops_of<Loops, TILE, true>(taps, stride, step)),
-      single(loops_of<Loops, 1, true>(taps, stride, step)) {}
+    : inside(loops_of<Loops, TILE, INSIDE>(taps, stride, step)),
+      near(loops_of<Loops, TILE, NEAR>(taps, stride, step)),
+      anywhere(loops_of<Loops, TILE, ANYWHERE>(taps, stride, step)),
+      single(loops_of<Loops, 1, ANYWHERE>(taps, stride, step)) {}
 
 template struct TileLoops<ComputeTile>;
 template struct TileLoops<AddProductsOfTile>;

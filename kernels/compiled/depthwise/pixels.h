@@ -50,15 +50,17 @@ struct AddProductsOfTile {
   typedef void (*Function)(TileInput in, TileFilter<float> sums, TileOutput<const float> dy, int blocks);
 };
 
-// The loops of one column phase: for tiles inside the image and at its border, and for single outputs.
+// The loops of one column phase: for tiles inside the image, for those of which at most half a filter row of inputs is
+// outside it at either end, for others, and for single outputs.
 template <class Loops>
 struct TileLoops {
-  typename Loops::Function inside, border, single;
+  typename Loops::Function inside, near, anywhere, single;
 
   TileLoops(int taps, int stride, int step);
 
-  typename Loops::Function of(bool is_tile, bool at_border) const {
-    return !is_tile ? single : at_border ? border : inside;
+  // outside: the greater number of a tile's inputs outside the image at one end.
+  typename Loops::Function of(bool is_tile, int outside, int taps) const {
+    return !is_tile ? single : outside <= 0 ? inside : outside <= taps / 2 ? near : anywhere;
   }
 };
 
