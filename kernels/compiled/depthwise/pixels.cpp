@@ -32,12 +32,12 @@ INLINE void for_inputs_of_tap(const TileInput& in, const float* x, int tap, int 
   }
 }
 
-// Prefetch the first inputs of a tile's next row, where a line of `block` begins: a few lines of each pixel are too short
-// a stream for the processor to notice. Memory past the images may be prefetched, but is never read.
+constexpr bool begins_line(int block) { return block * VL % LINE_FLOATS == 0; }
+
+// Prefetch the first inputs of the row that the next row of tiles adds: a few lines of each pixel are too short a stream
+// for the processor to notice. Memory past the images may be prefetched, but is never read.
 template <int INPUTS>
-INLINE void prefetch_next_row(const TileInput& in, int block) {
-  constexpr int LINE = 16;  // floats
-  if (block % (LINE / VL)) return;
+INLINE void prefetch_next_row(const TileInput& in) {
   const float* next = in.data + in.last_row * in.row;
 #pragma GCC unroll 32
   for (int i = 0; i < INPUTS; ++i) __builtin_prefetch(next + i * in.pixel);
@@ -69,12 +69,15 @@ INLINE void compute_rows_of_tile(TileInput in, TileFilter<const float> filter, c
                                  const Epilogue* epilogue, TileOutput<float> out, int blocks) {
   if constexpr (ROWS != AT_RUN_TIME) filter.rows = ROWS;
   for (int block = 0; block < blocks; ++block) {
+    if (begins_line(block))
+#pragma GCC unroll 8
+      for (int j = 0; j < COLUMNS; ++j) prefetch_to_write(out.data + j * out.pixel, VL);
     Vec sum[COLUMNS];
     const Vec begin = bias ? load(bias + block * VL) : Vec{};
 #pragma GCC unroll 8
     for (int j = 0; j < COLUMNS; ++j) sum[j] = begin;
     if constexpr (ROWS != AT_RUN_TIME) {
-      prefetch_next_row<COLUMNS * STRIDE>(in, block);
+      if (begins_line(block)) prefetch_next_row<COLUMNS * STRIDE>(in);
       const float* x = in.data;
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r, x += in.row)

@@ -81,10 +81,9 @@ struct Product {
 
   // Return whether results are written past the caches: if they exceed the last-level cache, and consist of whole lines.
   bool streams() const {
-    constexpr int LINE_BYTES = 64, LINE = LINE_BYTES / int(sizeof(float));
     const Images& y = out.whole;
-    const bool has_whole_lines = y.sw % LINE == 0 && channels() % LINE == 0 &&
-                                 reinterpret_cast<uintptr_t>(y.data.first) % LINE_BYTES == 0;
+    const bool has_whole_lines = y.sw % LINE_FLOATS == 0 && channels() % LINE_FLOATS == 0 &&
+                                 reinterpret_cast<uintptr_t>(y.data.first) % (LINE_FLOATS * sizeof(float)) == 0;
     return pixels_are_rows() && !buffers_result() && has_whole_lines && steps() == in.c && is_one_row(y) &&
            bytes_of(times(y.n, times(pixels_of_image(y), y.sw))) >= last_level_bytes();
   }

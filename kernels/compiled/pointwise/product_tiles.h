@@ -141,18 +141,25 @@ void Arithmetic<Step>::multiply_pixels(const Product& p, const ProductTask& task
   if (copies) copy_rows(in, task.first, task.count, input);
   const float* a = copies ? input : in.floats() + task.first * in.sw;
   const ptrdiff_t a_row = copies ? in.c : in.sw;
-  for_column_blocks(task.last_block - task.first_block, [&](auto vectors, int block) {
-    const int column = block * VL, channel = task.first_block * VL + column;
-    const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
-    const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
-    for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) {
-      const ptrdiff_t offset = first * results.row + column;
-      const MatrixPlace to{results.data ? results.data + offset : nullptr, results.row, rows, p.channels() - channel,
-                           results.rounded ? results.rounded + offset : nullptr, results.streams};
-      pixels_tile_of<PIXEL_ROWS, vectors.value, Step>(rows, steps, a + first * a_row, a_row, b, ptrdiff_t(p.in.c) * VL,
-                                                      to, finish);
+  // As many columns at a time as the filter's part for them stays in L1: results are written in long runs.
+  constexpr int L1_FLOATS = 6 * 1024;
+  const int blocks = task.last_block - task.first_block, together = std::max(1, L1_FLOATS / (NV * VL * steps)) * NV;
+  const bool fetches = p.channels() > steps && results.data && !results.streams;  // longer sums hide the latency
+  for (int begin = 0; begin < blocks; begin += together)
+    for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) INLINE_LAMBDA {
+      for_column_blocks(std::min(together, blocks - begin), [&](auto vectors, int block) INLINE_LAMBDA {
+        const int column = (begin + block) * VL, channel = task.first_block * VL + column;
+        const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
+        const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
+        const ptrdiff_t offset = first * results.row + column;
+        const MatrixPlace to{results.data ? results.data + offset : nullptr, results.row, rows, p.channels() - channel,
+                             results.rounded ? results.rounded + offset : nullptr, results.streams};
+        if (fetches)
+          for (int i = 0; i < rows; ++i) prefetch_to_write(to.data + i * to.row, vectors.value * VL);
+        pixels_tile_of<PIXEL_ROWS, vectors.value, Step>(rows, steps, a + first * a_row, a_row, b,
+                                                        ptrdiff_t(p.in.c) * VL, to, finish);
+      });
     });
-  });
 }
 
 template <class Step>
