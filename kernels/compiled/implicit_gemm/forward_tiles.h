@@ -40,6 +40,8 @@ void multiply_row(bool adds, Layout<ROW, 1> layout, const float* window, const I
                   const RowTarget& to) {
   for_row_tiles(columns, [&](int first, int count) {
     const float* from = window + first * layout.row();
+    if (!adds)
+      for (int i = 0; i < count; ++i) prefetch_to_write(to.data + (first + i) * to.column, VECTORS * VL);
     const auto block_of = [&](int block) { return from + inner.offsets[block]; };
     register_tile_of<MR, VECTORS, Step>(count, adds, layout, block_of, inner.blocks, inner.steps, inner.filter,
                                         inner.filter_stream, to.data + first * to.column, to.stream, to.column);
