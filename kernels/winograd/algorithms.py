@@ -66,7 +66,7 @@ class WinogradAlgorithm(BaseAlgorithm):
     m: int
     r: int
     stride: int = 1
-    version: int = 4
+    version: int = 5
     deterministic: bool = True
 
     @property
@@ -171,6 +171,6 @@ def taps_and_frames(problem: ConvProblem) -> dict[int, int]:
     return {tap: frames.stop - frames.start for tap, frames in enumerate(read) if frames.stop > frames.start}
 
 
-UNIT_STRIDE = (Winograd(2, 3, version=5), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))
+UNIT_STRIDE = (Winograd(2, 3, version=6), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))
 ALGORITHMS = (*UNIT_STRIDE, Winograd(2, 3, 2), Winograd(4, 3, 2), Winograd(4, 5, 2))
 OF_VOLUMES = tuple(VolumeWinograd(one.m, one.r, one.stride, version=one.version + 1) for one in ALGORITHMS)

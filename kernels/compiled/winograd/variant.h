@@ -298,9 +298,14 @@ class Variant final : public Winograd {
         region.channel = block * VL;
         const Vec offset = finish.bias ? load_first(finish.bias + block * VL, y.c - block * VL) : Vec{};
         const Window window = target(y, region, buffer);
-        for (int i = 0; i < count; ++i)
-          transform<Map>(planes.at(0, block, int(t + i - origin)), Map::IN * planes.stride(), planes.stride(),
-                         window.data + i * Side::STEP * window.column, window.row, window.column, offset);
+        for (int i = 0; i < count; ++i) {
+          float* tile = window.data + i * Side::STEP * window.column;
+          if (window.data != buffer)
+            for (int pixel = 0; pixel < Side::STEP * Side::STEP; ++pixel)
+              prefetch_to_write(tile + pixel / Side::STEP * window.row + pixel % Side::STEP * window.column, VL);
+          transform<Map>(planes.at(0, block, int(t + i - origin)), Map::IN * planes.stride(), planes.stride(), tile,
+                         window.row, window.column, offset);
+        }
         if (finish.epilogue) apply(finish.epilogue, y, region, window);
         scatter(y, region, window, buffer);
       }
