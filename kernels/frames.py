@@ -99,13 +99,16 @@ class Frames(BaseAlgorithm):
     """Convolution of volumes by an algorithm for images, ``inner``, frame by frame."""
 
     inner: Algorithm
-    version: int = 1
 
     takes_volumes = True
 
     @property
     def name(self) -> str:
         return f"frames-{self.inner.name}"
+
+    @property
+    def version(self) -> int:  # a change of the inner algorithm's speed is one of this algorithm's
+        return self.inner.version
 
     @property
     def device_type(self) -> str:  # type: ignore[override]

@@ -66,7 +66,7 @@ class WinogradAlgorithm(BaseAlgorithm):
     m: int
     r: int
     stride: int = 1
-    version: int = 5
+    version: int = 4
     deterministic: bool = True
 
     @property
@@ -171,6 +171,9 @@ def taps_and_frames(problem: ConvProblem) -> dict[int, int]:
     return {tap: frames.stop - frames.start for tap, frames in enumerate(read) if frames.stop > frames.start}
 
 
-UNIT_STRIDE = (Winograd(2, 3, version=6), Winograd(4, 3), Winograd(6, 3), Winograd(2, 5), Winograd(4, 5))
-ALGORITHMS = (*UNIT_STRIDE, Winograd(2, 3, 2), Winograd(4, 3, 2), Winograd(4, 5, 2))
+UNIT_STRIDE = (
+    Winograd(2, 3, version=6),
+    *(Winograd(m, r, version=5) for m, r in ((4, 3), (6, 3), (2, 5), (4, 5))),
+)
+ALGORITHMS = (*UNIT_STRIDE, *(Winograd(m, r, 2, version=5) for m, r in ((2, 3), (4, 3), (4, 5))))
 OF_VOLUMES = tuple(VolumeWinograd(one.m, one.r, one.stride, version=one.version + 1) for one in ALGORITHMS)
