@@ -55,19 +55,19 @@ INLINE void stream(float* to, Vec value) {
 #endif
 }
 
-constexpr int LINE_FLOATS = 16;  // of a cache line
-
-// Fetch the lines of `count` floats that will be written soon: lines that follow each other in no long stream otherwise
-// arrive when their stores already wait for them.
-INLINE void prefetch_to_write(const float* to, int count) {
-#pragma GCC unroll 4
-  for (int i = 0; i < count; i += LINE_FLOATS) __builtin_prefetch(to + i, 1);
-}
-
 INLINE void end_streams() {
 #if defined(__AVX2__)
   _mm_sfence();
 #endif
+}
+
+constexpr int LINE_FLOATS = 16;  // of a cache line
+
+// Fetch the lines of `count` floats that will be written soon. Processors foresee only long streams; the stores of a
+// short run would wait for its lines.
+INLINE void prefetch_to_write(const float* to, int count) {
+#pragma GCC unroll 4
+  for (int i = 0; i < count; i += LINE_FLOATS) __builtin_prefetch(to + i, 1);
 }
 
 INLINE Vec broadcast(float value) { return value - Vec{}; }

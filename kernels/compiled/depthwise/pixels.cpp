@@ -34,8 +34,8 @@ INLINE void for_inputs_of_tap(const TileInput& in, const float* x, int tap, int 
 
 constexpr bool begins_line(int block) { return block * VL % LINE_FLOATS == 0; }
 
-// Prefetch the first inputs of the row that the next row of tiles adds: a few lines of each pixel are too short a stream
-// for the processor to notice. Memory past the images may be prefetched, but is never read.
+// Prefetch inputs of the row below a tile, which the next row of tiles reads first: a few lines of each pixel are too
+// short a stream for the processor to notice. Memory past the images may be prefetched, but is never read.
 template <int INPUTS>
 INLINE void prefetch_next_row(const TileInput& in) {
   const float* next = in.data + in.last_row * in.row;
