@@ -108,9 +108,10 @@ __attribute__((noinline)) void sums_of_tiles(int rows, LeftOf left_of, const voi
 
 // Sum A * B over blocks and steps, and call finish(sum) with the ROWS x VECTORS sums.
 //   rows_of(i): the rows of block i of A, like BlockRows
-//   b: vector j of a step at b[j * b_stream], the next step VL floats further
+//   b: vector j of a step at b[j * b_stream], the next step b_step floats further (VL, unless steps are Singles)
 template <int ROWS, int VECTORS, class Step, class RowsOf, class Finish>
-INLINE void sums_of_rows(RowsOf rows_of, int blocks, int steps, const float* b, ptrdiff_t b_stream, Finish finish) {
+INLINE void sums_of_rows(RowsOf rows_of, int blocks, int steps, const float* b, ptrdiff_t b_stream, Finish finish,
+                         ptrdiff_t b_step = VL) {
   Vec sum[ROWS][VECTORS];
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i)
@@ -132,7 +133,7 @@ INLINE void sums_of_rows(RowsOf rows_of, int blocks, int steps, const float* b, 
   }
   for (int block = 0; block < blocks; ++block) {
     auto rows = rows_of(block);
-    for (int step = 0; step < steps; ++step, rows.advance(), b += VL) {
+    for (int step = 0; step < steps; ++step, rows.advance(), b += b_step) {
       Vec right[VECTORS];
 #pragma GCC unroll 4
       for (int j = 0; j < VECTORS; ++j) right[j] = load(b + j * b_stream);
@@ -150,9 +151,9 @@ INLINE void sums_of_rows(RowsOf rows_of, int blocks, int steps, const float* b, 
 // Do the same for blocks of A that have a layout. block_of(i): pointer to block i.
 template <int ROWS, int VECTORS, class Step = Singles, int ROW, int STEP, class BlockOf, class Finish>
 INLINE void register_sums(Layout<ROW, STEP> layout, BlockOf block_of, int blocks, int steps, const float* b,
-                          ptrdiff_t b_stream, Finish finish) {
+                          ptrdiff_t b_stream, Finish finish, ptrdiff_t b_step = VL) {
   const auto rows_of = [&](int block) INLINE_LAMBDA { return BlockRows<ROWS, ROW, STEP>{block_of(block), layout}; };
-  sums_of_rows<ROWS, VECTORS, Step>(rows_of, blocks, steps, b, b_stream, finish);
+  sums_of_rows<ROWS, VECTORS, Step>(rows_of, blocks, steps, b, b_stream, finish, b_step);
 }
 
 // Write the vectors of sums, vector j of row i to to(i) + j * stream, or add them to what is there.

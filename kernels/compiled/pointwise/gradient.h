@@ -44,6 +44,20 @@ struct FilterGradient {
   bool pixels_are_rows() const { return x.sc == 1; }
   int64_t pixels() const { return times(dy.n, pixels_of_image(dy)); }
 
+  // Return whether pixels are read in place: if the filter is so small that copying them would take longer than it
+  // saves. The vectors of a tile may then end in the next pixels.
+  bool reads_in_place() const {
+    constexpr int64_t LARGEST_FILTER = 32 * 1024;  // floats
+    return pixels_are_rows() && x.data.type == FLOAT32 && dy.data.type == FLOAT32 && is_one_row(x) && is_one_row(dy) &&
+           int64_t(x.c) * dy.c <= LARGEST_FILTER;
+  }
+  int64_t chunk_in_place() const {
+    constexpr int64_t FLOATS = 12 * 1024;  // of L2, since the next chunk arrives there during this one
+    return std::max<int64_t>(16, FLOATS / (x.c + dy.c));
+  }
+  // Return how many of the last pixels are copied all the same, since their vectors would end past the images.
+  int64_t pixels_after_place() const { return ceil_div(VL, std::min(x.c, dy.c)); }
+
   // Return the steps of a chunk: many, so that each tile of dw is loaded and stored rarely. With 32 registers
   // its operands may come from L2; with 16, channels of four register tiles of dy and one of x fit L1 together.
   int choose_chunk() const {
@@ -133,6 +147,14 @@ inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int 
   }
 }
 
+// Add the pixels [begin, end) to dw, except the last ones that cannot be read in place. Return the first of those.
+inline int64_t add_pixels_in_place(const FilterGradient& f, int64_t begin, int64_t end, float* dw) {
+  const int64_t last = std::max(begin, std::min(end, f.pixels() - f.pixels_after_place()));
+  for (const int64_t chunk = f.chunk_in_place(); begin < last; begin = std::min(begin + chunk, last))
+    Arithmetic<Singles>::add_rows_in_place(f, begin, int(std::min(chunk, last - begin)), dw);
+  return last;
+}
+
 // Add to dw and to its copies, which are stored one after another. scratch: scratch_floats() floats.
 inline void add_gradient(const FilterGradient& f, const Elements& dw, float* copies, float* scratch) {
   const int64_t pixels = f.pixels(), parts = f.parts(), of_filter = int64_t(f.x.c) * f.dy.c;
@@ -148,9 +170,12 @@ inline void add_gradient(const FilterGradient& f, const Elements& dw, float* cop
       add_pixels(f, 0, pixels, rank, omp_get_num_threads(), scratch, dy, sums_of(0));
     } else {
 #pragma omp for schedule(static, 1)
-      for (int64_t part = 0; part < parts; ++part)
-        add_pixels(f, pixels * part / parts, pixels * (part + 1) / parts, 0, 1, scratch + part * f.x_floats(), dy,
-                   sums_of(part));
+      for (int64_t part = 0; part < parts; ++part) {
+        int64_t begin = pixels * part / parts;
+        const int64_t end = pixels * (part + 1) / parts;
+        if (f.reads_in_place()) begin = add_pixels_in_place(f, begin, end, sums_of(part));
+        add_pixels(f, begin, end, 0, 1, scratch + part * f.x_floats(), dy, sums_of(part));
+      }
     }
   }
 }

@@ -95,6 +95,39 @@ void Arithmetic<Step>::add_outer_products(const FilterGradient& f, const Gradien
   });
 }
 
+// Fetch part `part` of `parts` of the floats [from, from + count) into L2, in their order.
+INLINE void prefetch_part(const float* from, ptrdiff_t count, int part, int parts) {
+  constexpr int L2 = 2;
+  for (ptrdiff_t i = count * part / parts; i < count * (part + 1) / parts; i += LINE_FLOATS)
+    __builtin_prefetch(from + i, 0, L2);
+}
+
+template <class Step>
+void Arithmetic<Step>::add_rows_in_place(const FilterGradient& f, int64_t first, int count, float* dw) {
+  if constexpr (Step::NUMBERS == 1) {
+    const float* x = f.x.floats() + first * f.x.sw;
+    const float* dy = f.dy.floats() + first * f.dy.sw;
+    const ptrdiff_t x_floats = count * ptrdiff_t(f.x.sw), dy_floats = count * ptrdiff_t(f.dy.sw);
+    const int column_blocks = blocks_of(f.x.c);
+    const int tiles = ceil_div(column_blocks, NV_TRANSPOSED) * ceil_div(f.dy.c, MR_TRANSPOSED);
+    int tile = 0;
+    for_even_column_blocks<NV_TRANSPOSED>(column_blocks, [&](auto vectors, int block) {
+      constexpr int VECTORS = vectors.value;
+      const int c = block * VL;
+      for (int k = 0; k < f.dy.c; k += MR_TRANSPOSED, ++tile) {
+        prefetch_part(x + x_floats, x_floats, tile, tiles);
+        prefetch_part(dy + dy_floats, dy_floats, tile, tiles);
+        const MatrixPlace to{dw + ptrdiff_t(k) * f.x.c + c, f.x.c, f.dy.c - k, f.x.c - c};
+        register_sums<MR_TRANSPOSED, VECTORS, Step>(
+            Layout<1, AT_RUN_TIME>{1, f.dy.sw}, [&](int) { return dy + k; }, 1, count, x + c, VL,
+            [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
+                INLINE_LAMBDA { add_outer_tile<MR_TRANSPOSED, VECTORS>(sum, to); },
+            f.x.sw);
+      }
+    });
+  }
+}
+
 template <class Step>
 void Arithmetic<Step>::add_dot_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy,
                                         float* dw) {
