@@ -95,11 +95,10 @@ void Arithmetic<Step>::add_outer_products(const FilterGradient& f, const Gradien
   });
 }
 
-// Fetch part `part` of `parts` of the floats [from, from + count) into L2, in their order.
+// Fetch part `part` of `parts` of the floats [from, from + count).
 INLINE void prefetch_part(const float* from, ptrdiff_t count, int part, int parts) {
-  constexpr int L2 = 2;
-  for (ptrdiff_t i = count * part / parts; i < count * (part + 1) / parts; i += LINE_FLOATS)
-    __builtin_prefetch(from + i, 0, L2);
+  const ptrdiff_t begin = count * part / parts;
+  prefetch_to_read(from + begin, count * (part + 1) / parts - begin);
 }
 
 template <class Step>

@@ -144,9 +144,12 @@ void Arithmetic<Step>::multiply_pixels(const Product& p, const ProductTask& task
   // As many columns at a time as the filter's part for them stays in L1: results are written in long runs.
   constexpr int L1_FLOATS = 6 * 1024;
   const int blocks = task.last_block - task.first_block, together = std::max(1, L1_FLOATS / (NV * VL * steps)) * NV;
+  constexpr int FLOATS_AHEAD = 4 * 1024, NARROWEST = 64;  // processors foresee narrow pixels: few rows are one stream
+  const ptrdiff_t ahead = copies || a_row < NARROWEST ? 0 : std::max<ptrdiff_t>(PIXEL_ROWS, FLOATS_AHEAD / a_row);
   const bool fetches = p.channels() > steps && results.data && !results.streams;  // longer sums hide the latency
   for (int begin = 0; begin < blocks; begin += together)
     for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) INLINE_LAMBDA {
+      if (ahead && begin == 0) prefetch_to_read(a + (first + ahead) * a_row, rows * a_row);
       for_column_blocks(std::min(together, blocks - begin), [&](auto vectors, int block) INLINE_LAMBDA {
         const int column = (begin + block) * VL, channel = task.first_block * VL + column;
         const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
