@@ -70,9 +70,9 @@ INLINE void prefetch_to_write(const float* to, int count) {
   for (int i = 0; i < count; i += LINE_FLOATS) __builtin_prefetch(to + i, 1);
 }
 
-// Fetch the lines of `count` floats that will be read soon into L2. Processors do not foresee the next rows of several
-// that are read at a time.
-INLINE void prefetch_to_read(const float* from, ptrdiff_t count) {
+// Fetch the lines of `count` floats into L2, to be read or written some thousand instructions later. Processors do not
+// foresee the next rows of several that are read or written at a time.
+INLINE void prefetch_later(const float* from, ptrdiff_t count) {
   constexpr int INTO_L2 = 2;
   for (ptrdiff_t i = 0; i < count; i += LINE_FLOATS) __builtin_prefetch(from + i, 0, INTO_L2);
 }

@@ -34,13 +34,19 @@ INLINE void for_inputs_of_tap(const TileInput& in, const float* x, int tap, int 
 
 constexpr bool begins_line(int block) { return block * VL % LINE_FLOATS == 0; }
 
-// Prefetch inputs of the row below a tile, which the next row of tiles reads first: a few lines of each pixel are too
-// short a stream for the processor to notice. Memory past the images may be prefetched, but is never read.
-template <int INPUTS>
-INLINE void prefetch_next_row(const TileInput& in) {
-  const float* next = in.data + in.last_row * in.row;
+// Fetch the rows below a tile into L2, which the next row of tiles reads first, and a later tile's outputs: a few lines
+// of each pixel are too short a stream for the processor to notice. Memory past the images may be prefetched, but is
+// neither read nor written.
+template <int STRIDE, int COLUMNS, class Float>
+INLINE void prefetch_later_tiles(const TileInput& in, const TileOutput<Float>& out) {
+  constexpr int TILES_AHEAD = 2;
+  const float* below = in.data + in.last_row * in.row;
+#pragma GCC unroll 2
+  for (int r = 0; r < STRIDE; ++r, below += in.row)
 #pragma GCC unroll 32
-  for (int i = 0; i < INPUTS; ++i) __builtin_prefetch(next + i * in.pixel);
+    for (int i = 0; i < COLUMNS * STRIDE; ++i) prefetch_later(below + i * in.pixel, VL);
+#pragma GCC unroll 8
+  for (int j = 0; j < COLUMNS; ++j) prefetch_later(out.data + (TILES_AHEAD * COLUMNS + j) * out.pixel, VL);
 }
 
 // ---- forward and backward data -------------------------------------------------------------------------------------
@@ -69,15 +75,12 @@ INLINE void compute_rows_of_tile(TileInput in, TileFilter<const float> filter, c
                                  const Epilogue* epilogue, TileOutput<float> out, int blocks) {
   if constexpr (ROWS != AT_RUN_TIME) filter.rows = ROWS;
   for (int block = 0; block < blocks; ++block) {
-    if (begins_line(block))
-#pragma GCC unroll 8
-      for (int j = 0; j < COLUMNS; ++j) prefetch_to_write(out.data + j * out.pixel, VL);
+    if (begins_line(block)) prefetch_later_tiles<STRIDE, COLUMNS>(in, out);
     Vec sum[COLUMNS];
     const Vec begin = bias ? load(bias + block * VL) : Vec{};
 #pragma GCC unroll 8
     for (int j = 0; j < COLUMNS; ++j) sum[j] = begin;
     if constexpr (ROWS != AT_RUN_TIME) {
-      if (begins_line(block)) prefetch_next_row<COLUMNS * STRIDE>(in);
       const float* x = in.data;
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r, x += in.row)
@@ -138,6 +141,7 @@ INLINE void add_to_sums(const TileInput& in, const float* x, const TileFilter<fl
 template <int TAPS, int STRIDE, int COLUMNS, Border BORDER>
 static void add_products_of_tile(TileInput in, TileFilter<float> sums, TileOutput<const float> dy, int blocks) {
   for (int block = 0; block < blocks; ++block) {
+    if (begins_line(block)) prefetch_later_tiles<STRIDE, COLUMNS>(in, dy);
     Vec gradient[COLUMNS];
 #pragma GCC unroll 8
     for (int j = 0; j < COLUMNS; ++j) gradient[j] = load(dy.data + j * dy.pixel);

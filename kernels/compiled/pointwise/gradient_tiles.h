@@ -98,7 +98,7 @@ void Arithmetic<Step>::add_outer_products(const FilterGradient& f, const Gradien
 // Fetch part `part` of `parts` of the floats [from, from + count).
 INLINE void prefetch_part(const float* from, ptrdiff_t count, int part, int parts) {
   const ptrdiff_t begin = count * part / parts;
-  prefetch_to_read(from + begin, count * (part + 1) / parts - begin);
+  prefetch_later(from + begin, count * (part + 1) / parts - begin);
 }
 
 template <class Step>

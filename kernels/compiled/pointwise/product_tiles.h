@@ -146,10 +146,10 @@ void Arithmetic<Step>::multiply_pixels(const Product& p, const ProductTask& task
   const int blocks = task.last_block - task.first_block, together = std::max(1, L1_FLOATS / (NV * VL * steps)) * NV;
   constexpr int FLOATS_AHEAD = 4 * 1024, NARROWEST = 64;  // processors foresee narrow pixels: few rows are one stream
   const ptrdiff_t ahead = copies || a_row < NARROWEST ? 0 : std::max<ptrdiff_t>(PIXEL_ROWS, FLOATS_AHEAD / a_row);
-  const bool fetches = p.channels() > steps && results.data && !results.streams;  // longer sums hide the latency
+  const bool fetches = results.data && !results.streams;
   for (int begin = 0; begin < blocks; begin += together)
     for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) INLINE_LAMBDA {
-      if (ahead && begin == 0) prefetch_to_read(a + (first + ahead) * a_row, rows * a_row);
+      if (ahead && begin == 0) prefetch_later(a + (first + ahead) * a_row, rows * a_row);
       for_column_blocks(std::min(together, blocks - begin), [&](auto vectors, int block) INLINE_LAMBDA {
         const int column = (begin + block) * VL, channel = task.first_block * VL + column;
         const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
@@ -157,8 +157,9 @@ void Arithmetic<Step>::multiply_pixels(const Product& p, const ProductTask& task
         const ptrdiff_t offset = first * results.row + column;
         const MatrixPlace to{results.data ? results.data + offset : nullptr, results.row, rows, p.channels() - channel,
                              results.rounded ? results.rounded + offset : nullptr, results.streams};
-        if (fetches)
-          for (int i = 0; i < rows; ++i) prefetch_to_write(to.data + i * to.row, vectors.value * VL);
+        if (fetches)  // the results of the next pixels
+          for (int i = 0; i < rows; ++i)
+            prefetch_later(to.data + (PIXEL_ROWS + i) * results.row, vectors.value * VL);
         pixels_tile_of<PIXEL_ROWS, vectors.value, Step>(rows, steps, a + first * a_row, a_row, b,
                                                         ptrdiff_t(p.in.c) * VL, to, finish);
       });
