@@ -15,11 +15,12 @@ from mucudnn.testing.checks import Call
 
 
 def assert_half_is_float32_rounded_once(
-    algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int]
+    algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int], same_order: bool = True
 ) -> None:
     """Compare bits, in forward also with a bias and an epilogue, if it fuses one. problem: of half precision.
 
-    If bfloat16 is multiplied in pairs, sums have another order, and few results may be rounded to a neighbour.
+    If bfloat16 is multiplied in pairs, or the algorithm does not add in the same order in both, few results may be
+    rounded to a neighbour.
     """
     half = Call(problem, sum(micro_batches))
     full = Call(replace(problem, dtype="float32"), sum(micro_batches))
@@ -27,7 +28,7 @@ def assert_half_is_float32_rounded_once(
         wide.copy_(narrow)
 
     def assert_equal(rounded: Tensor, expected: Tensor) -> None:
-        if problem.dtype == "bfloat16" and bfloat16_products() != "floats":
+        if not same_order or (problem.dtype == "bfloat16" and bfloat16_products() != "floats"):
             assert_rounded(rounded, expected)
         else:
             assert torch.equal(rounded, expected.to(rounded.dtype))
@@ -50,4 +51,4 @@ def assert_rounded(rounded: Tensor, expected: Tensor) -> None:
     scale = expected.abs().max()
     error = (rounded.double() - expected.double()).abs()
     assert (error <= torch.finfo(rounded.dtype).eps / 2 * expected.abs() + 1e-5 * scale).all()
-    assert (rounded == expected.to(rounded.dtype)).double().mean() > 0.99
+    assert (rounded == expected.to(rounded.dtype)).double().mean() > 0.95

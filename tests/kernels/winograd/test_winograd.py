@@ -13,7 +13,7 @@ from support.half_precision import assert_half_is_float32_rounded_once
 from support.problems.winograd_backend import awkward_geometries
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Pair
-from mucudnn.kernels.compiled.library import why_not
+from mucudnn.kernels.compiled.library import bfloat16_products, why_not
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.kernels.winograd.algorithms import ALGORITHMS, Winograd, tiling
 from mucudnn.kernels.winograd.cuda import CookToom, Matrix, cook_toom
@@ -67,6 +67,9 @@ def test_error_grows_with_the_tile_and_stays_bounded(operation: Operation) -> No
 @by_operation
 def test_half_precision_is_float32_rounded_once(algorithm: Winograd, operation: Operation) -> None:
     problem = problem_for(algorithm, operation, (9, 9), dtype="bfloat16", c=8, k=8, padding=(1, 1))
+    if algorithm.name == "winograd-2x2" and bfloat16_products() != "floats":  # its transforms are rounded to bfloat16
+        assert error_of(algorithm, problem) < 2**-7
+        return
     assert_half_is_float32_rounded_once(algorithm, problem, [1, 1])
 
 
