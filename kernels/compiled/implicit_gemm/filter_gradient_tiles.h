@@ -27,7 +27,7 @@ void Arithmetic<Step>::add_blocked(const FilterGradient& f, const Unit& unit, pt
 template <int ROWS, int VECTORS, class Step>
 INLINE void tile_of_taps(const FilterGradient& f, const Unit& unit, const ptrdiff_t* offsets, const float* dy,
                          float* sum, ptrdiff_t sum_stream) {
-  const ptrdiff_t step = f.stride_w * Step::NUMBERS, dy_stream = ptrdiff_t(unit.rows) * f.steps() * VL;
+  const ptrdiff_t step = f.planar_stride() * Step::NUMBERS;
   Vec sums[ROWS][VECTORS];
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i)
@@ -38,10 +38,11 @@ INLINE void tile_of_taps(const FilterGradient& f, const Unit& unit, const ptrdif
     const float* pixels[ROWS];
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; ++i) pixels[i] = window + offsets[i];
-    for (ptrdiff_t column = 0; column < f.steps() * step; column += step, dy += VL) {
+    const float* of_row = dy + row * unit.dy_row;
+    for (ptrdiff_t column = 0; column < f.steps() * step; column += step, of_row += unit.dy_step) {
       Vec right[VECTORS];
 #pragma GCC unroll 4
-      for (int j = 0; j < VECTORS; ++j) right[j] = load(dy + j * dy_stream);
+      for (int j = 0; j < VECTORS; ++j) right[j] = load(of_row + j * unit.dy_stream);
 #pragma GCC unroll 16
       for (int i = 0; i < ROWS; ++i) {
         const Vec left = broadcast(pixels[i][column]);
@@ -72,7 +73,7 @@ void Arithmetic<Step>::add_planar(const FilterGradient& f, const Unit& unit, con
   for_column_blocks(blocks_of(f.k), [&](auto vectors, int k) {
     for_row_tiles(pairs, [&](int first, int count) {
       tile_of_taps<MR, vectors.value, Step>(count, f, unit, &offsets[first],
-                                            unit.dy + ptrdiff_t(k) * unit.rows * f.steps() * VL,
+                                            unit.dy + ptrdiff_t(k) * unit.dy_stream,
                                             sums + (ptrdiff_t(k) * pairs + first) * VL, ptrdiff_t(pairs) * VL);
     });
   });
