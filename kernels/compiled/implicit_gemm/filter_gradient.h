@@ -112,7 +112,8 @@ inline void fill_interleaved(const Images& x, const Region& r, float* to) {
     std::fill(to, to + ptrdiff_t(begin) * x.c, 0.0f);
     if (begin < end)
       x.data.visit([&](const auto* pixels) {
-        copy_elements(pixels + x.offset(r.image, 0, row, r.left + begin), (end - begin) * x.c, to + ptrdiff_t(begin) * x.c);
+        const auto* from = pixels + x.offset(r.image, 0, row, r.left + begin);
+        copy_elements(from, (end - begin) * x.c, to + ptrdiff_t(begin) * x.c);
       });
     std::fill(to + ptrdiff_t(end) * x.c, to + ptrdiff_t(r.columns) * x.c, 0.0f);
   }
