@@ -21,6 +21,7 @@ from mucudnn.graph.operators import (
     Captured,
     Concatenation,
     Copy,
+    DepthToSpace,
     Local,
     Moments,
     Normalization,
@@ -30,6 +31,7 @@ from mucudnn.graph.operators import (
     Scale,
     Shuffle,
     aten,
+    depth_to_space,
     function_of,
     shares_of,
 )
@@ -279,6 +281,11 @@ def _shuffle(sign: int, builder: Builder, node: Node) -> Made:
     return None if x is None else builder.add(Shuffle(**described(node), sources=(x,), factor=sign * node.args[1]))
 
 
+def _depth_to_space(builder: Builder, node: Node) -> Made:
+    x, moved = builder.image(node.args[0]), node.args[1]
+    return None if x is None else builder.add(DepthToSpace(**described(node), sources=(x,), moved=moved))
+
+
 def _slice(builder: Builder, node: Node) -> Made:
     given = arguments_of(node)
     x, shape = builder.image(given["self"]), node.meta["val"].shape
@@ -434,6 +441,7 @@ MAKERS: dict[Any, Callable[[Builder, Node], Made]] = {
     **dict.fromkeys((aten.repeat.default, aten.expand.default), _repetition),
     aten.pixel_shuffle.default: partial(_shuffle, 1),
     aten.pixel_unshuffle.default: partial(_shuffle, -1),
+    depth_to_space: _depth_to_space,
     aten.slice.Tensor: _slice,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,

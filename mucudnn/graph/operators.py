@@ -446,6 +446,67 @@ class Shuffle(Operator):
         return [step("shuffle", band.out, band.xs[0], numbers=(self.factor, skipped))]
 
 
+# For dimension 1 and each of those behind it, strides and sizes of parts of an index along the channels
+Moves = tuple[tuple[tuple[int, int], ...], ...]
+
+
+def depth_to_space(x: Tensor, moved: Moves) -> Tensor:
+    """Move channels of (N, C, H, W) or (N, C, D, H, W) into dimensions behind them, and among each other.
+
+    moved: which parts of the channels each dimension has, from 1 on, the slowest first; behind its own index, if it is
+    not that of channels.
+    """
+    sizes = [prod(size for _, size in parts) for parts in moved]
+    out = x.new_empty(len(x), *(count * size for count, size in zip((1, *x.shape[2:]), sizes, strict=True)))
+    _move_channels(x, moved, out, 0)
+    return out
+
+
+def _move_channels(x: Tensor, moved: Moves, out: Tensor, skipped: int) -> None:
+    """Write rows of ``depth_to_space`` without a copy. skipped: how many rows that x gives are before those of out."""
+    of_channels, of_rows, *others = moved
+    outermost_first = sorted((part for parts in moved for part in parts), reverse=True)
+    x = torch.unflatten(x, 1, [size for _, size in outermost_first])
+    dims = {part: 1 + index for index, part in enumerate(outermost_first)}
+    behind, every = 1 + len(dims), prod(size for _, size in of_rows)
+    order = [0, *(dims[part] for part in of_channels), behind]
+    for index, parts in enumerate(others):
+        order += [behind + 1 + index, *(dims[part] for part in parts)]
+    for residue in range(every):
+        first = (residue - skipped) % every
+        into = out[:, :, first::every]
+        part, rest = x.narrow(behind, (first + skipped) // every, into.shape[2]), residue
+        for one in reversed(of_rows):
+            rest, index = divmod(rest, one[1])
+            part = part.narrow(dims[one], index, 1)
+        for index, parts in reversed([*enumerate(others)]):
+            into = torch.unflatten(into, 3 + index, [x.shape[behind + 1 + index], *(size for _, size in parts)])
+        into = torch.unflatten(into, 1, [size for _, size in of_channels] or [1])
+        part = part.permute(*order, *(dims[one] for one in of_rows))
+        for _ in of_rows:
+            part = part.squeeze(-1)
+        into.copy_(part if of_channels else part.unsqueeze(1))
+
+
+@dataclass(kw_only=True)
+class DepthToSpace(Operator):
+    """``depth_to_space``: each row gives as many as the sizes of the parts that it gets multiply to."""
+
+    moved: Moves
+    settings = ("moved",)
+
+    @property
+    def rows_of_row(self) -> int:
+        return prod(size for _, size in self.moved[1])
+
+    def reaches(self) -> tuple[Reach, ...]:
+        row = np.arange(self.rows) // self.rows_of_row
+        return (Reach(self.sources[0], row, row + 1),)
+
+    def compute(self, band: Band) -> None:
+        _move_channels(band.xs[0], self.moved, band.out, band.low - band.starts[0] * self.rows_of_row)
+
+
 # Normalization over rows, in two passes
 
 

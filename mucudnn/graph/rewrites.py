@@ -27,6 +27,7 @@ from mucudnn.graph.makers import (
     shape_of,
 )
 from mucudnn.graph.operators import VIEWS, aten
+from mucudnn.graph.shuffles import join_shuffles
 
 
 def rewrite(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
@@ -36,6 +37,7 @@ def rewrite(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
     _compute_constants(graph, constants)
     if graph.find_nodes(op="call_function", target=aten.conv3d.default):
         _Clips(graph, constants).rewrite()
+    join_shuffles(graph)
     move_views(graph, constants)
     _join_norms(graph)
     _linear_as_convolutions(graph, constants)

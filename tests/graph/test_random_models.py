@@ -176,6 +176,7 @@ class RandomModel(nn.Module):
         pooling = kernel, random.randint(1, 3), random.randint(0, kernel // 2)
         groups = random.choice([g for g in range(1, channels + 1) if channels % g == 0])
         sizes = (1, *([1] if not is_image else []), random.choice([1, extent[-1]]))
+        factors = [random.randint(1, 2) for _ in extent]
         norms = [(nn.BatchNorm2d if is_image else nn.BatchNorm3d)(channels), nn.GroupNorm(groups, channels)]
         layers: list[Callable[[Tensor], Tensor]] = [
             (nn.MaxPool2d if is_image else nn.MaxPool3d)(*pooling, ceil_mode=random.random() < 0.3),
@@ -183,6 +184,7 @@ class RandomModel(nn.Module):
             *(norms if prod(extent) > 1 else []),
             (nn.AdaptiveAvgPool2d if is_image else nn.AdaptiveAvgPool3d)(sizes),
             partial(_scaled_by_linear, *(self._module(nn.Linear(channels, channels)) for _ in range(2))),
+            *([partial(_in_space, factors)] if channels % prod(factors) == 0 else []),
             *([nn.PixelShuffle(2)] if is_image and channels % 4 == 0 else []),
             *([nn.PixelUnshuffle(2)] if is_image and not any(size % 2 for size in extent) else []),
         ]
@@ -270,6 +272,14 @@ def _sum_of_two(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Te
 def _scaled_by_linear(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
     scale = torch.sigmoid(second(torch.relu(first(x.mean([*range(2, x.dim())])))))
     return x * scale.view(*scale.shape, *(1,) * (x.dim() - 2))
+
+
+def _in_space(factors: list[int], x: Tensor) -> Tensor:
+    n, channels, *extent = x.shape
+    split = x.reshape(n, channels // prod(factors), *factors, *extent)
+    behind, before = range(2 + len(extent), split.dim()), range(2, 2 + len(extent))
+    order = [0, 1, *(dim for pair in zip(behind, before, strict=True) for dim in pair)]
+    return split.permute(order).reshape(n, -1, *(size * factor for size, factor in zip(extent, factors, strict=True)))
 
 
 def _leaky(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mucudnn.graph.capture import NotCapturedError, capture
-from mucudnn.graph.operators import Barrier, Captured
+from mucudnn.graph.operators import Barrier, Captured, DepthToSpace, Shuffle
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.graph.windows import Convolution, Padding
 from mucudnn.solver.bands import Cut, Segment
@@ -210,6 +210,63 @@ def test_views_of_frames() -> None:
         "only a view": lambda x: F.relu(x).permute(0, 2, 3, 4, 1).permute(0, 4, 1, 2, 3),
     }
     check(Calls(others), x)
+
+
+def _in_space_and_time(x: Tensor, t: int, h: int, w: int) -> Tensor:
+    n, _, *size = x.shape
+    split = x.reshape(n, -1, t, h, w, *size).permute(0, 1, 5, 2, 6, 3, 7, 4)
+    return split.flatten(6, 7).flatten(4, 5).flatten(2, 3)
+
+
+def _frames_of_channels(x: Tensor) -> Tensor:
+    n, c, d, *size = x.shape
+    split = x.reshape(n, 2, c // 2, d, *size)
+    return torch.stack((split[:, 0], split[:, 1]), 3).reshape(n, c // 2, 2 * d, *size)
+
+
+def _columns_first(x: Tensor) -> Tensor:
+    n, c, d, h, w = x.shape
+    return x.reshape(n, 2, c // 4, 2, d, h, w).permute(0, 2, 4, 3, 5, 6, 1).reshape(n, c // 4, 2 * d, h, 2 * w)
+
+
+def _shuffled_channels(x: Tensor) -> Tensor:
+    n, c, *size = x.shape
+    return x.view(n, 4, c // 4, *size).transpose(1, 2).reshape(x.shape)
+
+
+def test_channels_that_become_frames_rows_and_columns() -> None:
+    x = torch.randn(2, 24, 5, 4, 3)
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "space and time": lambda x: F.silu(_in_space_and_time(x, 2, 3, 2)[:, :, 1:]),
+        "all channels": lambda x: F.silu(_in_space_and_time(x, 6, 2, 2)),
+        "space": lambda x: F.silu(_in_space_and_time(x, 1, 2, 2)),
+        "frames": lambda x: F.silu(_frames_of_channels(x)),
+        "frames and columns": lambda x: F.silu(_columns_first(x)),
+        "among channels": lambda x: F.silu(_shuffled_channels(x)),
+    }
+    captured = check(Calls(functions), x, x.contiguous(memory_format=torch.channels_last_3d))
+    assert not barriers(captured)
+    assert sum(isinstance(one, DepthToSpace) for one in captured.operators) == 6
+    others: dict[str, Callable[[Tensor], Tensor]] = {
+        "space to depth": lambda x: F.silu(x.view(2, 24, 5, 2, 2, 3).transpose(2, 3).reshape(2, 48, 5, 2, 3)),
+        "channels inside": lambda x: F.silu(x.view(2, 6, 4, 5, 12).transpose(2, 3).reshape(2, 6, 5, 12, 4)),
+        "columns first": lambda x: F.silu(x.view(2, 12, 2, 5, 4, 3).permute(0, 1, 3, 4, 2, 5).reshape(2, 12, 5, 4, 6)),
+        "reversed": lambda x: torch.stack([*x.view(2, 2, 12, 5, 4, 3).unbind(1)][::-1], 3).reshape(2, 12, 10, 4, 3),
+    }
+    check(Calls(others), x)
+    image = torch.randn(2, 8, 6, 5)
+    pixels = Calls({"pixel shuffle": lambda x: F.relu(_rows_and_columns(x)), "channels": _shuffled_channels})
+    of_images = check(pixels, image, image.contiguous(memory_format=torch.channels_last))
+    assert not barriers(of_images)
+    assert [type(one) for one in of_images.operators if isinstance(one, (DepthToSpace, Shuffle))] == [
+        Shuffle,
+        DepthToSpace,
+    ]
+
+
+def _rows_and_columns(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    return x.view(n, c // 4, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3).reshape(n, c // 4, 2 * h, 2 * w)
 
 
 class Cached(nn.Module):
