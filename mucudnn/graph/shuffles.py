@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from torch import fx
 
 from mucudnn.graph.makers import IDENTITIES, Node, arguments_of, shape_of
-from mucudnn.graph.operators import VIEWS, aten, depth_to_space
+from mucudnn.graph.operators import VIEWS, Moves, aten, depth_to_space
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,8 @@ def _view_of(node: fx.Node, views: dict[fx.Node, tuple[fx.Node, _Parts]]) -> tup
 
 def _known(x: Any, views: dict[fx.Node, tuple[fx.Node, _Parts]]) -> tuple[fx.Node, _Parts] | None:
     """Return what a node is a view of: of itself, if it may be an image or a volume."""
+    if not isinstance(x, fx.Node):
+        return None
     shape = shape_of(x)
     if x in views:
         return views[x]
@@ -123,7 +125,7 @@ def _regrouped(parts: _Parts, shape: tuple[int, ...]) -> _Parts | None:
     return made
 
 
-def _moved_channels(parts: _Parts, shape: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], ...] | None:
+def _moved_channels(parts: _Parts, shape: tuple[int, ...]) -> Moves | None:
     """Return which parts of the channels are in each dimension from 1 on, as strides and sizes.
 
     None if there is anything else than the dimension itself and channels behind it, or no channel has moved.

@@ -108,7 +108,7 @@ __attribute__((noinline)) void sums_of_tiles(int rows, LeftOf left_of, const voi
 
 // Sum A * B over blocks and steps, and call finish(sum) with the ROWS x VECTORS sums.
 //   rows_of(i): the rows of block i of A, like BlockRows
-//   b: vector j of a step at b[j * b_stream], the next step b_step floats further (VL, unless steps are Singles)
+//   b: vector j of a step at b[j * b_stream], the next step b_step floats further; with Pairs only VL
 template <int ROWS, int VECTORS, class Step, class RowsOf, class Finish>
 INLINE void sums_of_rows(RowsOf rows_of, int blocks, int steps, const float* b, ptrdiff_t b_stream, Finish finish,
                          ptrdiff_t b_step = VL) {

@@ -2,7 +2,8 @@
 //
 // If the channels of a pixel are contiguous, it is a sum of outer products. If pixels are contiguous, each element is a
 // dot product of two planes, and the lanes of a tile's sums are added at its end, so that nothing has to be transposed.
-// Either way, a *chunk* of pixels is first copied to contiguous vectors.
+// Either way, a *chunk* of pixels is first copied to contiguous vectors, unless the filter is so small that the pixels
+// are better read in place.
 #pragma once
 
 #include <omp.h>
