@@ -69,7 +69,7 @@ class Worker:
         failed, on a timeout, and if the process has ended.
         """
         if not self.connection.poll(limit_s if isfinite(limit_s) else None):
-            self._kill()
+            self._kill(self._started())
             raise WorkerError(f"{what} took longer than {format_seconds(limit_s)} and was killed")
         try:
             answer = self.connection.recv()
@@ -84,15 +84,20 @@ class Worker:
 
     def end(self) -> None:
         """End the process: it ends itself when it reads from the closed connection, and is killed if it does not."""
+        started = self._started()  # while it lives: an ended process no longer tells them
         self.connection.close()
-        self._kill(_END_S)
+        self._kill(started, _END_S)
 
-    def _kill(self, grace_s: float = 0.0) -> None:
-        """Kill the process, if it does not end within this time, and the processes that it has started."""
-        started = []
+    def _started(self) -> list[psutil.Process]:
+        """Return the processes that the process has started, none if it has ended."""
+        started: list[psutil.Process] = []
         if self._process.is_alive():  # otherwise another process may have its number
             with suppress(psutil.NoSuchProcess):  # It has ended in this moment.
                 started = psutil.Process(self._process.pid).children(recursive=True)
+        return started
+
+    def _kill(self, started: list[psutil.Process], grace_s: float = 0.0) -> None:
+        """Kill the process, if it does not end within this time, and the processes that it has started."""
         self._process.join(grace_s)
         self._process.kill()
         self._process.join()

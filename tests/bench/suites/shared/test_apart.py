@@ -62,6 +62,17 @@ def talking() -> Ready[str]:
     return answering()
 
 
+class ClosedUntilTheEnd:
+    """A worker's connection, whose other end has read that it is closed, and ended, when ``close`` returns."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._connection, self._process = worker.connection, worker._process
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.join()
+
+
 LONG_S = 120.0
 
 
@@ -114,14 +125,16 @@ def test_a_failure_of_a_call_is_kept() -> None:
                 entrant.time(print, 1)  # and it stays failed
 
 
-def test_processes_that_it_started_end_with_it() -> None:
-    for sample_s in (LONG_S, 0.1):
+def test_processes_that_it_started_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for way in ("timeout", "end", "ended before it is looked at again"):
         with contestant(starting_another) as worker:
-            entrant = Entrant(worker, sample_s=sample_s)
+            entrant = Entrant(worker, sample_s=0.1 if way == "timeout" else LONG_S)
             other = psutil.Process(entrant.found)
-            if sample_s < LONG_S:
+            if way == "timeout":
                 entrant.timer.sample()
                 assert "took longer" in str(entrant.failure)
+            elif way != "end":
+                monkeypatch.setattr(worker, "connection", ClosedUntilTheEnd(worker))
         until_s = monotonic() + LONG_S
         while other.is_running() and other.status() != psutil.STATUS_ZOMBIE:
             assert monotonic() < until_s
