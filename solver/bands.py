@@ -19,6 +19,8 @@ from mucudnn.core.errors import InvalidInputError
 
 _MULTIPLE = 48  # rows: whole tiles of Winograd algorithms (2, 4 or 6 rows) where a model has halved its rows, too
 MOST_OPERATORS = 48  # of a segment; deeper ones hold too many rows to be of use
+_MOST_IF_FLAT = 144  # if its operators read few rows beyond their own, one after another, as in an unrolled loop
+_MOST_DEPTH_IF_FLAT = 16  # of those that read other rows than their own
 
 Indices = NDArray[np.int64]
 
@@ -177,11 +179,27 @@ class Graph:
         every = enumerate(self.operators)
         return frozenset(i for i, one in every if one.row_bytes and one.whole_bytes and not one.is_result) - viewed
 
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """How many operators that read several rows are one after another up to each."""
+        found: list[int] = []
+        for one in self.operators:
+            before = (found[source] for source in (*one.whole, *(reach.source for reach in one.reaches)))
+            reads_several = any(bool((reach.last - reach.first > 1).any()) for reach in one.reaches)
+            found.append(max(before, default=0) + reads_several)
+        return tuple(found)
+
+    def _may_be_segment(self, start: int, stop: int) -> bool:
+        """Return whether operators are few enough for a segment."""
+        depths = self.depths[start:stop]
+        most = _MOST_IF_FLAT if max(depths) - min(depths) <= _MOST_DEPTH_IF_FLAT else MOST_OPERATORS
+        return stop - start <= most
+
     def starts(self, stop: int) -> range:
         """Return the starts, from the last to the first, of the segments that may end before operator ``stop``."""
         start = stop - 1
         if not self.operators[start].is_barrier:
-            while start > 0 and stop - start < MOST_OPERATORS and not self.operators[start - 1].is_barrier:
+            while start > 0 and self._may_be_segment(start - 1, stop) and not self.operators[start - 1].is_barrier:
                 if any(reach is None and reader < stop for reader, reach in self.readers[start - 1]):
                     break
                 start -= 1

@@ -43,16 +43,17 @@ class Overlaps:
     """The results that a segment before ``stop`` may write over earlier ones, while operators are added from the last.
 
     first: of each earlier result that is not needed later, the byte of a sample at which band k and later ones begin to
-    read. last_reader: of these, the last operator that reads. end: of results that are whole, the bytes of a sample
-    that are written after band k.
+    read. last_reader: of these, the last operator that reads. written: results that are whole; ends: of each, the bytes
+    of a sample that are written after band k. saving: overlaps that save bytes, by what is read.
     """
 
     def __init__(self, graph: Graph, stop: int, cut: Cut) -> None:
         self.graph, self.stop, self.cut = graph, stop, cut
         self.first: dict[int, Indices] = {}
         self.last_reader: dict[int, int] = {}
-        self.end: dict[int, Indices] = {}
-        self.known: dict[tuple[int, int], Overlap] = {}
+        self.written: Indices = np.zeros(0, np.int64)
+        self.ends: Indices = np.zeros((0, cut.bands), np.int64)
+        self.saving: dict[int, list[Overlap]] = {}
 
     def add(self, index: int, ranges: Ranges) -> list[Overlap]:
         """Add an operator, and return the overlaps of the segment that starts with it, no result in two of them."""
@@ -60,18 +61,21 @@ class Overlaps:
             return []  # all is read while all is written
         operator, changed = self.graph.operators[index], set[int]()
         self.first.pop(index, None)
+        self.saving.pop(index, None)
         if self.graph.is_whole(index, self.stop) and operator.row_bytes and operator.whole_bytes:
-            self.end[index] = ranges.high * operator.row_bytes
+            self.written = np.append(self.written, index)
+            self.ends = np.concatenate((self.ends, [ranges.high * operator.row_bytes]))
             changed.update(self.first)
         for source, first in self._first_reads(operator, ranges):
             self.first[source] = np.minimum(self.first.get(source, first), first)
             self.last_reader.setdefault(source, index)
             changed.add(source)
-        for read in changed:
-            self.known |= {(read, written): self._overlap(read, written) for written in self.end}
+        if len(self.written):
+            self.saving |= {read: self._savings(read) for read in changed}
         found, taken = list[Overlap](), set[int]()
-        for one in sorted(self.known.values(), key=lambda one: -one.saved_bytes):
-            if one.read in self.first and one.saved_bytes > 0 and not taken & {one.read, one.written}:
+        every = (one for of_read in self.saving.values() for one in of_read)
+        for one in sorted(every, key=lambda one: (-one.saved_bytes, one.read, one.written)):
+            if not taken & {one.read, one.written}:
                 found.append(one)
                 taken |= {one.read, one.written}
         return found
@@ -87,17 +91,23 @@ class Overlaps:
                     first = np.minimum.accumulate(first.take(ranges.new[::-1], mode="clip"))[::-1]
                     yield source, first * self.graph.operators[source].row_bytes
 
-    def _overlap(self, read: int, written: int) -> Overlap:
+    def _savings(self, read: int) -> list[Overlap]:
+        """Return the overlaps of a result that is read with those that are written which save bytes."""
         samples, at_once = self.graph.samples, self.cut.samples
-        sizes = [self.graph.operators[index].whole_bytes for index in (read, written)]
-        of_sample = [size // samples for size in sizes]
+        read_bytes = self.graph.operators[read].whole_bytes
+        bytes_of = np.array([self.graph.operators[index].whole_bytes for index in self.written])
+        of_read, of_written = read_bytes // samples, bytes_of // samples
         before_last = (samples - 1) // at_once * at_once  # samples
         first = self.first[read]
-        if self.last_reader[read] < written:  # a band has read what it needs before it writes
-            first = np.append(first[1:], first[0] + at_once * of_sample[0])
-        distance = int((self.end[written] - first).max()) + (at_once - 1) * of_sample[1]
-        distance = max(distance + max(before_last * (of_sample[1] - of_sample[0]), 0), 0)
-        return Overlap(read, written, distance, min(sizes[0], sizes[1] - distance))
+        later = np.append(first[1:], first[0] + at_once * of_read)
+        has_read = self.last_reader[read] < self.written  # a band has read what it needs before it writes
+        distances = np.where(has_read, (self.ends - later).max(1), (self.ends - first).max(1))
+        distances += (at_once - 1) * of_written
+        distances = np.maximum(distances + np.maximum(before_last * (of_written - of_read), 0), 0)
+        saved = np.minimum(read_bytes, bytes_of - distances)
+        return [
+            Overlap(read, int(self.written[i]), int(distances[i]), int(saved[i])) for i in np.flatnonzero(saved > 0)
+        ]
 
 
 _T = TypeVar("_T")

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from mucudnn.core.errors import MucudnnError, first_line, no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.graph.guards import Guards, ResultMemory, memories_of_results
+from mucudnn.graph.layouts import put_rows_first
 from mucudnn.graph.makers import (
     IDENTITIES,
     MAKERS,
@@ -32,7 +33,7 @@ from mucudnn.graph.operators import VIEWS, Barrier, Captured, Copy, Input, Momen
 from mucudnn.graph.rewrites import rewrite
 from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import ACTIVATIONS
-from mucudnn.kernels.memory import format_of, torch_format
+from mucudnn.kernels.memory import dense_strides, format_of, torch_format
 from mucudnn.running.problems import problem_of_call
 
 _TRANSPOSED = {aten.conv_transpose2d.input, aten.conv_transpose3d.input}
@@ -46,8 +47,10 @@ class NotCapturedError(MucudnnError):
     """A model cannot be run as a graph, for the reason in the message."""
 
 
-def capture(model: nn.Module, arguments: tuple[Any, ...]) -> Captured:
+def capture(model: nn.Module, arguments: tuple[Any, ...], *, puts_rows_first: bool = False) -> Captured:
     """Return the graph of a model in ``eval()`` for arguments of these shapes.
+
+    puts_rows_first: whether bands of volumes have some rows of all frames, instead of some frames.
 
     Raises ``InvalidInputError`` if there are 0 images, and ``NotCapturedError`` if torch.export cannot trace the model,
     if a call changes it, if it has hooks, or if the values of its tensors cannot be watched.
@@ -67,7 +70,9 @@ def capture(model: nn.Module, arguments: tuple[Any, ...]) -> Captured:
     if why:
         raise NotCapturedError(f"a call changes the model: {why}")
     with torch.no_grad():
-        made = _graph_of(exported)
+        made = _graph_of(exported, puts_rows_first=puts_rows_first)
+    if puts_rows_first:
+        made = made.in_order(_by_depth(made))
     made.memories = memories
     viewed = {memory.of for memory in memories.values() if isinstance(memory.of, int)}
     made.strides = {number: leaf.stride() for number, leaf in enumerate(flattened(arguments)) if number in viewed}
@@ -96,7 +101,19 @@ def flattened(arguments: tuple[Any, ...]) -> list[Any]:
     return tree_flatten((arguments, {}))[0]
 
 
-def _graph_of(exported: torch.export.ExportedProgram) -> Captured:
+def _by_depth(made: Captured) -> list[int]:
+    """Return the operators in the order of the most convolutions that depend on them.
+
+    A loop over frames comes out of torch.export unrolled: a layer of all its iterations can then be in one segment.
+    """
+    behind = [0] * len(made.operators)
+    for index, one in reversed([*enumerate(made.operators)]):
+        for read in (*one.sources, *one.wholes):
+            behind[read] = max(behind[read], behind[index] + isinstance(one, Convolution))
+    return sorted(range(len(behind)), key=lambda index: -behind[index])
+
+
+def _graph_of(exported: torch.export.ExportedProgram, *, puts_rows_first: bool) -> Captured:
     """Return a graph of ATen operators as one of ours, node by node."""
     graph, signature = exported.graph_module.graph, exported.graph_signature
     values = [node.meta.get("val") for node in graph.nodes if node.name in signature.user_inputs]
@@ -111,6 +128,9 @@ def _graph_of(exported: torch.export.ExportedProgram) -> Captured:
         spec.arg.name: _detached(state[spec.target]) for spec in signature.input_specs if spec.target is not None
     }
     rewrite(graph, constants)
+    if puts_rows_first:
+        put_rows_first(graph, constants, builder.made.samples)
+        graph.eliminate_dead_code()
     fused = _fused_convolutions(graph, constants, builder.made.samples)
     inside = {node for parts in fused.values() for node in parts.nodes[:-1]}
     results: dict[fx.Node, Any] = {}
@@ -205,15 +225,22 @@ def _result(builder: Builder, leaf: Any) -> Any:
         return value
     operators, direct = builder.made.operators, builder.made.direct_results
     made, expected = operators[value.index], leaf.meta["val"]
-    if isinstance(made, Barrier) and made.target in VIEWS and made.wholes:
-        before = operators[made.wholes[0]]
-        if before.rows == 1 and before.shape[2:] == (1, 1) and not isinstance(before, Moments):
-            direct[made.wholes[0]] = torch.channels_last  # it writes its pixels, (N, C, 1, 1), into the result
-        elif before.rows and not isinstance(before, Moments) and expected.is_contiguous() and made is operators[-1]:
+    if isinstance(made, Barrier) and made.target in (*VIEWS, aten.permute.default) and made.wholes:
+        before, is_view = operators[made.wholes[0]], made.target in VIEWS
+        if is_view and before.rows == 1 and before.shape[2:] == (1, 1) and not isinstance(before, Moments):
+            # It writes its pixels, (N, C, 1, 1), into the result.
+            direct[made.wholes[0]] = dense_strides(before.shape, MemoryFormat.CHANNELS_LAST)
+        elif before.rows and not isinstance(before, Moments) and made is operators[-1]:
+            if not is_view:
+                strides = tuple(expected.stride(made.args[1].index(dim)) for dim in range(len(before.shape)))
+            elif expected.is_contiguous():
+                strides = dense_strides(before.shape, MemoryFormat.CONTIGUOUS)
+            else:
+                return value
             operators.pop()  # it views a copy, which is written in rows
             of_copy: dict[str, Any] = {"shape": before.shape, "dtype": before.dtype, "device": before.device}
             copied = builder.add(Copy(name=f"{before.name}, result", sources=made.wholes, **of_copy))
-            direct[copied.index] = torch.contiguous_format
+            direct[copied.index] = strides
             builder.values[leaf] = builder.add(made.renumbered({made.wholes[0]: copied.index}))
             return builder.values[leaf]
     if made.rows == 0:
@@ -231,11 +258,11 @@ def _result(builder: Builder, leaf: Any) -> Any:
                 aliases=(value.index,),
             )
         )
-    memory_format = format_of(MemoryFormat.CHANNELS_LAST, expected.dim())
-    if not expected.is_contiguous(memory_format=memory_format):
-        memory_format = torch.contiguous_format
+    memory_format = MemoryFormat.CHANNELS_LAST
+    if not expected.is_contiguous(memory_format=format_of(memory_format, expected.dim())):
+        memory_format = MemoryFormat.CONTIGUOUS
         value = builder.add(Copy(**described(leaf, name=f"{leaf.name}, result"), sources=(value.index,)))
-    direct[value.index] = memory_format
+    direct[value.index] = dense_strides(expected.shape, memory_format)
     return value
 
 

@@ -2,25 +2,51 @@
 
 Models view frames as a batch of images, (N * D, C, H, W), or move the channels behind all others, (N, D, H, W, C). Here
 an operator on such a view is replaced by one on the volume, followed by the view; views that undo each other disappear.
+Where bands are to have rows of all frames instead, all volumes become views of volumes (N, C, H, D, W).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional as F
 
-from mucudnn.graph.makers import ALONG_CHANNELS, PADS, Node, arguments_of, is_pointwise, sizes
-from mucudnn.graph.operators import VIEWS, aten
+from mucudnn.graph.makers import (
+    ALONG_CHANNELS,
+    CONCATENATIONS,
+    IDENTITIES,
+    NORM,
+    PADS,
+    Node,
+    arguments_of,
+    is_pointwise,
+    shape_of,
+    sizes,
+)
+from mucudnn.graph.operators import VIEWS, aten, depth_to_space
 
-_SAME, _BY_FRAME = (0, 1, 2, 3, 4), (0, 2, 1, 3, 4)
+T = TypeVar("T")
+
+_SAME, _BY_FRAME, _BY_ROW = (0, 1, 2, 3, 4), (0, 2, 1, 3, 4), (0, 1, 3, 2, 4)
 _COPIES = {aten.clone.default, aten.contiguous.default, aten.to.dtype, aten._to_copy.default, aten.type_as.default}
+_CASTS = {aten.to.dtype, aten._to_copy.default}
 _RESIZES = {
     aten.upsample_nearest2d.vec: aten.upsample_nearest3d.default,
     aten._upsample_nearest_exact2d.vec: aten._upsample_nearest_exact3d.default,
+}
+_SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default}
+# Operators whose arguments of three numbers are for frames, rows and columns, and those that have none
+_SPATIAL = {
+    *(aten.conv3d.default, aten.conv3d.padding, aten.conv_transpose3d.input),
+    *(aten.max_pool3d.default, aten.avg_pool3d.default, aten.adaptive_avg_pool3d.default),
+    *(aten.upsample_nearest3d.vec, aten._upsample_nearest_exact3d.vec, aten.upsample_trilinear3d.vec),
+    *(aten.upsample_nearest3d.default, aten._upsample_nearest_exact3d.default, aten.upsample_trilinear3d.default),
+    *(aten.group_norm.default, aten.instance_norm.default, NORM),
 }
 
 
@@ -38,6 +64,10 @@ class _View:
             depth = self.volume.meta["val"].shape[2]
             value = value.reshape(-1, depth if len(value) > 1 else 1, *value.shape[1:])
         return value.permute([self.order.index(dim) for dim in _SAME])
+
+    def in_order_of_volume(self, values: Sequence[T]) -> list[T]:
+        """Return what there is for frames, rows and columns of the view in the order of the volume's."""
+        return [values[self.order.index(dim) - 2] for dim in (2, 3, 4)]
 
     def dimension(self, dim: int) -> int:
         """Return the dimension of the volume that one of the view is; of a batch, not the first."""
@@ -75,6 +105,58 @@ def move_views(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
             _move(graph, node, views, constants)
 
 
+def put_rows_first(graph: fx.Graph, constants: dict[str, Tensor], samples: int) -> None:
+    """Make volumes (N, C, D, H, W) views of volumes (N, C, H, D, W), of which rows can be bands, in place.
+
+    constants: by name of the node; more are added. samples: N.
+    """
+    for node in [one for one in graph.nodes if one.op == "call_function" and one.target in _SPLITS]:
+        _slice_instead(graph, node)
+    views: dict[Any, _View] = {}
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        x: Any = node.all_input_nodes[0] if node.op == "call_function" and node.all_input_nodes else None
+        if x in views and node.target in _COPIES | IDENTITIES and value.dtype == x.meta["val"].dtype:
+            views[node] = views[x]
+        elif x in views and node.target in VIEWS and value.dim() == 4:
+            n, c, h, d, w = shape_of(views[x].volume)
+            if (n, c, h, w, 1) == (*value.shape, d):  # the image that a clip of one frame has
+                with graph.inserting_before(node):
+                    image = _call(graph, aten.view.default, (views[x].volume, [n, c, h, w]), {}, value)
+                node.replace_all_uses_with(image)
+        elif node.op == "call_function" and any(one in views for one in node.all_input_nodes):
+            _move(graph, node, views, constants)
+        is_volume = isinstance(value, Tensor) and value.dim() == 5 and value.is_floating_point()
+        if is_volume and node.users and node not in views and len(value) == samples and node.name not in constants:
+            _make_rows_first(graph, node, x, views)
+
+
+def _make_rows_first(graph: fx.Graph, node: Node, x: Any, views: dict[Any, _View]) -> None:
+    """Insert (N, C, H, D, W) of an argument, or of what an operator makes of x that only computes (N, C, D, H, W)."""
+    value = node.meta["val"]
+    call: tuple[Any, tuple[Any, ...]] = aten.transpose.int, (node, 2, 3)
+    if node.target in (*VIEWS, aten.unsqueeze.default) and shape_of(x) == (*value.shape[:2], *value.shape[3:]):
+        call = aten.view.default, (x, list(value.transpose(2, 3).shape))  # a clip of one frame, of an image
+    with graph.inserting_after(node):
+        volume = _call(graph, *call, {}, value.transpose(2, 3))
+    with graph.inserting_after(volume):
+        moved = _call(graph, aten.permute.default, (volume, list(_BY_ROW)), {}, value)
+    node.replace_all_uses_with(moved, lambda user: user not in (volume, moved))
+    views[moved] = _View(volume, _BY_ROW)
+
+
+def _slice_instead(graph: fx.Graph, node: Node) -> None:
+    """Replace the parts that a split has by slices."""
+    x, given, start = node.args[0], arguments_of(node), 0
+    dim = given.get("dim", 0)
+    for index, part in enumerate(node.meta["val"]):
+        size = part.shape[dim]
+        for user in [one for one in node.users if one.args[1] == index]:
+            with graph.inserting_before(user):
+                user.replace_all_uses_with(_call(graph, aten.slice.Tensor, (x, dim, start, start + size), {}, part))
+        start += size
+
+
 def _is_tensor(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), Tensor)
 
@@ -96,19 +178,27 @@ def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[s
 def _move(graph: fx.Graph, node: Node, views: dict[Any, _View], constants: dict[str, Tensor]) -> None:
     """Replace an operator on views of volumes by one on the volumes and a view of its result, if there is one."""
     read = [views[one] for one in node.all_input_nodes if one in views]
-    alike = {(one.order, one.is_batch, one.volume.meta["val"].shape[2]) for one in read}
+    alike = {(one.order, one.is_batch, one.is_batch and one.volume.meta["val"].shape[2]) for one in read}
     if len(alike) != 1 or read[0].order == _SAME:
         return
     if any(one not in views and one.name not in constants for one in node.all_input_nodes):
         return
-    value, view = node.meta["val"], read[0]
-    if value.dim() != (4 if view.is_batch else 5):
+    replaced, view = [node], read[0]
+    if node.target is NORM:
+        replaced = [*node.users]
+        if any(one.args[1] for one in replaced):
+            return  # its mean and variance are read
+    value = replaced[0].meta["val"]
+    if not isinstance(value, Tensor) or value.dim() != (4 if view.is_batch else 5):
         return
     with graph.inserting_before(node):
         made = _on_volumes(graph, node, views, view, constants)
         if made is None:
             return
         volume = _call(graph, *made, view.undone(value))
+        if node.target is NORM:
+            volume.meta["val"] = (view.undone(value), *node.meta["val"][1:])
+            volume = _call(graph, operator.getitem, (volume, 0), {}, view.undone(value))
         moved = _call(
             graph, aten.permute.default, (volume, list(view.order)), {}, volume.meta["val"].permute(view.order)
         )
@@ -116,8 +206,11 @@ def _move(graph: fx.Graph, node: Node, views: dict[Any, _View], constants: dict[
         if view.is_batch:
             moved = _call(graph, aten.view.default, (moved, list(value.shape)), {}, value)
             views[moved] = _View(volume, view.order, is_batch=True)
-    node.replace_all_uses_with(moved)
-    graph.erase_node(node)
+    for one in replaced:
+        one.replace_all_uses_with(moved)
+        graph.erase_node(one)
+    if node.target is NORM:
+        graph.erase_node(node)
 
 
 def _on_volumes(
@@ -132,38 +225,33 @@ def _on_volumes(
         return made
 
     target, value = node.target, node.meta["val"]
+    is_spatial = not view.is_batch and view.order[:2] == _SAME[:2]
+    if target in (depth_to_space, F.normalize) and is_spatial:
+        x, *others = node.args
+        if target is depth_to_space:
+            ((channels, *moved),) = others
+            others = [(channels, *view.in_order_of_volume(moved))]
+        return target, (views[x].volume, *others), {}
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    if is_pointwise(target):
-        nodes = {}
-        for one in node.all_input_nodes:
-            if one in views:
-                nodes[one] = views[one].volume
-                continue
-            constant = constants[one.name]
-            constant = constant.view(*(1,) * (value.dim() - constant.dim()), *constant.shape)
-            if view.is_batch and len(constant) > 1:
-                return None
-            nodes[one] = changed(one, view.undone(constant))
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), nodes.__getitem__)
-        return target, args, kwargs
+    if is_pointwise(target) or target in _CASTS:
+        return _pointwise(node, views, view, constants, changed)
+    if target in CONCATENATIONS and is_spatial:
+        return _reordered(node, views, view, constants, changed)
     if node.args[0] not in views:
         return None
     volume, given = views[node.args[0]].volume, arguments_of(node)
     if target in ALONG_CHANNELS:
         dims = given.get("dim")
         dims = dims if isinstance(dims, (list, tuple)) else [dims]
-        if len(dims) != 1 or dims[0] is None or (view.is_batch and dims[0] % 4 == 0):
+        if None in dims or not dims or (view.is_batch and any(dim % 4 == 0 for dim in dims)):
             return None
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: volume)
-        dim = view.dimension(dims[0])
-        at = [one.name for one in target._schema.arguments].index("dim")
-        moved = dim if isinstance(given["dim"], int) else [dim]
-        return target, (*args[:at], moved, *args[at + 1 :]), kwargs
+        moved = [view.dimension(dim) for dim in dims]
+        return _changed(node, {"self": volume, "dim": moved[0] if isinstance(given["dim"], int) else moved})
     if target is aten.expand.default:
         return target, (volume, list(view.undone(value).shape)), {}
     if not view.is_batch:
-        return None
+        return _reordered(node, views, view, constants, changed) if is_spatial else None
     if target is aten.conv2d.default and isinstance(given.get("padding", 0), (int, list, tuple)):
         filters = changed(given["weight"], constants[given["weight"].name].unsqueeze(2))
         steps = (
@@ -176,3 +264,70 @@ def _on_volumes(
     if target in PADS and given.get("mode", "constant") == "constant" and len(given["pad"]) <= 4:
         return target, (volume, *node.args[1:]), node.kwargs
     return None
+
+
+def _pointwise(
+    node: Node,
+    views: Mapping[Any, _View],
+    view: _View,
+    constants: Mapping[str, Tensor],
+    changed: Callable[[Node, Tensor], Node],
+) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None:
+    """Return what ``_on_volumes`` does, for an operator on each element of views and constants."""
+    nodes, dims = {}, node.meta["val"].dim()
+    for one in node.all_input_nodes:
+        if one in views:
+            nodes[one] = views[one].volume
+            continue
+        constant = constants[one.name]
+        constant = constant.view(*(1,) * (dims - constant.dim()), *constant.shape)
+        if view.is_batch and len(constant) > 1:
+            return None
+        nodes[one] = changed(one, view.undone(constant))
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), nodes.__getitem__)
+    return node.target, args, kwargs
+
+
+def _reordered(
+    node: Node,
+    views: Mapping[Any, _View],
+    view: _View,
+    constants: Mapping[str, Tensor],
+    changed: Callable[[Node, Tensor], Node],
+) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None:
+    """Return what ``_on_volumes`` does, for views whose frames, rows and columns are in another order."""
+    target, given = node.target, arguments_of(node)
+    x = next(iter(given))
+    changes: dict[str, Any] = {x: views[node.args[0]].volume} if node.args[0] in views else {}
+    if target in CONCATENATIONS:
+        changes = {"tensors": [views[one].volume for one in given["tensors"]]}
+    if target in CONCATENATIONS or target is aten.slice.Tensor:
+        changes["dim"] = view.dimension(given.get("dim", 0))
+    elif target is aten.repeat.default:
+        changes["repeats"] = [*given["repeats"][:2], *view.in_order_of_volume(given["repeats"][2:])]
+    elif target in PADS:
+        sides = [*given["pad"], *(0,) * (10 - len(given["pad"]))]
+        pairs = view.in_order_of_volume([sides[4:6], sides[2:4], sides[0:2]])
+        if any(sides[6:]):
+            return None
+        changes["pad"] = [side for pair in reversed(pairs) for side in pair]
+    elif target in _SPATIAL:
+        for name, of_name in given.items():
+            if isinstance(of_name, (list, tuple)) and len(of_name) == 3:
+                changes[name] = view.in_order_of_volume(of_name)
+        scales = [given.get(f"scales_{name}") for name in "dhw"]
+        if any(scales):
+            changes |= zip(("scales_d", "scales_h", "scales_w"), view.in_order_of_volume(scales), strict=True)
+        filters = given.get("weight")
+        if filters is not None and len(shape_of(filters)) == 5:
+            changes["weight"] = changed(filters, view.undone(constants[filters.name]))
+    else:
+        return None
+    return _changed(node, changes)
+
+
+def _changed(node: Node, changes: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+    """Return the call of a node with other values of some of its arguments, by name."""
+    names = [one.name for one in node.target._schema.arguments]
+    args = tuple(changes.get(name, value) for name, value in zip(names, node.args, strict=False))
+    return node.target, args, {name: changes.get(name, value) for name, value in node.kwargs.items()}

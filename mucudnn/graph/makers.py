@@ -226,7 +226,7 @@ def _concatenation(builder: Builder, node: Node) -> Made:
     images = [one for one in every if one is not None]
     values = [one.meta["val"] for one in given["tensors"]]
     dim = given.get("dim", 0) % node.meta["val"].dim()
-    if dim not in (1, 2) or len(images) < len(every) or len({one.dtype for one in values}) > 1:
+    if dim == 0 or len(images) < len(every) or len({one.dtype for one in values}) > 1:
         return None
     lengths = tuple(one.shape[dim] for one in values)
     return builder.add(Concatenation(**described(node), sources=tuple(images), dim=dim, sizes=lengths))
@@ -240,7 +240,7 @@ def _repetition(builder: Builder, node: Node) -> Made:
     changed = [dim for dim, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     if not changed:
         return Ref(x)
-    if changed in ([1], [2]) and (node.target is aten.repeat.default or changed == [2]):
+    if len(changed) == 1 and changed != [0] and (node.target is aten.repeat.default or changed == [2]):
         (dim,) = changed
         count = after[dim] // before[dim]
         return builder.add(
@@ -263,11 +263,12 @@ def _one_frame(builder: Builder, node: Node) -> Made:
     """Add a view between images and clips of one frame, if what it reads is in rows, and its result is."""
     value, before, after = builder.values[node.args[0]], shape_of(node.args[0]), shape_of(node)
     image, clip = sorted((before, after), key=len)
-    if clip != (*image[:2], 1, *image[2:]) or any(user.op == "output" for user in node.users):
+    dim = next((dim for dim in (2, 3) if clip == (*image[:dim], 1, *image[dim:])), None)
+    if dim is None or any(user.op == "output" for user in node.users):
         return None
     if not isinstance(value, Ref) or builder.made.operators[value.index].rows == 0:
         return None
-    return builder.add(OneFrame(**described(node), sources=(value.index,), height=before[2]))
+    return builder.add(OneFrame(**described(node), sources=(value.index,), height=before[2], dim=dim))
 
 
 def shape_of(node: Node) -> tuple[int, ...]:

@@ -58,7 +58,8 @@ _ARENA_SHARE = (
 _LEAST_PLANS = 3  # with the least predicted memory, of which the buffers are placed
 _NEXT = 0.9  # of the bytes of a schedule: the goal of the next one, which recomputes more results
 _MARGIN = 1.25  # predicted bytes that are further below the budget need not be counted
-_FAST_ENOUGH = 1.02  # of the fastest time without a budget: slower plans are compared with recomputation
+_FAST_ENOUGH = 1.05  # of the fastest time without a budget: slower plans are compared with recomputation
+_MOST_FOR_SPEED = 256  # operators of a graph of which results are recomputed to gain time: trying takes minutes
 _NEAR = 1.15  # predicted times within this factor of the best may win
 _LARGEST_ERROR = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a whole model, relative; otherwise
 _LARGEST_ERROR_OF_HALVES = 5e-2
@@ -207,12 +208,14 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
     lean: list[Schedule] = []
     if budget is not None:
         progress("finding the smallest budget", 0.0)
-        lean.append(_leanest(captured, config, budget, arguments))
-        if (least := lean[0].needed_bytes) > budget:
+        captured, least = _arranged(captured, model, config, budget, arguments)
+        lean.append(least)
+        if least.needed_bytes > budget:
             raise InfeasibleError(
                 f"the memory budget is {exact_bytes(budget)}; with this input the model needs at least "
-                f"{exact_bytes(least)} for activations and workspace, beside parameters, the input and the result",
-                least,
+                f"{exact_bytes(least.needed_bytes)} for activations and workspace, beside parameters, the input and "
+                f"the result",
+                least.needed_bytes,
             )
     with machine_and_database(config, captured.device.type) as (machine, database):
         # Costs: of the convolutions' algorithms, by themselves and in place, and of the other operators
@@ -232,6 +235,8 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
         each = replace(fastest, plan=replace(fastest.plan, segments=each_by_itself(graph).segments))
         if budget is not None:  # results may be recomputed for its sake
             slowest_s, again = fastest.plan.time_s * _FAST_ENOUGH, list[_Option]()
+            if len(graph) > _MOST_FOR_SPEED:
+                slowest_s = inf  # any plan within the budget will do
             for order in orders_within(graph, int(budget * _ARENA_SHARE), slowest_s):
                 other, of_other = captured.in_order(order), in_order(graph, order)
                 again += (_Option(other, of_other, plan) for plan in plans(of_other))
@@ -363,21 +368,73 @@ def _are_alike(first: Schedule, second: Schedule) -> bool:
 # The schedule of a graph that needs the fewest bytes, found without a timing: the same in every process
 
 
-def _leanest(captured: Captured, config: Config, budget_bytes: int, arguments: tuple[Any, ...]) -> Schedule:
+@dataclass(frozen=True, slots=True)
+class _Estimated:
+    """A copy of a graph, whose convolutions have the algorithms of ``_least_costs``, and its plans with these costs."""
+
+    captured: Captured
+    graph: Graph
+    front: tuple[Plan, ...]
+
+    def seconds(self, budget_bytes: int) -> float:
+        """Return the seconds of the fastest plan that is within the budget, though nothing is recomputed."""
+        within = (one.time_s for one in self.front if one.memory_bytes <= budget_bytes * _ARENA_SHARE)
+        return min(within, default=inf)
+
+
+def _estimated(captured: Captured, config: Config) -> _Estimated:
+    captured = captured.in_order(range(len(captured.operators)))
+    graph = solver_graph(captured, _least_costs(captured, config), {})
+    return _Estimated(captured, graph, plans(graph))
+
+
+def _arranged(
+    frames_first: Captured, model: nn.Module, config: Config, budget_bytes: int, arguments: tuple[Any, ...]
+) -> tuple[Captured, Schedule]:
+    """Return the graph whose bands of volumes have some frames, or some rows of all frames, with its leanest schedule.
+
+    Rows where frames do not fit into the budget, or are estimated to take longer within it.
+    """
+    of_frames = _estimated(frames_first, config)
+    have_frames = any(len(one.shape) == 5 and one.rows > 1 for one in frames_first.operators)
+    if not have_frames or of_frames.seconds(budget_bytes) <= of_frames.front[-1].time_s * _FAST_ENOUGH:
+        return frames_first, _leanest(of_frames, budget_bytes, arguments)
+    rows_first = capture(model, arguments, puts_rows_first=True)
+    of_rows = _estimated(rows_first, config)
+    ranked = [
+        (one.seconds(budget_bytes), one.front[0].memory_bytes, index, captured, one)
+        for index, (captured, one) in enumerate(((frames_first, of_frames), (rows_first, of_rows)))
+    ]
+    found: list[tuple[int, int, Captured, Schedule]] = []
+    for *_, index, captured, estimated in sorted(ranked, key=lambda one: one[:3]):
+        schedule = _leanest(estimated, budget_bytes, arguments)
+        found.append((schedule.needed_bytes, index, captured, schedule))
+        if schedule.needed_bytes <= budget_bytes:
+            break
+    *_, captured, schedule = min(found, key=lambda one: one[:2])
+    return captured, schedule
+
+
+def _leanest(estimated: _Estimated, budget_bytes: int, arguments: tuple[Any, ...]) -> Schedule:
     """Return a schedule within the budget; if there is none, the one that needs the fewest bytes.
 
     It depends on the graph, on the bytes that algorithms and torch's operators need on this kind of machine, and on the
-    algorithms and the cache budget of the config. What it needs is counted by running it.
+    algorithms and the cache budget of the config. What it needs is counted by running it, if it is near the budget.
     """
-    captured = captured.in_order(range(len(captured.operators)))  # whose convolutions have other algorithms
-    graph = solver_graph(captured, _least_costs(captured, config), {})
-    best = _least(captured, graph)
+    captured, graph = estimated.captured, estimated.graph
+    best = Schedule(captured, graph, estimated.front[0])
+    if best.needed_bytes * _MARGIN <= budget_bytes:
+        return best
+    best = _least(captured, graph, estimated.front)
     if best.needed_bytes * _MARGIN > budget_bytes:
         _count(arguments, best)
     while best.needed_bytes > budget_bytes:
         goal = int(best.needed_bytes * _NEXT)
         orders = list(orders_within(graph, int(goal * _ARENA_SHARE), inf))
-        found = _least(captured.in_order(orders[-1]), in_order(graph, orders[-1])) if orders else best
+        found = best
+        if orders:
+            of_order = in_order(graph, orders[-1])
+            found = _least(captured.in_order(orders[-1]), of_order, plans(of_order))
         if found.needed_bytes < best.needed_bytes:
             _count(arguments, found)
         if found.needed_bytes >= best.needed_bytes:
@@ -386,8 +443,8 @@ def _leanest(captured: Captured, config: Config, budget_bytes: int, arguments: t
     return best
 
 
-def _least(captured: Captured, graph: Graph) -> Schedule:
-    least = plans(graph)[:_LEAST_PLANS]
+def _least(captured: Captured, graph: Graph, front: tuple[Plan, ...]) -> Schedule:
+    least = front[:_LEAST_PLANS]
     tried = dict.fromkeys([*least, *(closer(graph, plan) for plan in least)])
     schedules = (Schedule(captured, graph, plan, 0) for plan in tried)
     return min(schedules, key=lambda one: one.needed_bytes)

@@ -145,7 +145,7 @@ class Captured:
     """A model as a graph, for a batch of ``samples`` on a device.
 
     results: of each leaf of its output, a ``Ref`` or a constant. template: the output, with numbers of leaves.
-    direct_results: the results that operators write as the caller gets them, by index, with their memory format.
+    direct_results: the results that operators write as the caller gets them, by index, with their strides.
     memories: of the results, by their numbers. strides: of the arguments of which a result is a view, which must have
     these.
     """
@@ -155,7 +155,7 @@ class Captured:
     template: Any = 0
     operators: list[Operator] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
-    direct_results: dict[int, torch.memory_format] = field(default_factory=dict)
+    direct_results: dict[int, tuple[int, ...]] = field(default_factory=dict)
     memories: dict[int, ResultMemory] = field(default_factory=dict)
     strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -357,18 +357,18 @@ class Copy(Operator):
 
     def steps(self, band: Band) -> list[ProgramStep]:
         x = self._read(band)
-        return [copy_step(band.out, x)] if has_rows(x) else []
+        return [copy_step(band.out, x)] if has_rows(x) and has_rows(band.out) else []
 
 
 @dataclass(kw_only=True)
 class Concatenation(Operator):
-    """Several tensors, one behind another along the channels, ``dim`` 1, or the rows, 2. sizes: of each along it."""
+    """Several tensors, one behind another along a dimension, the rows' if it is 2. sizes: of each along it."""
 
     dim: int
     sizes: tuple[int, ...]
 
     def reaches(self) -> tuple[Reach, ...]:
-        if self.dim == 1:
+        if self.dim != 2:
             return super().reaches()
         every = zip(self.sources, self.sizes, accumulate(self.sizes, initial=0), strict=False)
         found, rows = [], np.arange(self.rows)
@@ -378,8 +378,8 @@ class Concatenation(Operator):
 
     def _parts(self, band: Band) -> list[tuple[Tensor, Tensor]]:
         """Return where some of each tensor goes, and what goes there."""
-        if self.dim == 1:
-            return [*zip(torch.split(band.out, list(self.sizes), 1), band.xs, strict=True)]
+        if self.dim != 2:
+            return [*zip(torch.split(band.out, list(self.sizes), self.dim), band.xs, strict=True)]
         parts, start = [], 0
         for x, first, size in zip(band.xs, band.starts, self.sizes, strict=True):
             low, high = max(band.low, start), min(band.high, start + size)
@@ -394,23 +394,31 @@ class Concatenation(Operator):
             part.copy_(x)
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        return [copy_step(part, x) for part, x in self._parts(band)]
+        parts = self._parts(band)
+        return [copy_step(*one) for one in parts] if all(has_rows(part) for part, _ in parts) else []
 
 
 @dataclass(kw_only=True)
 class OneFrame(Operator):
-    """Images of clips of one frame, or such clips of images; ``height``: rows of what is read, 1 of clips."""
+    """Images of clips of one frame, or such clips of images.
+
+    height: rows of what is read, 1 of clips. dim: along which clips have one, 2, or 3 if they are (N, C, H, 1, W).
+    """
 
     height: int
+    dim: int = 2
 
     def reaches(self) -> tuple[Reach, ...]:
+        if self.dim == 3:
+            return super().reaches()
         first = np.zeros(self.rows, np.int64)
         return (Reach(self.sources[0], first, first + self.height),)
 
     def _images(self, band: Band) -> tuple[Tensor, Tensor]:
-        if band.out.dim() == 4:
-            return band.out, band.xs[0][:, :, 0, band.low : band.high]
-        return band.out[:, :, 0], band.xs[0]
+        if band.out.dim() == 5:
+            return band.out.select(self.dim, 0), band.xs[0]
+        x = band.xs[0].select(self.dim, 0)
+        return band.out, x if self.dim == 3 else x[:, :, band.low : band.high]
 
     def compute(self, band: Band) -> None:
         out, x = self._images(band)

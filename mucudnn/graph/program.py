@@ -178,8 +178,8 @@ def _make(frame: Frame, index: int) -> None:
     elif isinstance(one, Moments):
         frame[index] = one.new_result()
     else:
-        memory_format = frame.schedule.captured.direct_results[index]
-        frame[index] = torch.empty(one.shape, dtype=one.dtype, device=one.device, memory_format=memory_format)
+        strides = frame.schedule.captured.direct_results[index]
+        frame[index] = torch.empty_strided(one.shape, strides, dtype=one.dtype, device=one.device)
 
 
 def _prepare_filter(frame: Frame, one: Convolution, algorithm: Algorithm, offset: int) -> None:

@@ -107,6 +107,7 @@ def test_the_smallest_budget_is_named_before_anything_is_measured_and_then_reach
     for model, x, options, contenders in (
         (DnCNN(3, 16), torch.randn(1, 1, 24, 20), {"cache_budget": "none"}, (nullcontext(), nothing)),
         (UpsamplingBlock(), torch.randn(1, 8, 8, 8), {}, (nothing,)),
+        (Clip(), torch.randn(1, 4, 3, 24, 6), {}, (nullcontext(),)),  # which needs less in bands of rows
     ):
         config, named = Config(**quick, **options), list[int]()
         for budget in (1000, 10_000)[: len(contenders)]:

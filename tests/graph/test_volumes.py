@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 
@@ -15,7 +16,7 @@ from mucudnn.graph.operators import Barrier, Captured, DepthToSpace, Shuffle
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.graph.windows import Convolution, Padding
 from mucudnn.solver.bands import Cut, Segment
-from mucudnn.solver.plans import Plan
+from mucudnn.solver.plans import Plan, plans
 
 
 class Calls(nn.Module):
@@ -39,22 +40,28 @@ def in_bands(captured: Captured, bands: int) -> Schedule:
 
 
 def check(model: Calls, *xs: Tensor) -> Captured:
-    """Check a model in bands against float64, and return its graph."""
-    captured = capture(model, (xs[0],))
+    """Check a model in bands of frames, and of rows of all frames, against float64; return its graph of frames."""
+    captured, of_rows = (capture(model, (xs[0],), puts_rows_first=puts_rows_first) for puts_rows_first in (False, True))
     for x in xs:
         with torch.no_grad():
-            expected = model.double()(x.double())
-            model.float()
-        for bands in (1, 2, 7):
-            for name, own, exact in zip(model.functions, in_bands(captured, bands).run((x,)), expected, strict=True):
+            expected, torchs = model.double()(x.double()), model.float()(x)
+        for graph, bands in ((captured, 1), (captured, 2), (captured, 7), (of_rows, 1), (of_rows, 3)):
+            found = in_bands(graph, bands).run((x,))
+            for name, own, exact, of_torch in zip(model.functions, found, expected, torchs, strict=True):
                 torch.testing.assert_close(
                     own.double(), exact, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
                 )
+                assert own.is_contiguous() or not of_torch.is_contiguous(), name
+    assert len(barriers(captured)) or barriers(of_rows) <= VIEWS_OF_ROWS
     return captured
 
 
+VIEWS_OF_ROWS = {"transpose", "permute", "contiguous"}
+
+
 def barriers(captured: Captured) -> set[str]:
-    return {str(one.target).split(".")[1] for one in captured.operators if isinstance(one, Barrier)}
+    targets = (str(one.target).split(".") for one in captured.operators if isinstance(one, Barrier))
+    return {names[min(1, len(names) - 1)] for names in targets}
 
 
 OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -96,6 +103,40 @@ def test_operators_in_bands_of_frames() -> None:
     x = torch.randn(2, 6, 7, 6, 5)
     captured = check(Calls(OPERATORS), x, x.contiguous(memory_format=torch.channels_last_3d))
     assert barriers(captured) == {"flip"}
+    assert barriers(capture(Calls(OPERATORS), (x,), puts_rows_first=True)) <= {"flip", *VIEWS_OF_ROWS}
+
+
+class Loop(nn.Module):
+    """Frames one after another, each convolution with the two before, as decoders of video do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv3d(4, 16, 3, padding=(0, 1, 1)), nn.Conv3d(16, 16, 3, padding=(0, 1, 1))
+        self.last = nn.Conv3d(16, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before, every = [x[:, :, :1].repeat(1, 1, 2, 1, 1), None], []
+        for frames in x.split([1, *[4] * (x.shape[2] // 4)], 2):
+            y = torch.cat((before[0], frames), 2)
+            z = F.normalize(F.silu(self.first(y)), dim=1)
+            clip = torch.cat((z[:, :, :1].repeat(1, 1, 2, 1, 1) if before[1] is None else before[1], z), 2)
+            before = [y[:, :, -2:], clip[:, :, -2:]]
+            every.append(self.last(F.silu(self.second(clip))))
+        return torch.cat(every, 2)
+
+
+def test_rows_of_all_frames_of_an_unrolled_loop_are_in_one_segment() -> None:
+    model, x = Loop().eval(), torch.randn(1, 4, 9, 40, 6)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+    needed = []
+    for puts_rows_first in (False, True):
+        captured = capture(model, (x,), puts_rows_first=puts_rows_first)
+        graph = solver_graph(captured)
+        schedule = Schedule(captured, graph, plans(graph)[0], 0)
+        needed.append(schedule.needed_bytes)
+        torch.testing.assert_close(schedule.run((x,)).double(), expected, rtol=1e-4, atol=1e-5)
+    assert needed[1] < 0.5 * needed[0]
 
 
 def test_what_is_not_in_frames_is_a_barrier() -> None:
