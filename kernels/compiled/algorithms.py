@@ -42,7 +42,7 @@ _MOST = 2**63 - 1
 _CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # a local name, because every call uses it
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 _OPEN, STEP, _CLOSE = PHASES
-_ALL = sum(PHASES)
+ALL_PHASES = sum(PHASES)
 
 
 class CompiledAlgorithm(BaseAlgorithm):
@@ -107,7 +107,7 @@ class CompiledAlgorithm(BaseAlgorithm):
     ) -> CompiledStage:
         """Return a callable that runs these slices of the mini-batch, with all arguments resolved except addresses."""
         sizes = problem.k * problem.item_bytes, workspace.prepared_bytes, workspace.scratch_bytes
-        stage = self.stage(problem, _shapes(problem, batch_size), _ALL, sizes, slices)
+        stage = self.stage(problem, _shapes(problem, batch_size), ALL_PHASES, sizes, slices)
         return CompiledStage(self._entry("stage"), stage, problem)
 
     def band(
@@ -118,7 +118,7 @@ class CompiledAlgorithm(BaseAlgorithm):
         problem: of whole images, FORWARD or BACKWARD_DATA. rows: of x and y. above: rows of zeros above those of x.
         The filter is prepared before, by ``open``.
         """
-        extent, stride = problem.dilation[0] * (problem.r - 1) + 1, problem.stride[0]
+        extent, stride = problem.dilation[0] * (problem.window[0] - 1) + 1, problem.stride[0]
         missing = (rows[1] - 1) * stride + extent - above - rows[0]
         padding = above, 0 if -stride < missing < 0 else missing  # a stride may leave rows over
         shapes = self.shapes_of_band(problem, n, rows)
@@ -140,7 +140,7 @@ class CompiledAlgorithm(BaseAlgorithm):
         self,
         problem: ConvProblem,
         shapes: Sequence[Sequence[int]],
-        phases: int = _ALL,
+        phases: int = ALL_PHASES,
         sizes: tuple[int, int, int] = (0, 0, 0),
         slices: Sequence[slice] = (),
         padding: tuple[int, int] | None = None,

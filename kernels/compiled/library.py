@@ -51,12 +51,13 @@ _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
 class Operand(ctypes.Structure):
     """One of the tensors x, y, w or dw as a C struct, dense in one memory format.
 
-    Images and their filters have a depth, size_2, of 1. element: number of the tensor's dtype in ``ELEMENTS``.
+    Images and their filters have a depth, size_2, of 1. layout: 0 if contiguous, 1 with the channels last, 2 if rows
+    are outside frames, too. element: number of the tensor's dtype in ``ELEMENTS``.
     """
 
     _fields_ = [
         ("data", _pointer),
-        *((name, _int64) for name in ("bytes", *(f"size_{i}" for i in range(5)), "channels_last", "element")),
+        *((name, _int64) for name in ("bytes", *(f"size_{i}" for i in range(5)), "layout", "element")),
     ]
 
 

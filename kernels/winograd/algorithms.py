@@ -9,13 +9,14 @@ pixels), and a = stride * (m - 1) + r. The filter is transformed once per call. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mucudnn.core.problem import ConvProblem, Operation, Sizes
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.compiled.algorithms import STEP, CompiledAlgorithm, CompiledStage
-from mucudnn.kernels.compiled.library import why_not, why_too_large
+from mucudnn.kernels.compiled.algorithms import ALL_PHASES, STEP, CompiledAlgorithm, CompiledStage
+from mucudnn.kernels.compiled.library import Stage, why_not, why_too_large
 from mucudnn.kernels.memory import inside
 
 
@@ -156,6 +157,61 @@ class VolumeWinograd(Winograd):
         return self.bound_to(problem, stage)
 
 
+class RowsWinograd(VolumeWinograd):
+    """Winograd convolution of volumes, whose transforms are of the first and the last spatial dimension.
+
+    It is for volumes (N, C, H, D, W), with the rows of all frames together, as graphs have them: their frames are
+    images of H rows and W columns. channels_last.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return super().name.replace("frames", "rows")
+
+    def supports(self, problem: ConvProblem) -> str | None:
+        if problem.is_volume and problem.d <= problem.h:
+            return f"the first dimension is {problem.d} and the second {problem.h}; rows are more than frames"
+        if problem.is_volume and problem.memory_format is MemoryFormat.CONTIGUOUS:
+            return "the memory format is contiguous; rows of all frames are together in channels_last"
+        return super().supports(_turned(problem) if problem.is_volume else problem)
+
+    def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
+        return super().least_flops(_turned(problem), micro_batch_size)
+
+    def stage(
+        self,
+        problem: ConvProblem,
+        shapes: Sequence[Sequence[int]],
+        phases: int = ALL_PHASES,
+        sizes: tuple[int, int, int] = (0, 0, 0),
+        slices: Sequence[slice] = (),
+        padding: tuple[int, int] | None = None,
+    ) -> Stage:
+        turned = [(n, c, d, h, w) for n, c, h, d, w in shapes]
+        stage = super().stage(_turned(problem), turned, phases, sizes, slices, padding)
+        for operand in (stage.x, stage.w, stage.y):
+            operand.layout = 2
+        return stage
+
+    def band(
+        self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int
+    ) -> tuple[CompiledStage, Workspace] | None:
+        if self.stride > 1 and problem.operation is Operation.BACKWARD_DATA:  # its tiles begin elsewhere
+            return None
+        return CompiledAlgorithm.band(self, problem, n, rows, above)
+
+
+@lru_cache(maxsize=1024)
+def _turned(problem: ConvProblem) -> ConvProblem:
+    """Return a convolution of volumes (N, C, H, D, W) as one of (N, C, D, H, W)."""
+    stride, padding, dilation = ((b, a, c) for a, b, c in (problem.stride, problem.padding, problem.dilation))
+    return replace(
+        problem, d=problem.h, h=problem.d, t=problem.r, r=problem.t, stride=stride, padding=padding, dilation=dilation
+    )
+
+
 @lru_cache(maxsize=1024)
 def frame_of(problem: ConvProblem) -> ConvProblem:
     """Return the convolution of images that one tap of the filter along the depth is."""
@@ -176,4 +232,8 @@ UNIT_STRIDE = (
     *(Winograd(m, r, version=5) for m, r in ((4, 3), (6, 3), (2, 5), (4, 5))),
 )
 ALGORITHMS = (*UNIT_STRIDE, *(Winograd(m, r, 2, version=5) for m, r in ((2, 3), (4, 3), (4, 5))))
-OF_VOLUMES = tuple(VolumeWinograd(one.m, one.r, one.stride, version=one.version + 1) for one in ALGORITHMS)
+OF_VOLUMES = tuple(
+    of_volumes(one.m, one.r, one.stride, version=one.version + 1)
+    for of_volumes in (VolumeWinograd, RowsWinograd)
+    for one in ALGORITHMS
+)

@@ -71,7 +71,7 @@ class AveragePool(Pool):
 
     def compute(self, band: Band) -> None:
         x, skipped = band.xs[0], band.low - band.starts[0] // self.stride[0]
-        if self.kernel == x.shape[2:] and not any(self.padding) and self.divisor is None:
+        if self.kernel == (self.height, *x.shape[3:]) and not any(self.padding) and self.divisor is None:
             band.out.copy_(x.mean([*range(2, x.dim())], keepdim=True))  # more precise than a sum in order
             return
         pool = F.avg_pool2d if x.dim() == 4 else F.avg_pool3d

@@ -65,9 +65,13 @@ _VOLUMES: dict[str, dict[str, object]] = {
     "volume-5x5": {"c": 3, "d": 3, "h": 8, "w": 9, "k": 4, "t": 2, "r": 5, "s": 5, "padding": (1, 2, 2)},
     "volume-5x5-stride": {"c": 3, "d": 2, "h": 9, "w": 8, "k": 4, "t": 2, "r": 5, "s": 5, "stride": (1, 2, 2)},
     "long-volume": {"c": 2, "d": 20, "h": 4, "w": 5, "k": 3, "t": 3, "r": 3, "s": 3, "padding": 1},
+    "rows-of-frames": {"c": 4, "d": 11, "h": 3, "w": 9, "k": 5, "t": 3, "r": 2, "s": 3, "padding": 1},
     "one-frame": {"c": 5, "d": 1, "h": 8, "w": 9, "k": 4, "t": 3, "r": 3, "s": 3, "padding": 1},
+    "rows-of-frames-stride": {"c": 3, "d": 9, "h": 2, "w": 8, "k": 4, "t": 3, "r": 2, "s": 3, "stride": (2, 1, 2)},
     "only-padding": {"c": 2, "d": 2, "h": 5, "w": 6, "k": 3, "t": 2, "r": 3, "s": 3, "padding": (3, 0, 1)},
+    "rows-of-frames-5x5": {"c": 3, "d": 8, "h": 3, "w": 9, "k": 4, "t": 5, "r": 2, "s": 5, "padding": (2, 1, 2)},
     "pointwise-volume": {"c": 6, "d": 3, "h": 4, "w": 5, "k": 9, "t": 1, "r": 1, "s": 1},
+    "rows-of-frames-5x5-stride": {"c": 2, "d": 9, "h": 3, "w": 8, "k": 4, "t": 5, "r": 1, "s": 5, "stride": (2, 1, 2)},
     "patches-of-volume": {"c": 3, "d": 4, "h": 6, "w": 9, "k": 5, "t": 2, "r": 3, "s": 4, "stride": (2, 3, 4)},
     "one-patch": {"c": 4, "d": 2, "h": 3, "w": 3, "k": 6, "t": 2, "r": 3, "s": 3, "stride": (2, 3, 3), "groups": 2},
 }
@@ -120,6 +124,9 @@ def random_problem(random: Random, *, volumes: bool = False) -> ConvProblem | No
         d, t = random.choice(_FRAMES), random.choice(_FRAMES[:4])
         more = random.choice(_STEPS), random.choice(_PADDINGS), random.choice(_STEPS)
         stride, padding, dilation = ((one, *two) for one, two in zip(more, (stride, padding, dilation), strict=True))
+        if random.random() < 0.4:  # rows before frames
+            (d, t), r, extent = (extent[0], r), t, (d, extent[1])
+            stride, padding, dilation = ((b, a, *rest) for a, b, *rest in (stride, padding, dilation))
     if volumes and random.random() < 0.2:  # patches
         stride, padding, dilation = (t, r, s)[-len(stride) :], (0,) * len(stride), (1,) * len(stride)
     steps_and_kind: Any = stride, padding, dilation, groups, dtype, memory_format, d, t

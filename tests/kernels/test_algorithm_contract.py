@@ -33,7 +33,7 @@ LOOSER = {"winograd-6x6": 10.0}  # interpolation points up to 2 cost a digit; th
 @pytest.mark.usefixtures("in_one_format")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_promise_is_kept(name: str) -> None:
-    of_images = name.removeprefix("frames-")
+    of_images = name.removeprefix("frames-").removeprefix("rows-")
     if of_images in ("depthwise", "implicit-gemm", "pointwise") or of_images.startswith("winograd"):
         compiled.algorithm(of_images)  # or this build has none
     bounds = {dtype: LOOSER.get(of_images, 1.0) * bound for dtype, bound in DEFAULT_MAX_RELATIVE_ERROR.items()}

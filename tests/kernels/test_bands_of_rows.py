@@ -81,4 +81,4 @@ def test_bands_are_rows_of_the_whole(operation: Operation) -> None:
                 check(algorithm, problem, random)
                 tried.add(algorithm.name)
     assert tried >= {"implicit-gemm", "pointwise", "depthwise", "loop-nest", "winograd-4x4", "winograd-4x4-5x5"}
-    assert tried >= {"frames-implicit-gemm", "frames-pointwise", "frames-winograd-4x4"}
+    assert tried >= {"frames-implicit-gemm", "frames-pointwise", "frames-winograd-4x4", "rows-winograd-4x4"}

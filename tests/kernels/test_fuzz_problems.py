@@ -103,7 +103,8 @@ def seeds() -> list[list[int]]:
 def why_wrong(tried: Case) -> str | None:
     """``None`` if the case is right."""
     bound = (
-        LOOSER.get(tried.algorithm.name.removeprefix("frames-"), 1.0) * DEFAULT_MAX_RELATIVE_ERROR[tried.problem.dtype]
+        LOOSER.get(tried.algorithm.name.removeprefix("frames-").removeprefix("rows-"), 1.0)
+        * DEFAULT_MAX_RELATIVE_ERROR[tried.problem.dtype]
     )
     try:
         tried.check(bound)

@@ -99,7 +99,7 @@ struct Depthwise {
 
   static int require_call(const Stage& stage, const Slice& slice) {
     require_images(stage.geometry, slice.x, slice.y);
-    require_equal("the memory format of y", slice.y.channels_last, slice.x.channels_last);
+    require_equal("the memory format of y", slice.y.layout, slice.x.layout);
     return stage.thread_count();
   }
 };
