@@ -41,8 +41,8 @@ def counted_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_there_are_torchs_own_first_and_then_ours_for_every_device() -> None:
     assert NAMES[:2] == ["native", "native-other-format"]
     on_the_cpu = {a.name for a in algorithms()}
-    frames_of_compiled = {name for name in on_the_cpu if name.startswith("frames-") and name != "frames-native"}
-    assert set(NAMES[2:]) == on_the_cpu - {"native", "native-other-format", *COMPILED_ALONE} - frames_of_compiled
+    of_volumes = {name for name in on_the_cpu if name.startswith(("frames-", "rows-")) and name != "frames-native"}
+    assert set(NAMES[2:]) == on_the_cpu - {"native", "native-other-format", *COMPILED_ALONE} - of_volumes
     for name in NAMES:
         a = algorithm(name, "cuda")
         assert isinstance(a, Algorithm)
