@@ -29,7 +29,8 @@ from mucudnn.graph.makers import (
     local_operator,
     sizes,
 )
-from mucudnn.graph.operators import VIEWS, Barrier, Captured, Copy, Input, Moments, Ref, aten, function_of
+from mucudnn.graph.moves import Copy
+from mucudnn.graph.operators import VIEWS, Barrier, Captured, Input, Moments, Ref, aten, function_of
 from mucudnn.graph.rewrites import rewrite
 from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import ACTIVATIONS

@@ -28,7 +28,8 @@ from mucudnn.graph.makers import (
     shape_of,
     sizes,
 )
-from mucudnn.graph.operators import VIEWS, aten, depth_to_space
+from mucudnn.graph.moves import depth_to_space
+from mucudnn.graph.operators import VIEWS, aten
 
 T = TypeVar("T")
 

@@ -16,22 +16,17 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from mucudnn.core.problem import Sizes
+from mucudnn.graph.moves import Concatenation, Copy, DepthToSpace, OneFrame, Shuffle, depth_to_space
 from mucudnn.graph.operators import (
     VIEWS,
     Captured,
-    Concatenation,
-    Copy,
-    DepthToSpace,
     Local,
     Moments,
     Normalization,
-    OneFrame,
     Operator,
     Ref,
     Scale,
-    Shuffle,
     aten,
-    depth_to_space,
     function_of,
     shares_of,
 )

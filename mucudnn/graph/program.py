@@ -16,7 +16,8 @@ from torch import Tensor
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.graph import steps
 from mucudnn.graph.guards import extent
-from mucudnn.graph.operators import Band, Barrier, Copy, Input, Moments, Operator
+from mucudnn.graph.moves import Copy
+from mucudnn.graph.operators import Band, Barrier, Input, Moments, Operator
 from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.compiled.library import ProgramStep

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 from torch import fx
 
 from mucudnn.graph.makers import IDENTITIES, Node, arguments_of, shape_of
-from mucudnn.graph.operators import VIEWS, Moves, aten, depth_to_space
+from mucudnn.graph.moves import Moves, depth_to_space
+from mucudnn.graph.operators import VIEWS, aten
 
 
 @dataclass(frozen=True, slots=True)

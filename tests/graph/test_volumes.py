@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mucudnn.graph.capture import NotCapturedError, capture
-from mucudnn.graph.operators import Barrier, Captured, DepthToSpace, Shuffle
+from mucudnn.graph.moves import DepthToSpace, Shuffle
+from mucudnn.graph.operators import Barrier, Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.graph.windows import Convolution, Padding
 from mucudnn.solver.bands import Cut, Segment
@@ -104,6 +105,14 @@ def test_operators_in_bands_of_frames() -> None:
     captured = check(Calls(OPERATORS), x, x.contiguous(memory_format=torch.channels_last_3d))
     assert barriers(captured) == {"flip"}
     assert barriers(capture(Calls(OPERATORS), (x,), puts_rows_first=True)) <= {"flip", *VIEWS_OF_ROWS}
+
+
+def test_bits_of_a_mean_do_not_depend_on_the_bands() -> None:
+    """A band of three frames is as large as the window, but the whole is not."""
+    x = torch.randn(1, 4, 12, 3, 3)
+    captured = capture(Calls({"pool": lambda x: F.avg_pool3d(x, 3)}), (x,))
+    (whole,), (in_four,) = (in_bands(captured, bands).run((x,)) for bands in (1, 4))
+    assert torch.equal(whole, in_four)
 
 
 class Loop(nn.Module):
