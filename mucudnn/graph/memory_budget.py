@@ -59,7 +59,7 @@ _LEAST_PLANS = 3  # with the least predicted memory, of which the buffers are pl
 _NEXT = 0.9  # of the bytes of a schedule: the goal of the next one, which recomputes more results
 _MARGIN = 1.25  # predicted bytes that are further below the budget need not be counted
 _FAST_ENOUGH = 1.05  # of the fastest time without a budget: slower plans are compared with recomputation
-_MOST_FOR_SPEED = 256  # operators of a graph of which results are recomputed to gain time: trying takes minutes
+_MOST_SEGMENTS = 8192  # of a graph of which results are recomputed to gain time: with more, trying takes minutes
 _NEAR = 1.15  # predicted times within this factor of the best may win
 _LARGEST_ERROR = {torch.float32: 1e-3, torch.float64: 1e-6}  # of a whole model, relative; otherwise
 _LARGEST_ERROR_OF_HALVES = 5e-2
@@ -235,7 +235,7 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
         each = replace(fastest, plan=replace(fastest.plan, segments=each_by_itself(graph).segments))
         if budget is not None:  # results may be recomputed for its sake
             slowest_s, again = fastest.plan.time_s * _FAST_ENOUGH, list[_Option]()
-            if len(graph) > _MOST_FOR_SPEED:
+            if sum(len(graph.starts(stop)) for stop in range(1, len(graph) + 1)) > _MOST_SEGMENTS:
                 slowest_s = inf  # any plan within the budget will do
             for order in orders_within(graph, int(budget * _ARENA_SHARE), slowest_s):
                 other, of_other = captured.in_order(order), in_order(graph, order)
@@ -393,7 +393,7 @@ def _arranged(
 ) -> tuple[Captured, Schedule]:
     """Return the graph whose bands of volumes have some frames, or some rows of all frames, with its leanest schedule.
 
-    Rows where frames do not fit into the budget, or are estimated to take longer within it.
+    Rows where frames do not fit into the budget, or are estimated to take longer without recomputing within it.
     """
     of_frames = _estimated(frames_first, config)
     have_frames = any(len(one.shape) == 5 and one.rows > 1 for one in frames_first.operators)
@@ -401,12 +401,9 @@ def _arranged(
         return frames_first, _leanest(of_frames, budget_bytes, arguments)
     rows_first = capture(model, arguments, puts_rows_first=True)
     of_rows = _estimated(rows_first, config)
-    ranked = [
-        (one.seconds(budget_bytes), one.front[0].memory_bytes, index, captured, one)
-        for index, (captured, one) in enumerate(((frames_first, of_frames), (rows_first, of_rows)))
-    ]
     found: list[tuple[int, int, Captured, Schedule]] = []
-    for *_, index, captured, estimated in sorted(ranked, key=lambda one: one[:3]):
+    every = enumerate(((frames_first, of_frames), (rows_first, of_rows)))
+    for index, (captured, estimated) in sorted(every, key=lambda one: one[1][1].seconds(budget_bytes)):
         schedule = _leanest(estimated, budget_bytes, arguments)
         found.append((schedule.needed_bytes, index, captured, schedule))
         if schedule.needed_bytes <= budget_bytes:
