@@ -187,8 +187,8 @@ def _move(graph: fx.Graph, node: Node, views: dict[Any, _View], constants: dict[
     replaced, view = [node], read[0]
     if node.target is NORM:
         replaced = [*node.users]
-        if any(one.args[1] for one in replaced):
-            return  # its mean and variance are read
+        if not replaced or any(one.args[1] for one in replaced):
+            return  # nothing is read, or its mean and variance
     value = replaced[0].meta["val"]
     if not isinstance(value, Tensor) or value.dim() != (4 if view.is_batch else 5):
         return
