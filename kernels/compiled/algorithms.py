@@ -42,7 +42,7 @@ _MOST = 2**63 - 1
 _CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # a local name, because every call uses it
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 _OPEN, STEP, _CLOSE = PHASES
-ALL_PHASES = sum(PHASES)
+_ALL = sum(PHASES)
 
 
 class CompiledAlgorithm(BaseAlgorithm):
@@ -107,7 +107,7 @@ class CompiledAlgorithm(BaseAlgorithm):
     ) -> CompiledStage:
         """Return a callable that runs these slices of the mini-batch, with all arguments resolved except addresses."""
         sizes = problem.k * problem.item_bytes, workspace.prepared_bytes, workspace.scratch_bytes
-        stage = self.stage(problem, _shapes(problem, batch_size), ALL_PHASES, sizes, slices)
+        stage = self.stage(problem, _shapes(problem, batch_size), _ALL, sizes, slices)
         return CompiledStage(self._entry("stage"), stage, problem)
 
     def band(
@@ -140,7 +140,7 @@ class CompiledAlgorithm(BaseAlgorithm):
         self,
         problem: ConvProblem,
         shapes: Sequence[Sequence[int]],
-        phases: int = ALL_PHASES,
+        phases: int = _ALL,
         sizes: tuple[int, int, int] = (0, 0, 0),
         slices: Sequence[slice] = (),
         padding: tuple[int, int] | None = None,

@@ -47,17 +47,19 @@ _DTYPES_OF_MOST = tuple(dtype for dtype in ELEMENTS if dtype != "float64")
 _ALGORITHMS = ("winograd", "implicit_gemm", "pointwise", "depthwise", "loop_nest")
 _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
 
+ROWS_OF_FRAMES = 2  # of enum MemoryFormat (common/abi.h)
+
 
 class Operand(ctypes.Structure):
     """One of the tensors x, y, w or dw as a C struct, dense in one memory format.
 
-    Images and their filters have a depth, size_2, of 1. layout: 0 if contiguous, 1 with the channels last, 2 if rows
-    are outside frames, too. element: number of the tensor's dtype in ``ELEMENTS``.
+    Images and their filters have a depth, size_2, of 1. memory_format: 0 if contiguous, 1 with the channels last,
+    ``ROWS_OF_FRAMES`` if also rows are before frames. element: number of the tensor's dtype in ``ELEMENTS``.
     """
 
     _fields_ = [
         ("data", _pointer),
-        *((name, _int64) for name in ("bytes", *(f"size_{i}" for i in range(5)), "layout", "element")),
+        *((name, _int64) for name in ("bytes", *(f"size_{i}" for i in range(5)), "memory_format", "element")),
     ]
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.compiled.algorithms import ALL_PHASES, STEP, CompiledAlgorithm, CompiledStage
-from mucudnn.kernels.compiled.library import Stage, why_not, why_too_large
+from mucudnn.kernels.compiled.algorithms import STEP, CompiledAlgorithm, CompiledStage
+from mucudnn.kernels.compiled.library import ROWS_OF_FRAMES, Stage, why_not, why_too_large
 from mucudnn.kernels.memory import inside
 
 
@@ -172,7 +173,7 @@ class RowsWinograd(VolumeWinograd):
 
     def supports(self, problem: ConvProblem) -> str | None:
         if problem.is_volume and problem.d <= problem.h:
-            return f"the first dimension is {problem.d} and the second {problem.h}; rows are more than frames"
+            return f"the depth is {problem.d} and the height {problem.h}; rows before frames are for a larger depth"
         if problem.is_volume and problem.memory_format is MemoryFormat.CONTIGUOUS:
             return "the memory format is contiguous; rows of all frames are together in channels_last"
         return super().supports(_turned(problem) if problem.is_volume else problem)
@@ -180,19 +181,11 @@ class RowsWinograd(VolumeWinograd):
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return super().least_flops(_turned(problem), micro_batch_size)
 
-    def stage(
-        self,
-        problem: ConvProblem,
-        shapes: Sequence[Sequence[int]],
-        phases: int = ALL_PHASES,
-        sizes: tuple[int, int, int] = (0, 0, 0),
-        slices: Sequence[slice] = (),
-        padding: tuple[int, int] | None = None,
-    ) -> Stage:
+    def stage(self, problem: ConvProblem, shapes: Sequence[Sequence[int]], *others: Any, **named: Any) -> Stage:
         turned = [(n, c, d, h, w) for n, c, h, d, w in shapes]
-        stage = super().stage(_turned(problem), turned, phases, sizes, slices, padding)
+        stage = super().stage(_turned(problem), turned, *others, **named)
         for operand in (stage.x, stage.w, stage.y):
-            operand.layout = 2
+            operand.memory_format = ROWS_OF_FRAMES
         return stage
 
     def band(

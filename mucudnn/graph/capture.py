@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from mucudnn.core.errors import MucudnnError, first_line, no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.graph.guards import Guards, ResultMemory, memories_of_results
-from mucudnn.graph.layouts import put_rows_first
 from mucudnn.graph.makers import (
     IDENTITIES,
     MAKERS,
@@ -31,7 +30,8 @@ from mucudnn.graph.makers import (
 )
 from mucudnn.graph.moves import Copy
 from mucudnn.graph.operators import VIEWS, Barrier, Captured, Input, Moments, Ref, aten, function_of
-from mucudnn.graph.rewrites import rewrite
+from mucudnn.graph.rewrites.layouts import put_rows_first
+from mucudnn.graph.rewrites.rewrite import rewrite
 from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import ACTIVATIONS
 from mucudnn.kernels.memory import dense_strides, format_of, torch_format

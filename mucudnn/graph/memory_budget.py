@@ -377,7 +377,7 @@ class _Estimated:
     front: tuple[Plan, ...]
 
     def seconds(self, budget_bytes: int) -> float:
-        """Return the seconds of the fastest plan that is within the budget, though nothing is recomputed."""
+        """Return the seconds of the fastest plan within the budget that recomputes nothing, or infinity."""
         within = (one.time_s for one in self.front if one.memory_bytes <= budget_bytes * _ARENA_SHARE)
         return min(within, default=inf)
 
@@ -393,7 +393,7 @@ def _arranged(
 ) -> tuple[Captured, Schedule]:
     """Return the graph whose bands of volumes have some frames, or some rows of all frames, with its leanest schedule.
 
-    Rows where frames do not fit into the budget, or are estimated to take longer without recomputing within it.
+    Rows if they are estimated to be faster within the budget, or if frames do not fit into it.
     """
     of_frames = _estimated(frames_first, config)
     have_frames = any(len(one.shape) == 5 and one.rows > 1 for one in frames_first.operators)

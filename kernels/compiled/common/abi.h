@@ -7,25 +7,25 @@
 #include "common/image.h"
 
 // The order of dimensions in memory, each but the first with the channels last: NCDHW, NDHWC, NHDWC.
-enum MemoryOrder : int64_t { CONTIGUOUS, CHANNELS_LAST, ROWS_OF_FRAMES };
+enum MemoryFormat : int64_t { CONTIGUOUS, CHANNELS_LAST, ROWS_OF_FRAMES };
 
 // A dense tensor: x or y (N, C, D, H, W), or w or dw (K, C // groups, T, R, S). d is 1 for images and their filters.
 struct TensorArgument {
   void* data;
-  int64_t bytes, n, c, d, h, w, layout, element;
+  int64_t bytes, n, c, d, h, w, memory_format, element;
 
   Elements elements() const { return {data, Element(element)}; }
 
   ptrdiff_t stride_n() const { return c * d * h * w; }
-  ptrdiff_t stride_c() const { return layout == CONTIGUOUS ? d * h * w : 1; }
-  ptrdiff_t stride_d() const { return layout == ROWS_OF_FRAMES ? stride_w() * w : stride_w() * w * h; }
-  ptrdiff_t stride_h() const { return layout == ROWS_OF_FRAMES ? stride_w() * w * d : stride_w() * w; }
-  ptrdiff_t stride_w() const { return layout == CONTIGUOUS ? 1 : c; }
+  ptrdiff_t stride_c() const { return memory_format == CONTIGUOUS ? d * h * w : 1; }
+  ptrdiff_t stride_d() const { return memory_format == ROWS_OF_FRAMES ? stride_w() * w : stride_w() * w * h; }
+  ptrdiff_t stride_h() const { return memory_format == ROWS_OF_FRAMES ? stride_w() * w * d : stride_w() * w; }
+  ptrdiff_t stride_w() const { return memory_format == CONTIGUOUS ? 1 : c; }
 
   // last: the last element type that is allowed.
   void require_sizes(const char* name, Element last = FLOAT16) const {
     require_between("the type of elements", element, FLOAT32, last);
-    require_between("the layout", layout, CONTIGUOUS, ROWS_OF_FRAMES);
+    require_between("the memory format", memory_format, CONTIGUOUS, ROWS_OF_FRAMES);
     for (const int64_t size : {c, d, h, w}) require_size(name, size);
     require_between(name, n, 1, INT64_MAX);
   }

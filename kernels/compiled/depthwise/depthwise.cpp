@@ -99,7 +99,7 @@ struct Depthwise {
 
   static int require_call(const Stage& stage, const Slice& slice) {
     require_images(stage.geometry, slice.x, slice.y);
-    require_equal("the memory format of y", slice.y.layout, slice.x.layout);
+    require_equal("the memory format of y", slice.y.memory_format, slice.x.memory_format);
     return stage.thread_count();
   }
 };

@@ -100,7 +100,7 @@ PixelPlan<Loops> pixel_plan(const Geometry& g, const Axis& rows, const Axis& col
       plan.phases.push_back({down, across, {across.taps, columns.stride, across.step},
                              channels.group.in *
                                  elements_before(rows.classes, columns.classes, down.tap_class, across.tap_class)});
-  const bool neighbours = in.layout && channels.group.one_to_one(), is_half = in.element != FLOAT32;
+  const bool neighbours = in.memory_format != CONTIGUOUS && channels.group.one_to_one(), is_half = in.element != FLOAT32;
   plan.runs = runs_of(channels.lanes(), !neighbours ? Reading::GATHERED
                                         : is_half   ? Reading::WIDENED
                                                     : Reading::IN_PLACE);

@@ -13,7 +13,7 @@ constexpr int MOST_TOGETHER = 16;        // groups per task, for small images
 // Return whether vectors hold channels: if channels are contiguous, or if rows are too short for vectors of columns and
 // transposes pay, because the filter is large or several phases are interleaved in a row.
 bool is_by_pixels(const Axes& axes, const TensorArgument& image, const Channels& channels, int64_t width) {
-  if (image.layout) return true;
+  if (image.memory_format != CONTIGUOUS) return true;
   const int64_t taps = int64_t{axes.rows.classes.elements} * axes.columns.classes.elements;
   const bool pays = axes.columns.every > 1 || taps >= TRANSPOSED_TAPS;
   return pays && axes.columns.outputs_of(0, int(width)) < 2 * VL && 2 * channels.lanes() >= VL;

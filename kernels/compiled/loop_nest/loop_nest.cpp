@@ -40,7 +40,7 @@ struct LoopNest {
     const TensorArgument &x = slice.x, &w = slice.w, &y = slice.y;
     const Geometry& g = stage.geometry;
     require_images(g, x, y, FLOAT64);
-    require_equal("the memory format of y", y.layout, x.layout);
+    require_equal("the memory format of y", y.memory_format, x.memory_format);
     w.require_filter(g.groups, g.r, g.s, FLOAT64);
     require_equal("the type of elements of the filter", w.element, x.element);
     require_equal("the number of filters", w.n, y.c);

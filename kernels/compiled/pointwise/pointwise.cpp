@@ -15,7 +15,7 @@ void require_pointwise(const Geometry& g) {
 
 // Treat images of one pixel, which are in both memory formats at once, as channels-last.
 TensorArgument as_rows_if_both(TensorArgument tensor) {
-  if (tensor.h * tensor.w == 1) tensor.layout = CHANNELS_LAST;
+  if (tensor.h * tensor.w == 1) tensor.memory_format = CHANNELS_LAST;
   return tensor;
 }
 
@@ -24,7 +24,7 @@ struct Operands {
 
   Operands(const TensorArgument& given_x, const TensorArgument& given_y)
       : x(as_rows_if_both(given_x)), y(given_y) {
-    y.layout = x.layout;
+    y.memory_format = x.memory_format;
   }
 };
 
@@ -180,7 +180,7 @@ struct Pointwise {
   static int require_call(const Stage& stage, const Slice& slice) {
     require_pointwise(stage.geometry);
     require_images(stage.geometry, slice.x, slice.y);
-    require_equal("the memory format of y", slice.y.layout, slice.x.layout);
+    require_equal("the memory format of y", slice.y.memory_format, slice.x.memory_format);
     return stage.thread_count();
   }
 

@@ -8,9 +8,9 @@ Where bands are to have rows of all frames instead, all volumes become views of 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -77,7 +77,8 @@ class _View:
 
 def move_views(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
     """Move views of volumes behind operators, in place. constants: by name of the node; more are added."""
-    views: dict[Any, _View] = {}  # of nodes
+    mover = _Mover(graph, constants)
+    views = mover.views
     for node in list(graph.nodes):
         x: Any = node.args[0] if node.op == "call_function" and node.args else None
         if not _is_tensor(node) or not _is_tensor(x):
@@ -103,7 +104,7 @@ def move_views(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
             if x in views:
                 views[node] = view
         else:
-            _move(graph, node, views, constants)
+            mover.move(node)
 
 
 def put_rows_first(graph: fx.Graph, constants: dict[str, Tensor], samples: int) -> None:
@@ -113,7 +114,8 @@ def put_rows_first(graph: fx.Graph, constants: dict[str, Tensor], samples: int) 
     """
     for node in [one for one in graph.nodes if one.op == "call_function" and one.target in _SPLITS]:
         _slice_instead(graph, node)
-    views: dict[Any, _View] = {}
+    mover = _Mover(graph, constants)
+    views = mover.views
     for node in list(graph.nodes):
         value = node.meta.get("val")
         x: Any = node.all_input_nodes[0] if node.op == "call_function" and node.all_input_nodes else None
@@ -126,14 +128,14 @@ def put_rows_first(graph: fx.Graph, constants: dict[str, Tensor], samples: int) 
                     image = _call(graph, aten.view.default, (views[x].volume, [n, c, h, w]), {}, value)
                 node.replace_all_uses_with(image)
         elif node.op == "call_function" and any(one in views for one in node.all_input_nodes):
-            _move(graph, node, views, constants)
+            mover.move(node)
         is_volume = isinstance(value, Tensor) and value.dim() == 5 and value.is_floating_point()
         if is_volume and node.users and node not in views and len(value) == samples and node.name not in constants:
             _make_rows_first(graph, node, x, views)
 
 
 def _make_rows_first(graph: fx.Graph, node: Node, x: Any, views: dict[Any, _View]) -> None:
-    """Insert (N, C, H, D, W) of an argument, or of what an operator makes of x that only computes (N, C, D, H, W)."""
+    """Let the readers of a volume that stays (N, C, D, H, W) read a view of it as (N, C, H, D, W). x: what it reads."""
     value = node.meta["val"]
     call: tuple[Any, tuple[Any, ...]] = aten.transpose.int, (node, 2, 3)
     if node.target in (*VIEWS, aten.unsqueeze.default) and shape_of(x) == (*value.shape[:2], *value.shape[3:]):
@@ -176,158 +178,154 @@ def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[s
     return made
 
 
-def _move(graph: fx.Graph, node: Node, views: dict[Any, _View], constants: dict[str, Tensor]) -> None:
-    """Replace an operator on views of volumes by one on the volumes and a view of its result, if there is one."""
-    read = [views[one] for one in node.all_input_nodes if one in views]
-    alike = {(one.order, one.is_batch, one.is_batch and one.volume.meta["val"].shape[2]) for one in read}
-    if len(alike) != 1 or read[0].order == _SAME:
-        return
-    if any(one not in views and one.name not in constants for one in node.all_input_nodes):
-        return
-    replaced, view = [node], read[0]
-    if node.target is NORM:
-        replaced = [*node.users]
-        if not replaced or any(one.args[1] for one in replaced):
-            return  # nothing is read, or its mean and variance
-    value = replaced[0].meta["val"]
-    if not isinstance(value, Tensor) or value.dim() != (4 if view.is_batch else 5):
-        return
-    with graph.inserting_before(node):
-        made = _on_volumes(graph, node, views, view, constants)
-        if made is None:
+_Called: TypeAlias = "tuple[Any, tuple[Any, ...], Mapping[str, Any]]"  # target, arguments by position and by name
+
+
+class _Mover:
+    """Replaces operators on views of volumes by operators on the volumes.
+
+    constants: by name of the node; more are added. views: of nodes.
+    """
+
+    def __init__(self, graph: fx.Graph, constants: dict[str, Tensor]) -> None:
+        self.graph, self.constants = graph, constants
+        self.views: dict[Any, _View] = {}
+
+    def move(self, node: Node) -> None:
+        """Replace an operator on views of volumes by one on the volumes and a view of its result, if there is one."""
+        graph, views = self.graph, self.views
+        read = [views[one] for one in node.all_input_nodes if one in views]
+        alike = {(one.order, one.is_batch, one.is_batch and one.volume.meta["val"].shape[2]) for one in read}
+        if len(alike) != 1 or read[0].order == _SAME:
             return
-        volume = _call(graph, *made, view.undone(value))
+        if any(one not in views and one.name not in self.constants for one in node.all_input_nodes):
+            return
+        replaced, view = [node], read[0]
         if node.target is NORM:
-            volume.meta["val"] = (view.undone(value), *node.meta["val"][1:])
-            volume = _call(graph, operator.getitem, (volume, 0), {}, view.undone(value))
-        moved = _call(
-            graph, aten.permute.default, (volume, list(view.order)), {}, volume.meta["val"].permute(view.order)
-        )
-        views[moved] = _View(volume, view.order)
-        if view.is_batch:
-            moved = _call(graph, aten.view.default, (moved, list(value.shape)), {}, value)
-            views[moved] = _View(volume, view.order, is_batch=True)
-    for one in replaced:
-        one.replace_all_uses_with(moved)
-        graph.erase_node(one)
-    if node.target is NORM:
-        graph.erase_node(node)
+            replaced = [*node.users]
+            if not replaced or any(one.args[1] for one in replaced):
+                return  # nothing is read, or its mean and variance
+        value = replaced[0].meta["val"]
+        if not isinstance(value, Tensor) or value.dim() != (4 if view.is_batch else 5):
+            return
+        with graph.inserting_before(node):
+            made = self._on_volumes(node, view)
+            if made is None:
+                return
+            volume = _call(graph, *made, view.undone(value))
+            if node.target is NORM:
+                volume.meta["val"] = (view.undone(value), *node.meta["val"][1:])
+                volume = _call(graph, operator.getitem, (volume, 0), {}, view.undone(value))
+            moved = _call(
+                graph, aten.permute.default, (volume, list(view.order)), {}, volume.meta["val"].permute(view.order)
+            )
+            views[moved] = _View(volume, view.order)
+            if view.is_batch:
+                moved = _call(graph, aten.view.default, (moved, list(value.shape)), {}, value)
+                views[moved] = _View(volume, view.order, is_batch=True)
+        for one in replaced:
+            one.replace_all_uses_with(moved)
+            graph.erase_node(one)
+        if node.target is NORM:
+            graph.erase_node(node)
 
+    def _on_volumes(self, node: Node, view: _View) -> _Called | None:
+        """Return the operator on volumes that does what a node does on views of them, with its arguments."""
+        target, value = node.target, node.meta["val"]
+        is_spatial = not view.is_batch and view.order[:2] == _SAME[:2]
+        if target in (depth_to_space, F.normalize) and is_spatial:
+            x, *others = node.args
+            if target is depth_to_space:
+                ((channels, *moved),) = others
+                others = [(channels, *view.in_order_of_volume(moved))]
+            return target, (self.views[x].volume, *others), {}
+        if not isinstance(target, torch._ops.OpOverload):
+            return None
+        if is_pointwise(target) or target in _CASTS:
+            return self._pointwise(node, view)
+        if target in CONCATENATIONS and is_spatial:
+            return self._reordered(node, view)
+        if node.args[0] not in self.views:
+            return None
+        volume, given = self.views[node.args[0]].volume, arguments_of(node)
+        if target in ALONG_CHANNELS:
+            dims = given.get("dim")
+            dims = dims if isinstance(dims, (list, tuple)) else [dims]
+            if None in dims or not dims or (view.is_batch and any(dim % 4 == 0 for dim in dims)):
+                return None
+            moved = [view.dimension(dim) for dim in dims]
+            return _changed(node, {"self": volume, "dim": moved[0] if isinstance(given["dim"], int) else moved})
+        if target is aten.expand.default:
+            return target, (volume, list(view.undone(value).shape)), {}
+        if not view.is_batch:
+            return self._reordered(node, view) if is_spatial else None
+        if target is aten.conv2d.default and isinstance(given.get("padding", 0), (int, list, tuple)):
+            filters = self._constant(given["weight"], self.constants[given["weight"].name].unsqueeze(2))
+            steps = (
+                [one, *sizes(given.get(name, one), 2)] for name, one in (("stride", 1), ("padding", 0), ("dilation", 1))
+            )
+            return aten.conv3d.default, (volume, filters, given.get("bias"), *steps, given.get("groups", 1)), {}
+        if target in _RESIZES:
+            scales = given.get("scale_factors") or (None, None)
+            return _RESIZES[target], (volume, list(view.undone(value).shape[2:]), None, *scales), {}
+        if target in PADS and given.get("mode", "constant") == "constant" and len(given["pad"]) <= 4:
+            return target, (volume, *node.args[1:]), node.kwargs
+        return None
 
-def _on_volumes(
-    graph: fx.Graph, node: Node, views: Mapping[Any, _View], view: _View, constants: dict[str, Tensor]
-) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None:
-    """Return the operator on volumes that does what a node does on views of them, with its arguments."""
+    def _pointwise(self, node: Node, view: _View) -> _Called | None:
+        """Return what ``_on_volumes`` does, for an operator on each element of views and constants."""
+        nodes, dims = {}, node.meta["val"].dim()
+        for one in node.all_input_nodes:
+            if one in self.views:
+                nodes[one] = self.views[one].volume
+                continue
+            constant = self.constants[one.name]
+            constant = constant.view(*(1,) * (dims - constant.dim()), *constant.shape)
+            if view.is_batch and len(constant) > 1:
+                return None
+            nodes[one] = self._constant(one, view.undone(constant))
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), nodes.__getitem__)
+        return node.target, args, kwargs
 
-    def changed(one: Node, to: Tensor) -> Node:
-        """Return a constant for volumes."""
-        made = _call(graph, aten.reshape.default, (one, list(to.shape)), {}, to)
-        constants[made.name] = to
+    def _reordered(self, node: Node, view: _View) -> _Called | None:
+        """Return what ``_on_volumes`` does, for views whose frames, rows and columns are in another order."""
+        target, given = node.target, arguments_of(node)
+        x = next(iter(given))
+        changes: dict[str, Any] = {x: self.views[node.args[0]].volume} if node.args[0] in self.views else {}
+        if target in CONCATENATIONS:
+            changes = {"tensors": [self.views[one].volume for one in given["tensors"]]}
+        if target in CONCATENATIONS or target is aten.slice.Tensor:
+            changes["dim"] = view.dimension(given.get("dim", 0))
+        elif target is aten.repeat.default:
+            changes["repeats"] = [*given["repeats"][:2], *view.in_order_of_volume(given["repeats"][2:])]
+        elif target in PADS:
+            sides = [*given["pad"], *(0,) * (10 - len(given["pad"]))]
+            pairs = view.in_order_of_volume([sides[4:6], sides[2:4], sides[0:2]])
+            if any(sides[6:]):
+                return None
+            changes["pad"] = [side for pair in reversed(pairs) for side in pair]
+        elif target in _SPATIAL:
+            for name, of_name in given.items():
+                if isinstance(of_name, (list, tuple)) and len(of_name) == 3:
+                    changes[name] = view.in_order_of_volume(of_name)
+            scales = [given.get(f"scales_{name}") for name in "dhw"]
+            if any(scales):
+                changes |= zip(("scales_d", "scales_h", "scales_w"), view.in_order_of_volume(scales), strict=True)
+            filters = given.get("weight")
+            if filters is not None and len(shape_of(filters)) == 5:
+                changes["weight"] = self._constant(filters, view.undone(self.constants[filters.name]))
+        else:
+            return None
+        return _changed(node, changes)
+
+    def _constant(self, one: Node, to: Tensor) -> Node:
+        """Return a constant for volumes in place of one for views."""
+        made = _call(self.graph, aten.reshape.default, (one, list(to.shape)), {}, to)
+        self.constants[made.name] = to
         return made
 
-    target, value = node.target, node.meta["val"]
-    is_spatial = not view.is_batch and view.order[:2] == _SAME[:2]
-    if target in (depth_to_space, F.normalize) and is_spatial:
-        x, *others = node.args
-        if target is depth_to_space:
-            ((channels, *moved),) = others
-            others = [(channels, *view.in_order_of_volume(moved))]
-        return target, (views[x].volume, *others), {}
-    if not isinstance(target, torch._ops.OpOverload):
-        return None
-    if is_pointwise(target) or target in _CASTS:
-        return _pointwise(node, views, view, constants, changed)
-    if target in CONCATENATIONS and is_spatial:
-        return _reordered(node, views, view, constants, changed)
-    if node.args[0] not in views:
-        return None
-    volume, given = views[node.args[0]].volume, arguments_of(node)
-    if target in ALONG_CHANNELS:
-        dims = given.get("dim")
-        dims = dims if isinstance(dims, (list, tuple)) else [dims]
-        if None in dims or not dims or (view.is_batch and any(dim % 4 == 0 for dim in dims)):
-            return None
-        moved = [view.dimension(dim) for dim in dims]
-        return _changed(node, {"self": volume, "dim": moved[0] if isinstance(given["dim"], int) else moved})
-    if target is aten.expand.default:
-        return target, (volume, list(view.undone(value).shape)), {}
-    if not view.is_batch:
-        return _reordered(node, views, view, constants, changed) if is_spatial else None
-    if target is aten.conv2d.default and isinstance(given.get("padding", 0), (int, list, tuple)):
-        filters = changed(given["weight"], constants[given["weight"].name].unsqueeze(2))
-        steps = (
-            [one, *sizes(given.get(name, one), 2)] for name, one in (("stride", 1), ("padding", 0), ("dilation", 1))
-        )
-        return aten.conv3d.default, (volume, filters, given.get("bias"), *steps, given.get("groups", 1)), {}
-    if target in _RESIZES:
-        scales = given.get("scale_factors") or (None, None)
-        return _RESIZES[target], (volume, list(view.undone(value).shape[2:]), None, *scales), {}
-    if target in PADS and given.get("mode", "constant") == "constant" and len(given["pad"]) <= 4:
-        return target, (volume, *node.args[1:]), node.kwargs
-    return None
 
-
-def _pointwise(
-    node: Node,
-    views: Mapping[Any, _View],
-    view: _View,
-    constants: Mapping[str, Tensor],
-    changed: Callable[[Node, Tensor], Node],
-) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None:
-    """Return what ``_on_volumes`` does, for an operator on each element of views and constants."""
-    nodes, dims = {}, node.meta["val"].dim()
-    for one in node.all_input_nodes:
-        if one in views:
-            nodes[one] = views[one].volume
-            continue
-        constant = constants[one.name]
-        constant = constant.view(*(1,) * (dims - constant.dim()), *constant.shape)
-        if view.is_batch and len(constant) > 1:
-            return None
-        nodes[one] = changed(one, view.undone(constant))
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), nodes.__getitem__)
-    return node.target, args, kwargs
-
-
-def _reordered(
-    node: Node,
-    views: Mapping[Any, _View],
-    view: _View,
-    constants: Mapping[str, Tensor],
-    changed: Callable[[Node, Tensor], Node],
-) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]] | None:
-    """Return what ``_on_volumes`` does, for views whose frames, rows and columns are in another order."""
-    target, given = node.target, arguments_of(node)
-    x = next(iter(given))
-    changes: dict[str, Any] = {x: views[node.args[0]].volume} if node.args[0] in views else {}
-    if target in CONCATENATIONS:
-        changes = {"tensors": [views[one].volume for one in given["tensors"]]}
-    if target in CONCATENATIONS or target is aten.slice.Tensor:
-        changes["dim"] = view.dimension(given.get("dim", 0))
-    elif target is aten.repeat.default:
-        changes["repeats"] = [*given["repeats"][:2], *view.in_order_of_volume(given["repeats"][2:])]
-    elif target in PADS:
-        sides = [*given["pad"], *(0,) * (10 - len(given["pad"]))]
-        pairs = view.in_order_of_volume([sides[4:6], sides[2:4], sides[0:2]])
-        if any(sides[6:]):
-            return None
-        changes["pad"] = [side for pair in reversed(pairs) for side in pair]
-    elif target in _SPATIAL:
-        for name, of_name in given.items():
-            if isinstance(of_name, (list, tuple)) and len(of_name) == 3:
-                changes[name] = view.in_order_of_volume(of_name)
-        scales = [given.get(f"scales_{name}") for name in "dhw"]
-        if any(scales):
-            changes |= zip(("scales_d", "scales_h", "scales_w"), view.in_order_of_volume(scales), strict=True)
-        filters = given.get("weight")
-        if filters is not None and len(shape_of(filters)) == 5:
-            changes["weight"] = changed(filters, view.undone(constants[filters.name]))
-    else:
-        return None
-    return _changed(node, changes)
-
-
-def _changed(node: Node, changes: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+def _changed(node: Node, changes: Mapping[str, Any]) -> _Called:
     """Return the call of a node with other values of some of its arguments, by name."""
     names = [one.name for one in node.target._schema.arguments]
     args = tuple(changes.get(name, value) for name, value in zip(names, node.args, strict=False))

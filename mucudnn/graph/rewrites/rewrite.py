@@ -15,7 +15,6 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from mucudnn.graph.layouts import move_views
 from mucudnn.graph.makers import (
     ALONG_CHANNELS,
     CONCATENATIONS,
@@ -27,7 +26,8 @@ from mucudnn.graph.makers import (
     shape_of,
 )
 from mucudnn.graph.operators import VIEWS, aten
-from mucudnn.graph.shuffles import join_shuffles
+from mucudnn.graph.rewrites.layouts import move_views
+from mucudnn.graph.rewrites.shuffles import join_shuffles
 
 
 def rewrite(graph: fx.Graph, constants: dict[str, Tensor]) -> None:

@@ -1,0 +1,1 @@
+"""Exact rewrites of graphs of ATen."""
