@@ -105,11 +105,14 @@ class Place(ctypes.Structure):
 
 
 class View(ctypes.Structure):
-    """Some rows of a tensor (N, C, H, W) as a C struct; strides in elements. c = 0 for no tensor."""
+    """Some rows of a tensor (N, C, H, W) as a C struct; strides in elements. c = 0 for no tensor.
+
+    element: number of the tensor's dtype in ``ELEMENTS``; 0 for dtypes of which elements are only copied.
+    """
 
     _fields_ = [
         ("place", Place),
-        *((name, _int64) for name in ("n", "c", "h", "w", "stride_n", "stride_c", "stride_h", "stride_w")),
+        *((name, _int64) for name in ("element", "n", "c", "h", "w", "stride_n", "stride_c", "stride_h", "stride_w")),
     ]
 
 

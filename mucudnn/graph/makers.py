@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from mucudnn.core.problem import Sizes
+from mucudnn.graph.frame_by_frame import FrameByFrame, frame_by_frame
 from mucudnn.graph.moves import Concatenation, Copy, DepthToSpace, OneFrame, Shuffle, depth_to_space
 from mucudnn.graph.operators import (
     VIEWS,
@@ -282,6 +283,15 @@ def _depth_to_space(builder: Builder, node: Node) -> Made:
     return None if x is None else builder.add(DepthToSpace(**described(node), sources=(x,), moved=moved))
 
 
+def _frame_by_frame(builder: Builder, node: Node) -> Made:
+    function, *clips = node.args
+    every = [builder.image(one) for one in clips]
+    read = tuple(one for one in every if one is not None)
+    if len(read) < len(clips) or node.meta["val"].dim() == 4:
+        return None
+    return builder.add(FrameByFrame(**described(node), sources=read, function=function))
+
+
 def _slice(builder: Builder, node: Node) -> Made:
     given = arguments_of(node)
     x, shape = builder.image(given["self"]), node.meta["val"].shape
@@ -438,6 +448,7 @@ MAKERS: dict[Any, Callable[[Builder, Node], Made]] = {
     aten.pixel_shuffle.default: partial(_shuffle, 1),
     aten.pixel_unshuffle.default: partial(_shuffle, -1),
     depth_to_space: _depth_to_space,
+    frame_by_frame: _frame_by_frame,
     aten.slice.Tensor: _slice,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.graph.operators import Band, Operator
-from mucudnn.graph.steps import are_float, copy_step, has_rows, step
+from mucudnn.graph.steps import are_images, copy_step, has_rows, step
 from mucudnn.kernels.compiled.library import ProgramStep
 from mucudnn.solver.bands import Reach
 
@@ -132,7 +132,7 @@ class Shuffle(Operator):
         band.out.copy_(F.pixel_shuffle(band.xs[0], self.factor)[:, :, skipped : skipped + band.high - band.low])
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        if self.factor < 0 or not are_float(band.out, band.xs[0]):
+        if self.factor < 0 or not are_images(band.out, band.xs[0]):
             return []
         skipped = band.low - band.starts[0] * self.factor
         return [step("shuffle", band.out, band.xs[0], numbers=(self.factor, skipped))]
@@ -160,23 +160,27 @@ def _move_channels(x: Tensor, moved: Moves, out: Tensor, skipped: int) -> None:
     outermost_first = sorted((part for parts in moved for part in parts), reverse=True)
     x = torch.unflatten(x, 1, [size for _, size in outermost_first])
     dims = {part: 1 + index for index, part in enumerate(outermost_first)}
-    behind, every = 1 + len(dims), prod(size for _, size in of_rows)
-    order = [0, *(dims[part] for part in of_channels), behind]
-    for index, parts in enumerate(others):
-        order += [behind + 1 + index, *(dims[part] for part in parts)]
-    for residue in range(every):
-        first = (residue - skipped) % every
-        into = out[:, :, first::every]
-        part, rest = x.narrow(behind, (first + skipped) // every, into.shape[2]), residue
-        for one in reversed(of_rows):
-            rest, index = divmod(rest, one[1])
-            part = part.narrow(dims[one], index, 1)
-        for index, parts in reversed([*enumerate(others)]):
-            into = torch.unflatten(into, 3 + index, [x.shape[behind + 1 + index], *(size for _, size in parts)])
+    behind, every, pieces = 1 + len(dims), prod(size for _, size in of_rows), []
+    if skipped % every == 0 == out.shape[2] % every:
+        pieces = [(out, x.narrow(behind, skipped // every, out.shape[2] // every))]
+    else:
+        for residue in range(every):
+            first, rest = (residue - skipped) % every, residue
+            into = out[:, :, first::every]
+            part = x.narrow(behind, (first + skipped) // every, into.shape[2])
+            for one in reversed(of_rows):
+                rest, index = divmod(rest, one[1])
+                part = part.narrow(dims[one], index, 1)
+            pieces.append((into, part))
+    order = [0, *(dims[part] for part in of_channels)]
+    for index, parts in enumerate((of_rows, *others)):
+        order += [behind + index, *(dims[one] for one in parts)]
+    for into, part in pieces:
+        for index, parts in reversed([*enumerate((of_rows, *others))]):
+            sizes = [part.shape[behind + index], *(part.shape[dims[one]] for one in parts)]
+            into = torch.unflatten(into, 2 + index, sizes)
         into = torch.unflatten(into, 1, [size for _, size in of_channels] or [1])
-        part = part.permute(*order, *(dims[one] for one in of_rows))
-        for _ in of_rows:
-            part = part.squeeze(-1)
+        part = part.permute(order)
         into.copy_(part if of_channels else part.unsqueeze(1))
 
 

@@ -3,7 +3,7 @@
 A band is a range of samples and of rows. Tensors are (N, C, H, W), or volumes (N, C, D, H, W), of which the frames take
 the place of rows. Each operator says which rows it reads (``reaches``), computes a band by torch (``compute``) exactly
 as it would compute the whole (padding is added only where the image ends), and may have steps in C++ that compute it
-without torch (``steps``): operators in float32 do, copies in every dtype.
+without torch (``steps``): operators in float32 and half precision do, copies in every dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from mucudnn.graph import steps
-from mucudnn.graph.steps import address_of, are_float, elementwise_step, step
+from mucudnn.graph.steps import address_of, are_images, elementwise_step, step
 from mucudnn.kernels.algorithm import Algorithm, Epilogue
 from mucudnn.kernels.compiled.library import FUNCTIONS, ProgramStep
 from mucudnn.solver.bands import Reach
@@ -305,7 +305,7 @@ class Local(Called):
 
     def steps(self, band: Band) -> list[ProgramStep]:
         out = band.out
-        if not are_float(out, *band.xs):
+        if not are_images(out, *band.xs):
             return []
         function = function_of(self.target, self.args) if band.xs[0].shape == out.shape else None
         if function == "leaky_relu":
@@ -324,7 +324,7 @@ class Local(Called):
         if isinstance(second, (int, float)):
             values = (1.0, float(second)) if combination == "add" else (float(second), 0.0)
             return [elementwise_step(out, first, None, values)]
-        if not isinstance(second, Tensor) or second.dtype != torch.float32 or not are_float(first, second):
+        if not isinstance(second, Tensor) or not are_images(first, second):
             return []
         is_for_channels = second.dim() == out.dim() and second.shape[1] == out.shape[1] and {*second.shape[2:]} == {1}
         if second.shape == out.shape or is_for_channels:
@@ -364,7 +364,7 @@ class Moments(Operator):
         totals.copy_(in_order[:, :, -1])
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        if not are_float(band.xs[0]):
+        if not are_images(band.xs[0]):
             return []
         made = step("moments", band.xs[0], band.xs[0], numbers=(self.groups,))
         made.out.place.offset = band.out[band.samples].data_ptr()
@@ -396,7 +396,7 @@ class Normalization(Operator):
 
     def steps(self, band: Band) -> list[ProgramStep]:
         affine = self.weight, self.bias
-        if not are_float(band.out, *band.xs) or any(one is not None and one.dtype != torch.float32 for one in affine):
+        if not are_images(band.out, *band.xs) or any(one is not None and one.dtype != self.dtype for one in affine):
             return []
         totals = band.wholes[self.wholes[0]][band.samples]
         groups = totals.shape[1]
@@ -426,7 +426,7 @@ class Scale(Operator):
         Epilogue(self.activation).apply(band.out)
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        if not are_float(band.out, *band.xs):
+        if not are_images(band.out, *band.xs):
             return []
         addresses = address_of(self.factor), address_of(self.addend)
         numbers, least_norm = (FUNCTIONS.index(self.activation),), -1.0 if self.least_norm is None else self.least_norm

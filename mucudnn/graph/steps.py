@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mucudnn.kernels.compiled.library import (
     COMBINATIONS,
+    ELEMENTS,
     FUNCTIONS,
     STEPS,
     Place,
@@ -19,6 +20,8 @@ from mucudnn.kernels.compiled.library import (
     library,
     loaded_build,
 )
+
+_COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def is_available() -> bool:
@@ -95,20 +98,24 @@ def _in_rows(tensor: Tensor) -> Tensor:
 
 def _view(tensor: Tensor) -> View:
     rows = _in_rows(tensor)
-    return View(Place(0, rows.data_ptr()), *rows.shape, *rows.stride())
+    element = ELEMENTS.get(str(rows.dtype).removeprefix("torch."), 0)
+    return View(Place(0, rows.data_ptr()), element, *rows.shape, *rows.stride())
 
 
-def are_float(*tensors: Tensor | None) -> bool:
-    """Return whether tensors are in float32, and the rows of images are columns of contiguous channels.
+def are_images(*tensors: Tensor | None) -> bool:
+    """Return whether all are in float32, or in one half precision, and rows are columns of contiguous channels.
 
     Frames of volumes are rows.
     """
     every = [tensor for tensor in tensors if tensor is not None and tensor.dim() in (4, 5)]
-    return all(map(has_rows, every)) and all(
-        rows.dtype == torch.float32
-        and (rows.stride(1) == 1 or rows.shape[1] == 1)
-        and (rows.stride(-1) == rows.shape[1] or rows.shape[-1] == 1)
-        for rows in map(_in_rows, every)
+    are_alike = len({tensor.dtype for tensor in every}) == 1 and every[0].dtype in _COMPUTED
+    return (
+        are_alike
+        and all(map(has_rows, every))
+        and all(
+            (rows.stride(1) == 1 or rows.shape[1] == 1) and (rows.stride(-1) == rows.shape[1] or rows.shape[-1] == 1)
+            for rows in map(_in_rows, every)
+        )
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from mucudnn.core.problem import ConvProblem, Operation, Sizes
 from mucudnn.graph.operators import Band, Operator, aten, for_channels
-from mucudnn.graph.steps import address_of, are_float, elementwise_step, step
+from mucudnn.graph.steps import address_of, are_images, copy_step, elementwise_step, step
 from mucudnn.kernels.algorithm import Algorithm, BoundStage, Epilogue, Workspace, fuses
 from mucudnn.kernels.compiled.library import FUNCTIONS, ProgramStep
 from mucudnn.running.workspace import lasting_buffer
@@ -79,7 +79,7 @@ class AveragePool(Pool):
         band.out.copy_(y[:, :, skipped : skipped + band.high - band.low])
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        if len(self.kernel) > 2 or not are_float(band.out, band.xs[0]):
+        if len(self.kernel) > 2 or not are_images(band.out, band.xs[0]):
             return []
         top = band.low * self.stride[0] - self.padding[0] - band.starts[0]
         divisor = self.divisor or (_COUNTS_PADDING if self.counts_padding else _COUNTS_IMAGE)
@@ -110,7 +110,7 @@ class MaxPool(Pool):
         band.out.copy_(pool(padded, self.kernel, self.stride, 0, self.dilation))
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        if len(self.kernel) > 2 or not are_float(band.out, band.xs[0]):
+        if len(self.kernel) > 2 or not are_images(band.out, band.xs[0]):
             return []
         top = band.low * self.stride[0] - self.padding[0] - band.starts[0]
         numbers = *self.kernel, *self.stride, *self.dilation, top, -self.padding[1]
@@ -129,9 +129,11 @@ class Padding(Operator):
     mode: str
     value: float
     source_rows: Indices = field(init=False)
+    constant: Tensor = field(init=False)
     settings = ("mode",)
 
     def __post_init__(self) -> None:
+        self.constant = torch.tensor(self.value, dtype=self.dtype, device=self.device)
         sides = self.sides[-2:]
         rows = np.arange(self.rows - sum(sides))
         if self.mode == "constant":
@@ -144,35 +146,44 @@ class Padding(Operator):
         first = np.where(rows < 0, self.rows - sum(self.sides[-2:]), rows)
         return (_monotone(self.sources[0], first, np.where(rows < 0, 0, rows + 1)),)
 
-    def compute(self, band: Band) -> None:
-        """Copy runs of adjacent rows to where they belong, then the borders of each row from beside them."""
+    def _copies(self, band: Band) -> list[tuple[Tensor, Tensor]]:
+        """Return where to copy, and what: runs of adjacent rows first, then the borders of rows from beside them."""
         x, out, wanted = band.xs[0], band.out, self.source_rows[band.low : band.high]
         borders = [(-1 - i // 2, *self.sides[i : i + 2]) for i in range(0, len(self.sides) - 2, 2)]
-        inner = out
+        inner, made = out, []
         for dim, before, after in borders:
             inner = inner.narrow(dim, before, inner.shape[dim] - before - after)
-        if self.mode == "constant":
-            out.fill_(self.value)
         ends = np.flatnonzero((np.diff(wanted) != 1) | (wanted[:-1] < 0)) + 1
         for run in np.split(np.arange(len(wanted)), ends):
-            if (first := int(wanted[run[0]])) >= 0:
-                rows = x.narrow(2, first - band.starts[0], len(run))
-                inner.narrow(2, int(run[0]), len(run)).copy_(rows)
-        if self.mode == "constant":
-            return
+            into, first = inner.narrow(2, int(run[0]), len(run)), int(wanted[run[0]])
+            made.append((into, self.constant if first < 0 else x.narrow(2, first - band.starts[0], len(run))))
         for index, (dim, before, after) in enumerate(borders):
             part = out
             for other, low, high in borders[index + 1 :]:  # whose borders are not written yet
                 part = part.narrow(other, low, part.shape[other] - low - high)
-            size = part.shape[dim]
-            if self.mode == "replicate":
-                beside = part.narrow(dim, before, 1), part.narrow(dim, size - after - 1, 1)
+            last = part.shape[dim] - after - 1
+            if self.mode == "reflect":
+                moved = [(before - i, before + i, 1) for i in range(1, before + 1)]
+                moved += [(last + i, last - i, 1) for i in range(1, after + 1)]
             else:
-                flipped = part.narrow(dim, before + 1, before), part.narrow(dim, size - 2 * after - 1, after)
-                beside = flipped[0].flip(dim), flipped[1].flip(dim)
-            for start, count, source in ((0, before, beside[0]), (size - after, after, beside[1])):
-                border = part.narrow(dim, start, count)
-                border.copy_(source.expand_as(border))
+                moved = [(0, before, before), (last + 1, last, after)]
+            for to, source, count in moved:
+                what = self.constant if self.mode == "constant" else part.narrow(dim, source, 1)
+                made.append((part.narrow(dim, to, count), what))
+        return [(into, what.expand_as(into)) for into, what in made if into.numel()]
+
+    def compute(self, band: Band) -> None:
+        for into, what in self._copies(band):
+            into.copy_(what)
+
+    def steps(self, band: Band) -> list[ProgramStep]:
+        every = [(into, what) for pair in self._copies(band) for into, what in zip(*map(_images, pair), strict=True)]
+        return [copy_step(*pair) for pair in every]
+
+
+def _images(x: Tensor) -> Sequence[Tensor]:
+    """Return the frames of volumes, as images."""
+    return x.unbind(2) if x.dim() == 5 else [x]
 
 
 @dataclass(kw_only=True)
@@ -238,7 +249,7 @@ class Resize(Operator):
 
     def steps(self, band: Band) -> list[ProgramStep]:
         out, x, is_nearest = band.out, band.xs[0], self.mode in _NEAREST
-        if not are_float(out, x) or (len(self.size) > 2 and not is_nearest):
+        if not are_images(out, x) or (len(self.size) > 2 and not is_nearest):
             return []
         above, below = (some[band.low : band.high] - band.starts[0] for some in (self.above, self.below))
         along_rows = above, below, self.weights[band.low : band.high]
@@ -406,7 +417,7 @@ class Convolution(Operator):
         added = band.xs[1] if len(band.xs) > 1 else None
         stage = self._bound(band.algorithm, band)
         does_all = fuses(band.algorithm, self.problem) and not self.is_transposed
-        if stage.entry is None or not (does_all or are_float(out, added)):
+        if stage.entry is None or not (does_all or are_images(out, added)):
             return []
         addresses = self.weight.data_ptr(), 0 if self.is_transposed else address_of(bias), band.prepared, band.scratch
         made = [step("convolution", out, x, added if does_all else None, addresses=addresses)]

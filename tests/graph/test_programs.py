@@ -72,7 +72,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "nearest": lambda x: F.interpolate(x, size=(7, 25)),
     "nearest-exact": lambda x: F.interpolate(x, size=(7, 25), mode="nearest-exact"),
     "pixel norm": lambda x: F.silu(
-        F.normalize(F.relu(x + -2.0), dim=1, eps=1e-3) * torch.arange(20.0).view(20, 1, 1) + 0.5
+        F.normalize(F.relu(x + -2.0), dim=1, eps=1e-3) * torch.arange(20.0).to(x.dtype).view(20, 1, 1) + 0.5
     ),
     "bilinear": lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),
     "aligned": lambda x: F.interpolate(x, size=(17, 5), mode="bilinear", align_corners=True),
@@ -81,7 +81,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def test_operators_compute_what_torchs_do_and_all_but_padding_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_compute_what_torchs_do_and_all_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     """All in one graph: capturing takes most of the time."""
     by_torch: list[str] = []
     compute = program._compute
@@ -100,7 +100,14 @@ def test_operators_compute_what_torchs_do_and_all_but_padding_in_cpp(monkeypatch
         for name, own, expected in zip(FUNCTIONS, schedule.run((given,)), model(given), strict=True):
             relative = 1e-4 if name in ("bilinear", "aligned") else 1e-5  # torch computes coordinates in float32
             torch.testing.assert_close(own, expected, rtol=relative, atol=1e-5, equal_nan=True, msg=name)
-    assert {*by_torch} == {"pad"}
+    for dtype in (torch.bfloat16, torch.float16):
+        halves, error = x.to(dtype), 8 * torch.finfo(dtype).eps
+        for name, own, exact in zip(
+            FUNCTIONS, schedule_of(model, halves).run((halves,)), model(halves.double()), strict=True
+        ):
+            assert own.dtype == dtype
+            torch.testing.assert_close(own.double(), exact, rtol=error, atol=error, msg=f"{name}, {dtype}")
+    assert not by_torch
 
 
 def test_normalization_and_linear_layers() -> None:
@@ -114,8 +121,11 @@ def test_normalization_and_linear_layers() -> None:
         [nn.Flatten(), nn.Linear(20 * 12 * 11, 7, bias=False)],
     ):
         model = nn.Sequential(*layers).eval()
-        schedule = schedule_of(model, x)
-        torch.testing.assert_close(schedule.run((x,)), model(x), rtol=1e-5, atol=1e-5)
+        exact = copy.deepcopy(model).double()(x.double())
+        for dtype, error in ((torch.bfloat16, 2e-2), (torch.float16, 3e-3), (torch.float32, 1e-5)):
+            given = x.to(dtype)
+            schedule = schedule_of(copy.deepcopy(model).to(dtype), given)
+            torch.testing.assert_close(schedule.run((given,)).double(), exact, rtol=error, atol=error)
     operators = schedule.operators
     assert any(isinstance(one, Convolution) for one in operators), "a linear layer is a convolution"
     assert not any(isinstance(one, Barrier) and "linear" in one.name for one in operators)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mucudnn.graph.capture import NotCapturedError, capture
+from mucudnn.graph.frame_by_frame import FrameByFrame
 from mucudnn.graph.moves import DepthToSpace, Shuffle
 from mucudnn.graph.operators import Barrier, Captured
 from mucudnn.graph.schedule import Schedule, solver_graph
@@ -159,6 +160,53 @@ def test_what_is_not_in_frames_is_a_barrier() -> None:
         }
     )
     assert "scaled_dot_product_attention" in barriers(check(model, torch.randn(2, 4, 5, 4, 3)))
+
+
+def test_what_keeps_frames_apart_runs_in_bands_of_frames() -> None:
+    """As in diffusers' ``WanAttentionBlock``, with its convolutions, or with linear layers of sequences of pixels."""
+    qkv, out, norm = nn.Conv2d(4, 12, 1), nn.Conv2d(4, 4, 1), nn.LayerNorm(4)
+    heads, weights = nn.Linear(4, 24), nn.Parameter(torch.randn(3, 12, 12))
+
+    def images(x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(0, 1)
+
+    def clips(y: Tensor, x: Tensor) -> Tensor:
+        return y.unflatten(0, (len(x), -1)).transpose(1, 2)
+
+    def attention(x: Tensor) -> Tensor:
+        y = images(x)
+        q, k, v = qkv(y).flatten(2).unsqueeze(1).transpose(2, 3).contiguous().chunk(3, dim=-1)
+        y = F.scaled_dot_product_attention(q, k, v).squeeze(1).transpose(1, 2).reshape(y.shape)
+        return x + clips(out(y), x)
+
+    def by_heads(x: Tensor) -> Tensor:
+        y = images(x)
+        pixels = heads(norm(y.flatten(2).transpose(1, 2)))
+        q, k, v = pixels.unflatten(2, (3, 2, 4)).transpose(1, 3).unbind(2)
+        pixels = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return F.relu(clips(pixels[..., 2:6].transpose(1, 2).reshape(y.shape), x))
+
+    def with_scores(x: Tensor) -> Tensor:
+        y = images(x).flatten(2)
+        y = (y.transpose(1, 2) @ y).softmax(-1) @ y.transpose(1, 2)
+        return F.relu(clips(y.transpose(1, 2).reshape(-1, *x.shape[1:2], *x.shape[3:]), x))
+
+    together = {"attention": attention, "by heads": by_heads, "with scores": with_scores}
+    captured = check(Calls(together, qkv, out, norm, heads), torch.randn(2, 4, 5, 4, 3))
+    assert barriers(captured) == set()
+    assert [type(one) for one in captured.operators].count(FrameByFrame) == len(together)
+
+    def among_frames(x: Tensor) -> Tensor:
+        y = images(x).flatten(2)
+        return clips(y.transpose(0, 2).softmax(2).transpose(0, 2).reshape(images(x).shape), x)
+
+    def weighted(x: Tensor) -> Tensor:
+        y = images(x).flatten(2)
+        return clips((y * weights[:1].sum() + y.mean(0)).reshape(images(x).shape), x)
+
+    others = Calls({"among frames": among_frames, "weighted": weighted}, nn.ParameterList([weights]))
+    as_many_pixels_as_frames = torch.randn(2, 4, 5, 5, 2)
+    assert not any(isinstance(one, FrameByFrame) for one in check(others, as_many_pixels_as_frames).operators)
 
 
 def test_convolutions_take_causal_padding_in() -> None:

@@ -45,14 +45,15 @@ inline void copy(const Step& step, char* const* bases, int threads) {
 }
 
 // out(n, c, h r + i, w r + j) = x(n, (c r + i) r + j, h, w), as in torch.
-inline void shuffle(const Step& step, char* const* bases, int threads) {
+template <class T>
+void shuffle(const Step& step, char* const* bases, int threads) {
   const View &out = step.out, &x = step.x;
-  const Rows to(out, bases), from(x, bases);
+  const Rows<T> to(out, bases), from(x, bases);
   const int64_t r = step.numbers[0], above = step.numbers[1];
   each_row(out, threads, [&](int64_t n, int64_t h) {
     const int64_t i = (h + above) % r;
-    const float* read = from.at(n, (h + above) / r) + i * r;
-    float* row = to.at(n, h);
+    const T* read = from.at(n, (h + above) / r) + i * r;
+    T* row = to.at(n, h);
     for (int64_t w = 0; w < x.w; ++w, read += x.c)
       for (int64_t j = 0; j < r; ++j, row += out.c)
         for (int64_t c = 0; c < out.c; ++c) row[c] = read[c * r * r + j];

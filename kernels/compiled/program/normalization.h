@@ -11,16 +11,17 @@ namespace program {
 
 // Add to out (N, groups, 2), of doubles, the sums and the sums of squares of groups of channels of x, row after row, so
 // that the sums do not depend on the bands.
-inline void moments(const Step& step, char* const* bases, int threads) {
+template <class T>
+void moments(const Step& step, char* const* bases, int threads) {
   const View& x = step.x;
-  const Rows from(x, bases);
+  const Rows<T> from(x, bases);
   const int64_t groups = step.numbers[0], of_group = x.c / groups;
   std::vector<double> of_rows(times(times(x.n, x.h), 2 * groups));
   each_row(x, threads, [&](int64_t n, int64_t h) {
     double* of_row = of_rows.data() + (n * x.h + h) * 2 * groups;
     for (int64_t c = 0; c < x.c; c += VL) {
       const int count = int(std::min<int64_t>(x.c - c, VL));
-      const float* read = from.at(n, h) + c;
+      const T* read = from.at(n, h) + c;
       double sums[VL] = {}, squares[VL] = {};
       for (int64_t w = 0; w < x.w; ++w, read += x.c) {
         const Vec values = load_first(read, count);
@@ -42,7 +43,8 @@ inline void moments(const Step& step, char* const* bases, int threads) {
 }
 
 // The reciprocal of the L2 norm of a pixel over its channels, or of epsilon, if that is larger.
-INLINE float reciprocal_norm(const float* pixel, int64_t channels, double epsilon) {
+template <class T>
+INLINE float reciprocal_norm(const T* pixel, int64_t channels, double epsilon) {
   Vec squares{};
   for (int64_t c = 0; c < channels; c += VL) {
     const Vec value = load_first(pixel + c, int(std::min<int64_t>(channels - c, VL)));
@@ -55,15 +57,16 @@ INLINE float reciprocal_norm(const float* pixel, int64_t channels, double epsilo
 
 // Multiply x by factors and add addends, of each channel of a sample, and apply a function. epsilon: 0 or above if
 // pixels are divided by their norms first.
-inline void scale(const Step& step, const float* factors, const float* addends, int64_t stride_n, double epsilon,
+template <class T>
+void scale(const Step& step, const float* factors, const float* addends, int64_t stride_n, double epsilon,
                   char* const* bases, int threads) {
   const View& out = step.out;
-  const Rows to(out, bases), from(step.x, bases);
+  const Rows<T> to(out, bases), from(step.x, bases);
   with_function(step.numbers[0], [&](auto function) {
     each_row(out, threads, [&](int64_t n, int64_t h) {
-      const float* x = from.at(n, h);
+      const T* x = from.at(n, h);
       const float *factor = factors + n * stride_n, *addend = addends + n * stride_n;
-      float* y = to.at(n, h);
+      T* y = to.at(n, h);
       for (int64_t w = 0; w < out.w; ++w, x += out.c, y += out.c) {
         const float common = epsilon < 0 ? 1 : reciprocal_norm(x, out.c, epsilon);
         for (int64_t c = 0; c < out.c; c += VL) {
@@ -76,17 +79,25 @@ inline void scale(const Step& step, const float* factors, const float* addends, 
   });
 }
 
-inline void scale(const Step& step, char* const* bases, int threads) {
-  const float *factors = step.places[0].in<float>(bases), *addends = step.places[1].in<float>(bases);
-  scale(step, factors, addends, 0, step.values[0], bases, threads);
+// The floats of a number for each channel, which are of the type of x; null if there are none.
+inline AsFloats of_channels(const Step& step, int place, char* const* bases) {
+  return AsFloats({step.places[place].in(bases), Element(step.x.element)}, step.x.c);
+}
+
+template <class T>
+void scale(const Step& step, char* const* bases, int threads) {
+  const AsFloats factors = of_channels(step, 0, bases), addends = of_channels(step, 1, bases);
+  scale<T>(step, factors.data(), addends.data(), 0, step.values[0], bases, threads);
 }
 
 // Group norm with the sums of `moments`: places: these, the weight and the bias, which may be null.
-inline void normalize(const Step& step, char* const* bases, int threads) {
+template <class T>
+void normalize(const Step& step, char* const* bases, int threads) {
   const View& out = step.out;
   const int64_t groups = step.numbers[1], of_group = out.c / groups;
   const double *totals = step.places[0].in<double>(bases), count = double(step.numbers[2]);
-  const float *weight = step.places[1].in<float>(bases), *bias = step.places[2].in<float>(bases);
+  const AsFloats weights = of_channels(step, 1, bases), biases = of_channels(step, 2, bases);
+  const float *weight = weights.data(), *bias = biases.data();
   std::vector<float> factors(times(out.n, out.c)), addends(factors.size());
   for (int64_t n = 0; n < out.n; ++n)
     for (int64_t c = 0; c < out.c; ++c) {
@@ -96,7 +107,7 @@ inline void normalize(const Step& step, char* const* bases, int threads) {
       factors[n * out.c + c] = float(factor);
       addends[n * out.c + c] = float((bias ? bias[c] : 0) - mean * factor);
     }
-  scale(step, factors.data(), addends.data(), out.c, -1, bases, threads);
+  scale<T>(step, factors.data(), addends.data(), out.c, -1, bases, threads);
 }
 
 }  // namespace program

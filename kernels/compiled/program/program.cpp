@@ -22,20 +22,29 @@ int64_t convolve(const Step& step, char* const* bases) {
                     floats(step.places[3]), has_epilogue ? &epilogue : nullptr);
 }
 
-int64_t run(const Step& step, char* const* bases, int threads) {
+template <class T>
+void compute(const Step& step, char* const* bases, int threads) {
   switch (step.kind) {
-    case CONVOLUTION: return convolve(step, bases);
-    case COPY: program::copy(step, bases, threads); return 0;
-    case ELEMENTWISE: program::elementwise(step, bases, threads); return 0;
-    case MAX_POOL: program::max_pool(step, bases, threads); return 0;
-    case AVERAGE_POOL: program::average_pool(step, bases, threads); return 0;
-    case RESIZE: program::resize(step, bases, threads); return 0;
-    case SHUFFLE: program::shuffle(step, bases, threads); return 0;
-    case MOMENTS: program::moments(step, bases, threads); return 0;
-    case NORMALIZE: program::normalize(step, bases, threads); return 0;
-    case SCALE: program::scale(step, bases, threads); return 0;
+    case ELEMENTWISE: return program::elementwise<T>(step, bases, threads);
+    case MAX_POOL: return program::max_pool<T>(step, bases, threads);
+    case AVERAGE_POOL: return program::average_pool<T>(step, bases, threads);
+    case RESIZE: return program::resize<T>(step, bases, threads);
+    case SHUFFLE: return program::shuffle<T>(step, bases, threads);
+    case MOMENTS: return program::moments<T>(step, bases, threads);
+    case NORMALIZE: return program::normalize<T>(step, bases, threads);
+    case SCALE: return program::scale<T>(step, bases, threads);
+    default: refuse(MISMATCH, "a step of a kind that is not known");
   }
-  refuse(MISMATCH, "a step of a kind that is not known");
+}
+
+int64_t run(const Step& step, char* const* bases, int threads) {
+  if (step.kind == CONVOLUTION) return convolve(step, bases);
+  if (step.kind == COPY) program::copy(step, bases, threads);
+  else
+    Elements{step.x.place.in(bases), Element(step.x.element)}.visit([&](auto* elements) {
+      compute<std::remove_pointer_t<decltype(elements)>>(step, bases, threads);
+    });
+  return 0;
 }
 
 }  // namespace

@@ -23,15 +23,15 @@ struct Place {
   }
 };
 
-// Some rows of a tensor (N, C, H, W); strides in elements. c == 0 if there is none.
+// Some rows of a tensor (N, C, H, W); strides in elements, of the type `element`. c == 0 if there is none.
 struct View {
   Place place;
-  int64_t n, c, h, w, stride_n, stride_c, stride_h, stride_w;
+  int64_t element, n, c, h, w, stride_n, stride_c, stride_h, stride_w;
 };
 
 typedef int64_t (*StageEntry)(const Stage*, void*, void*, void*, void*, float*, float*, const EpilogueArgument*);
 
-// x and other are read, out is written. What `numbers`, `values` and `tables` hold depends on the kind:
+// x and other are read, out is written; all have elements of one type, which is not double but of copies. What `numbers`, `values` and `tables` hold depends on the kind:
 //   CONVOLUTION: stage and entry; other is added to the result; operation is the activation; places: the filter, the
 //     bias, the prepared filter and the scratch buffer
 //   COPY: numbers: bytes of an element
@@ -63,14 +63,15 @@ static inline void each_row(const View& out, int threads, Body body) {
   for (int64_t i = 0; i < rows; ++i) body(i / out.h, i % out.h);
 }
 
-// Floats of a view whose channels are contiguous, column after column.
+// Elements of a view whose channels are contiguous, column after column.
+template <class T>
 struct Rows {
-  float* first;
+  T* first;
   int64_t stride_n, stride_h;
 
   Rows(const View& view, char* const* bases)
-      : first(view.place.in<float>(bases)), stride_n(view.stride_n), stride_h(view.stride_h) {}
-  float* at(int64_t n, int64_t h) const { return first + n * stride_n + h * stride_h; }
+      : first(view.place.in<T>(bases)), stride_n(view.stride_n), stride_h(view.stride_h) {}
+  T* at(int64_t n, int64_t h) const { return first + n * stride_n + h * stride_h; }
 };
 
 }  // namespace program

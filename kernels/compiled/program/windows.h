@@ -1,4 +1,4 @@
-// Pooling and resizing of rows of floats.
+// Pooling and resizing of rows.
 #pragma once
 
 #include "program/step.h"
@@ -24,14 +24,14 @@ struct Taps {
   }
 };
 
-template <class Start, class Take, class Finish>
+template <class T, class Start, class Take, class Finish>
 INLINE void pool(const View& out, const View& x, const Pooling& of, char* const* bases, int threads, Start start,
                  Take take, Finish finish) {
-  const Rows to(out, bases), from(x, bases);
+  const Rows<T> to(out, bases), from(x, bases);
   each_row(out, threads, [&](int64_t n, int64_t h) {
     const int64_t top = of.top + h * of.stride_h;
     const Taps rows(top, of.kernel_h, of.dilation_h, x.h);
-    float* y = to.at(n, h);
+    T* y = to.at(n, h);
     for (int64_t w = 0; w < out.w; ++w, y += out.c) {
       const int64_t left = of.left + w * of.stride_w;
       const Taps columns(left, of.kernel_w, of.dilation_w, x.w);
@@ -39,7 +39,7 @@ INLINE void pool(const View& out, const View& x, const Pooling& of, char* const*
         const int count = int(std::min<int64_t>(out.c - c, VL));
         Vec value = start();
         for (int64_t r = rows.start; r < rows.stop; ++r) {
-          const float* read = from.at(n, top + r * of.dilation_h) + left * x.c + c;
+          const T* read = from.at(n, top + r * of.dilation_h) + left * x.c + c;
           Vec of_row = start();  // sums of sums, which are more precise
           for (int64_t s = columns.start; s < columns.stop; ++s)
             of_row = take(of_row, load_first(read + s * of.dilation_w * x.c, count));
@@ -51,10 +51,11 @@ INLINE void pool(const View& out, const View& x, const Pooling& of, char* const*
   });
 }
 
-inline void max_pool(const Step& step, char* const* bases, int threads) {
+template <class T>
+void max_pool(const Step& step, char* const* bases, int threads) {
   Pooling of;
   std::memcpy(&of, step.numbers, sizeof of);
-  pool(
+  pool<T>(
       step.out, step.x, of, bases, threads,
       []() INLINE_LAMBDA { return broadcast(-std::numeric_limits<float>::infinity()); },
       [](Vec most, Vec value) INLINE_LAMBDA { return ((value > most) | (value != value)) ? value : most; },
@@ -62,13 +63,14 @@ inline void max_pool(const Step& step, char* const* bases, int threads) {
 }
 
 // The windows of an average are cut off where the padding ends, as in torch; x has all rows that they read.
-inline void average_pool(const Step& step, char* const* bases, int threads) {
+template <class T>
+void average_pool(const Step& step, char* const* bases, int threads) {
   Pooling of;
   std::memcpy(&of, step.numbers, sizeof of);
   const auto counted = [](int64_t first, int64_t taps, int64_t size, int64_t pad) INLINE_LAMBDA {
     return std::min(first + taps, size + pad) - first;
   };
-  pool(
+  pool<T>(
       step.out, step.x, of, bases, threads, []() INLINE_LAMBDA { return Vec{}; },
       [](Vec sum, Vec value) INLINE_LAMBDA { return sum + value; },
       [&](Vec sum, int64_t top, int64_t left, const Taps& rows, const Taps& columns) INLINE_LAMBDA {
@@ -88,26 +90,27 @@ struct Resizing {
   const float* weights_w;
 };
 
-inline void resize(const Step& step, char* const* bases, int threads) {
+template <class T>
+void resize(const Step& step, char* const* bases, int threads) {
   const View &out = step.out, &x = step.x;
   Resizing of;
   std::memcpy(&of, step.tables, sizeof of);
-  const Rows to(out, bases), from(x, bases);
+  const Rows<T> to(out, bases), from(x, bases);
   const int64_t c = out.c;
   const bool is_bilinear = step.numbers[0];
   each_row(out, threads, [&](int64_t n, int64_t h) {
-    const float *above = from.at(n, of.above[h]), *below = from.at(n, of.below[h]);
-    float* y = to.at(n, h);
+    const T *above = from.at(n, of.above[h]), *below = from.at(n, of.below[h]);
+    T* y = to.at(n, h);
     for (int64_t w = 0; w < out.w; ++w, y += c) {
       const int64_t left = of.left[w] * c, right = of.right[w] * c;
       if (!is_bilinear) {
-        std::memcpy(y, above + left, c * sizeof(float));
+        std::memcpy(y, above + left, c * sizeof(T));
         continue;
       }
       const float weight_h = of.weights_h[h], weight_w = of.weights_w[w];
       for (int64_t i = 0; i < c; i += VL) {
         const int count = int(std::min<int64_t>(c - i, VL));
-        const auto between = [&](const float* row) INLINE_LAMBDA {
+        const auto between = [&](const T* row) INLINE_LAMBDA {
           return load_first(row + left + i, count) * (1 - weight_w) + load_first(row + right + i, count) * weight_w;
         };
         store_first(y + i, between(above) * (1 - weight_h) + between(below) * weight_h, count);

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
+from mucudnn.graph.frame_by_frame import frame_by_frame
 from mucudnn.graph.makers import (
     ALONG_CHANNELS,
     CONCATENATIONS,
@@ -30,6 +31,7 @@ from mucudnn.graph.makers import (
 )
 from mucudnn.graph.moves import depth_to_space
 from mucudnn.graph.operators import VIEWS, aten
+from mucudnn.graph.rewrites.frame_by_frame import join_frames
 
 T = TypeVar("T")
 
@@ -104,6 +106,8 @@ def move_views(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
             if x in views:
                 views[node] = view
         else:
+            if node.target in VIEWS and len(shape) == 4:
+                join_frames(node, {one for one, view in views.items() if view.is_batch}, constants)
             mover.move(node)
 
 
@@ -233,6 +237,9 @@ class _Mover:
         """Return the operator on volumes that does what a node does on views of them, with its arguments."""
         target, value = node.target, node.meta["val"]
         is_spatial = not view.is_batch and view.order[:2] == _SAME[:2]
+        if target is frame_by_frame:
+            function, *images = node.args
+            return (target, (function, *(self.views[one].volume for one in images)), {}) if view.is_batch else None
         if target in (depth_to_space, F.normalize) and is_spatial:
             x, *others = node.args
             if target is depth_to_space:
