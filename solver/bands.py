@@ -19,8 +19,8 @@ from mucudnn.core.errors import InvalidInputError
 
 _MULTIPLE = 48  # rows: whole tiles of Winograd algorithms (2, 4 or 6 rows) where a model has halved its rows, too
 MOST_OPERATORS = 48  # of a segment; deeper ones hold too many rows to be of use
-_MOST_IF_FLAT = 144  # if its operators read few rows beyond their own, one after another, as in an unrolled loop
-_MOST_DEPTH_IF_FLAT = 16  # of those that read other rows than their own
+_MOST_IF_FLAT = 400  # if its operators read few rows beyond their own, one after another, as in an unrolled loop
+_MOST_DEPTH_IF_FLAT = 24  # of those that read other rows than their own
 
 Indices = NDArray[np.int64]
 

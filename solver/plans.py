@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -43,17 +44,18 @@ class Overlaps:
     """The results that a segment before ``stop`` may write over earlier ones, while operators are added from the last.
 
     first: of each earlier result that is not needed later, the byte of a sample at which band k and later ones begin to
-    read. last_reader: of these, the last operator that reads. written: results that are whole; ends: of each, the bytes
-    of a sample that are written after band k. saving: overlaps that save bytes, by what is read.
+    read. last_reader: of these, the last operator that reads. written: results that are whole, of ``sizes`` bytes;
+    ends: of each, the bytes of a sample that are written after band k. saving: what overlaps would save, by what is
+    read: minus the bytes, what is read and written, and the distance.
     """
 
     def __init__(self, graph: Graph, stop: int, cut: Cut) -> None:
         self.graph, self.stop, self.cut = graph, stop, cut
         self.first: dict[int, Indices] = {}
         self.last_reader: dict[int, int] = {}
-        self.written: Indices = np.zeros(0, np.int64)
+        self.written, self.sizes = np.zeros((2, 0), np.int64)
         self.ends: Indices = np.zeros((0, cut.bands), np.int64)
-        self.saving: dict[int, list[Overlap]] = {}
+        self.saving: dict[int, list[tuple[int, int, int, int]]] = {}
 
     def add(self, index: int, ranges: Ranges) -> list[Overlap]:
         """Add an operator, and return the overlaps of the segment that starts with it, no result in two of them."""
@@ -63,7 +65,7 @@ class Overlaps:
         self.first.pop(index, None)
         self.saving.pop(index, None)
         if self.graph.is_whole(index, self.stop) and operator.row_bytes and operator.whole_bytes:
-            self.written = np.append(self.written, index)
+            self.written, self.sizes = np.append(self.written, index), np.append(self.sizes, operator.whole_bytes)
             self.ends = np.concatenate((self.ends, [ranges.high * operator.row_bytes]))
             changed.update(self.first)
         for source, first in self._first_reads(operator, ranges):
@@ -73,11 +75,10 @@ class Overlaps:
         if len(self.written):
             self.saving |= {read: self._savings(read) for read in changed}
         found, taken = list[Overlap](), set[int]()
-        every = (one for of_read in self.saving.values() for one in of_read)
-        for one in sorted(every, key=lambda one: (-one.saved_bytes, one.read, one.written)):
-            if not taken & {one.read, one.written}:
-                found.append(one)
-                taken |= {one.read, one.written}
+        for less_bytes, read, written, distance in sorted(chain.from_iterable(self.saving.values())):
+            if read not in taken and written not in taken:
+                found.append(Overlap(read, written, distance, -less_bytes))
+                taken |= {read, written}
         return found
 
     def _first_reads(self, operator: Vertex, ranges: Ranges) -> Iterator[tuple[int, Indices]]:
@@ -91,23 +92,21 @@ class Overlaps:
                     first = np.minimum.accumulate(first.take(ranges.new[::-1], mode="clip"))[::-1]
                     yield source, first * self.graph.operators[source].row_bytes
 
-    def _savings(self, read: int) -> list[Overlap]:
-        """Return the overlaps of a result that is read with those that are written which save bytes."""
+    def _savings(self, read: int) -> list[tuple[int, int, int, int]]:
+        """Return what the overlaps of a result that is read with those that are written would save, where they do."""
         samples, at_once = self.graph.samples, self.cut.samples
         read_bytes = self.graph.operators[read].whole_bytes
-        bytes_of = np.array([self.graph.operators[index].whole_bytes for index in self.written])
-        of_read, of_written = read_bytes // samples, bytes_of // samples
+        of_read, of_written = read_bytes // samples, self.sizes // samples
         before_last = (samples - 1) // at_once * at_once  # samples
         first = self.first[read]
         later = np.append(first[1:], first[0] + at_once * of_read)
         has_read = self.last_reader[read] < self.written  # a band has read what it needs before it writes
-        distances = np.where(has_read, (self.ends - later).max(1), (self.ends - first).max(1))
+        distances = (self.ends - np.where(has_read[:, None], later, first)).max(1)
         distances += (at_once - 1) * of_written
         distances = np.maximum(distances + np.maximum(before_last * (of_written - of_read), 0), 0)
-        saved = np.minimum(read_bytes, bytes_of - distances)
-        return [
-            Overlap(read, int(self.written[i]), int(distances[i]), int(saved[i])) for i in np.flatnonzero(saved > 0)
-        ]
+        saved = np.minimum(read_bytes, self.sizes - distances)
+        every = zip(saved.tolist(), self.written.tolist(), distances.tolist(), strict=True)
+        return [(-size, read, written, distance) for size, written, distance in every if size > 0]
 
 
 _T = TypeVar("_T")
