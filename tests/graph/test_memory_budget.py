@@ -208,7 +208,8 @@ def test_filters_are_kept_within_the_cache_budget(quick: dict[str, Any]) -> None
 def test_kept_filters_stay_within_the_cache_budget(quick: dict[str, Any]) -> None:
     model, x = DnCNN(5, 24).eval(), torch.randn(1, 1, 24, 20)
     for budget in (0, 40_000, 200_000):
-        fitted = mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget=budget, **quick), progress=False)
+        config = Config(memory_budget="1MiB", cache_budget=budget, confirm=False, **quick)
+        fitted = mucudnn.optimize(model, x, config, progress=False)
         with torch.no_grad():
             fitted(x)
         schedule = fitted.findings[0].schedule
