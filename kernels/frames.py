@@ -129,7 +129,9 @@ class Frames(BaseAlgorithm):
         return self.inner.supports(frame_of(problem))
 
     def is_local(self, problem: ConvProblem) -> bool:
-        return self.inner.is_local(frame_of(problem))
+        """Return False for halves by torch's own, which spread NaN further than ``Conv3d`` does where there is AMX."""
+        of_torch = self.inner.name == "native"
+        return self.inner.is_local(frame_of(problem)) and not (of_torch and problem.item_bytes < 4)
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         frames = sum(each.count for each in passes(problem, depth_of(problem)))

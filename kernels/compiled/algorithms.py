@@ -356,13 +356,13 @@ class LoopNest(ExactAlgorithm):
 
 # One matrix product over all taps and channels without an im2col matrix (implicit_gemm.cpp): register tiles read small
 # packed windows of the image. Any stride, padding, dilation and groups.
-IMPLICIT_GEMM = ExactAlgorithm("implicit-gemm", _refuses_none, version=5)
+IMPLICIT_GEMM = ExactAlgorithm("implicit-gemm", _refuses_none, version=6)
 # 1x1 filters as matrix products on x and y in place, in either memory format (pointwise.cpp). Any stride and groups, no
 # padding. For BACKWARD_FILTER in float32, the first thread adds to dw itself, the other threads to copies of dw.
-POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=6)
+POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=7)
 # Depthwise, and small groups of channels, by direct sums (depthwise.cpp). Every output is a sum over the few channels
 # of its group. Each register tile of outputs reads neighbouring columns from zero-padded windows, or neighbouring
 # channels in place. Any stride, padding, dilation and channel multiplier.
-DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=5)
+DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=6)
 LOOP_NEST = LoopNest("loop-nest", why_too_large)
 ALGORITHMS = (IMPLICIT_GEMM, POINTWISE, DEPTHWISE)

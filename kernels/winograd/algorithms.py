@@ -221,10 +221,10 @@ def taps_and_frames(problem: ConvProblem) -> dict[int, int]:
 
 
 UNIT_STRIDE = (
-    Winograd(2, 3, version=6),
-    *(Winograd(m, r, version=5) for m, r in ((4, 3), (6, 3), (2, 5), (4, 5))),
+    Winograd(2, 3, version=7),
+    *(Winograd(m, r, version=6) for m, r in ((4, 3), (6, 3), (2, 5), (4, 5))),
 )
-ALGORITHMS = (*UNIT_STRIDE, *(Winograd(m, r, 2, version=5) for m, r in ((2, 3), (4, 3), (4, 5))))
+ALGORITHMS = (*UNIT_STRIDE, *(Winograd(m, r, 2, version=6) for m, r in ((2, 3), (4, 3), (4, 5))))
 OF_VOLUMES = tuple(
     of_volumes(one.m, one.r, one.stride, version=one.version + 1)
     for of_volumes in (VolumeWinograd, RowsWinograd)

@@ -5,6 +5,7 @@
 
 #include "common/epilogue.h"
 #include "common/planar_rows.h"
+#include "common/tasks.h"
 #include "depthwise/pixel_plan.h"
 
 namespace depthwise {
@@ -76,8 +77,8 @@ void run_pixels(const OutputPlan& plan, const Images& in, const float* filter, c
   const int64_t wanted = ceil_div(TASKS_OF_THREAD * int64_t{threads}, out.n * runs);
   const int most = plan.copied_lanes() ? plan.band : out.h;
   const int band = std::min<int64_t>(most, ceil_div(int64_t{out.h}, wanted)), bands = ceil_div(out.h, band);
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-  for (int64_t task = 0; task < out.n * bands * runs; ++task) {
+#pragma omp parallel num_threads(threads)
+  share_tasks(out.n * bands * runs, may_stay_in_caches(in, out, threads), [&](int64_t task) {
     const int first = int(task / runs % bands) * band;
     const Band rows{task / runs / bands, first, std::min(band, out.h - first)};
     const Run& run = plan.runs[task % runs];
@@ -90,7 +91,7 @@ void run_pixels(const OutputPlan& plan, const Images& in, const float* filter, c
     } else {
       compute_gathered(plan, in, rows, run, filter, bias, epilogue, out, mine);
     }
-  }
+  });
 }
 
 }  // namespace depthwise

@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include "common/matmul.h"
+#include "common/tasks.h"
 #include "implicit_gemm/arithmetic.h"
 
 namespace implicit_gemm {
@@ -90,8 +91,8 @@ inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* p
   const float* filter = packed + product.filter_offset;
   const ptrdiff_t stream = ptrdiff_t(product.taps.size()) * padded(x.c) * VL;
   const int64_t down = ceil_div(y.h, band.rows), across = ceil_div(y.w, band.columns), tasks = y.n * down * across;
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (int64_t task = 0; task < tasks; ++task) {
+#pragma omp parallel num_threads(threads)
+  share_tasks(tasks, may_stay_in_caches(x, y, threads), [&](int64_t task) {
     const int top = int(task / across % down) * band.rows, left = int(task % across) * band.columns;
     const BandOfImage part{task / (down * across), top, left, std::min(band.rows, y.h - top),
                            std::min(band.columns, y.w - left)};
@@ -107,7 +108,7 @@ inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* p
                               ? (in_pairs ? Arithmetic<Pairs>::multiply_pixels : Arithmetic<Singles>::multiply_pixels)
                               : (in_pairs ? Arithmetic<Pairs>::multiply_band : Arithmetic<Singles>::multiply_band);
     multiply(plan, part, offsets, window, filter, stream, finish, y, result);
-  }
+  });
 }
 
 }  // namespace implicit_gemm

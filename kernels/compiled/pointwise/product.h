@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/matmul.h"
+#include "common/tasks.h"
 #include "pointwise/arithmetic.h"
 #include "pointwise/pixels.h"
 
@@ -200,9 +201,9 @@ inline void multiply(const Product& p, const float* packed, const float* bias, c
   {
     float* input = scratch + omp_get_thread_num() * (input_floats + result_floats);
     float* result = input + input_floats;
-#pragma omp for schedule(dynamic)
-    for (int64_t index = 0; index < cut.tasks(); ++index)
+    share_tasks(cut.tasks(), may_stay_in_caches(p.in, p.out.whole, p.threads), [&](int64_t index) {
       run_task(p, task_of(cut, p.blocks(), index), packed, bias, epilogue, streams, input, result);
+    });
     if (streams) end_streams();
   }
 }

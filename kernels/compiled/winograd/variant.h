@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include "common/matmul.h"
+#include "common/tasks.h"
 #include "winograd/arithmetic.h"
 #include "winograd/cook_toom.h"
 #include "winograd/winograd.h"
@@ -392,9 +393,9 @@ class Variant final : public Winograd {
     const Tiling& tiling = plan.tiling;
     const int summed = summed_blocks(x.c), written = blocks_of(y.c), block = plan.schedule.tiles;
     const ptrdiff_t own = plan.scratch_floats / threads;
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t begin = 0; begin < tiling.count; begin += block) {
-      const int64_t end = std::min(begin + block, tiling.count);
+#pragma omp parallel num_threads(threads)
+    share_tasks(ceil_div(tiling.count, int64_t{block}), may_stay_in_caches(x, y, threads), [&](int64_t task) {
+      const int64_t begin = task * block, end = std::min(begin + block, tiling.count);
       const int tiles = int(end - begin);
       const Frames frames = frames_of(plan, tiles);
       const Planes v = source_planes(scratch + omp_get_thread_num() * own, frames, summed);
@@ -409,7 +410,7 @@ class Variant final : public Winograd {
           from_planes<typename Direction::Target>(m.from_row(i * tiles), finish, y.frame(chunk.first + i), tiling,
                                                   begin, end, begin, 0, written);
       }
-    }
+    });
   }
 
   template <class Direction>
