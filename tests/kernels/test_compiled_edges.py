@@ -237,3 +237,14 @@ def test_rows_of_every_width(operation: Operation, memory_format: MemoryFormat) 
     for width in range(1, 60):
         problem = ConvProblem(operation, 3, 3, width + 2, 5, 3, 3, memory_format=memory_format)
         assert error_of(IMPLICIT_GEMM, problem, (1,)) < 1e-6, width
+
+
+def test_threads_take_tasks_of_images_that_caches_cannot_hold() -> None:
+    """Small images, as elsewhere here, are divided into equal shares."""
+    for name, size in (("pointwise", 1), ("depthwise", 3), ("implicit-gemm", 3), ("winograd-4x4", 3)):
+        groups = 16 if name == "depthwise" else 1
+        for operation in (Operation.FORWARD, Operation.BACKWARD_DATA):
+            sizes = {"c": 16, "h": 270, "w": 260, "k": 16, "r": size, "s": size, "groups": groups}
+            problem = ConvProblem(operation, **sizes, memory_format=MemoryFormat.CHANNELS_LAST)
+            with threads(2):
+                assert error_of(algorithm(name), problem, (1,)) < 1e-5, f"{name}, {operation}"
