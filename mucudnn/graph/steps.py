@@ -21,7 +21,7 @@ from mucudnn.kernels.compiled.library import (
     loaded_build,
 )
 
-_COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
+_COMPUTED = {torch.float32, torch.bfloat16, torch.float16}
 
 
 def is_available() -> bool:
@@ -103,20 +103,19 @@ def _view(tensor: Tensor) -> View:
 
 
 def are_images(*tensors: Tensor | None) -> bool:
-    """Return whether all are in float32, or in one half precision, and rows are columns of contiguous channels.
+    """Return whether steps compute these tensors: all in float32, or all in one half precision, with dense rows.
 
     Frames of volumes are rows.
     """
     every = [tensor for tensor in tensors if tensor is not None and tensor.dim() in (4, 5)]
-    are_alike = len({tensor.dtype for tensor in every}) == 1 and every[0].dtype in _COMPUTED
-    return (
-        are_alike
-        and all(map(has_rows, every))
-        and all(
-            (rows.stride(1) == 1 or rows.shape[1] == 1) and (rows.stride(-1) == rows.shape[1] or rows.shape[-1] == 1)
-            for rows in map(_in_rows, every)
-        )
-    )
+    dtypes = {tensor.dtype for tensor in every}
+    return len(dtypes) == 1 and dtypes <= _COMPUTED and all(map(has_rows, every)) and all(map(_is_dense, every))
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether the rows of images are columns of contiguous channels."""
+    rows = _in_rows(tensor)
+    return (rows.stride(1) == 1 or rows.shape[1] == 1) and (rows.stride(-1) == rows.shape[1] or rows.shape[-1] == 1)
 
 
 def places(of: ProgramStep) -> list[Place]:

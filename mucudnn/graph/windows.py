@@ -122,7 +122,7 @@ class Padding(Operator):
     """Padding of rows and columns by zeros, another value, or the image reflected or replicated.
 
     sides: left, right, above, below, of volumes then frames before and behind, none negative. source_rows: for each row
-    of the result, the row of the input that it comes from, or -1.
+    of the result, the row of the input that it comes from, or -1. constant: ``value`` as a tensor, to copy from.
     """
 
     sides: Sizes

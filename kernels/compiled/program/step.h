@@ -31,7 +31,8 @@ struct View {
 
 typedef int64_t (*StageEntry)(const Stage*, void*, void*, void*, void*, float*, float*, const EpilogueArgument*);
 
-// x and other are read, out is written; all have elements of one type, which is not double but of copies. What `numbers`, `values` and `tables` hold depends on the kind:
+// x and other are read, out is written; all have elements of one type, which is double in copies only. What `numbers`,
+// `values` and `tables` hold depends on the kind:
 //   CONVOLUTION: stage and entry; other is added to the result; operation is the activation; places: the filter, the
 //     bias, the prepared filter and the scratch buffer
 //   COPY: numbers: bytes of an element
@@ -40,9 +41,10 @@ typedef int64_t (*StageEntry)(const Stage*, void*, void*, void*, void*, float*, 
 //   RESIZE: numbers: whether rows and columns are interpolated; tables: Resizing
 //   SHUFFLE: numbers: the factor, and the rows to leave out above
 //   MOMENTS: numbers: groups of channels
-//   NORMALIZE: numbers: the function, groups, and elements of a group; places: moments, weight, bias; values: epsilon
-//   SCALE: numbers: the function; places: factors and addends of the channels; values: the least norm by which pixels
-//     are divided first, below 0 if they are not
+//   NORMALIZE: numbers: the function, groups, and elements of a group; places: moments, and weight and bias, of the
+//     type of x; values: epsilon
+//   SCALE: numbers: the function; places: factors and addends of the channels, of the type of x; values: the least norm
+//     by which pixels are divided first, below 0 if they are not
 struct Step {
   Kind kind;
   int64_t operation;
