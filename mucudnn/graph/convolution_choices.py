@@ -162,23 +162,28 @@ def with_kept_filters(
 ) -> dict[str, TunedConvolution]:
     """Keep prepared filters between calls where they save the most time for each byte of the cache budget.
 
-    Returns the candidates without those whose filters need more than is kept.
+    Returns the candidates without those whose filters have no room: convolutions that are computed again may have other
+    algorithms than the first time, and all of their filters are kept.
     """
-    left, found, kept_bytes = inf if budget is None else budget, [], dict[str, float]()
+    left, found = inf if budget is None else budget, []
     for number, one in enumerate(convolutions):
+        one.keeps = False
         if ours := candidates[one.name].ours:
             kept = min(ours, key=lambda of: of.step_s)
             saved_s = min(of.setup_s + of.step_s for of in ours) - kept.step_s
             found.append((-saved_s / (kept.prepared_bytes or 1), number, kept.prepared_bytes, one))
     for _, _, size, one in sorted(found, key=lambda each: each[:2]):
         one.keeps = size <= left
-        if one.keeps:
-            left -= size
-            kept_bytes[one.name] = inf if budget is None else size
-    within = {}
-    for name, known in candidates.items():
-        most = kept_bytes.get(name, inf)
-        within[name] = replace(known, ours=tuple(of for of in known.ours if of.prepared_bytes <= most))
+        left -= size if one.keeps else 0
+    within = dict(candidates)
+    for one in (one for *_, one in found if one.keeps):
+        fastest, *others = sorted(candidates[one.name].ours, key=lambda of: of.step_s)
+        offered = [fastest]
+        for of in others:
+            if of.prepared_bytes <= left:
+                left -= of.prepared_bytes
+                offered.append(of)
+        within[one.name] = replace(candidates[one.name], ours=tuple(offered))
     return within
 
 
@@ -389,13 +394,16 @@ def refined(
 ) -> Schedule:
     """Return the schedule with the fastest of the candidates for each convolution, which are timed in whole calls.
 
-    candidates: of each convolution, by its index in ``schedule.operators``. Convolutions of the same problem that run
-    in as many bands have the same algorithm. The schedule itself is returned where the other would need more than
-    ``limit_bytes``, and where there is no time to measure.
+    candidates: of each convolution, by its index in ``schedule.operators``. Convolutions of the same problem with the
+    same candidates that run in as many bands have the same algorithm. The schedule itself is returned where the other
+    would need more than ``limit_bytes``, and where there is no time to measure.
     """
     own, convolutions = schedule.algorithms, convolutions_of(schedule.operators)
     cuts = {index: one.cut for one in schedule.plan.segments for index in range(one.start, one.stop)}
-    kinds = {index: (one.problem, len(one.sources), cuts[index]) for index, one in convolutions.items()}
+    kinds = {
+        index: (one.problem, len(one.sources), cuts[index], one.keeps, *candidates[index])
+        for index, one in convolutions.items()
+    }
     offered = {index: [own[index], *(one for one in candidates[index] if one is not own[index])] for index in kinds}
     timed = [(index, number) for index, of in offered.items() for number in range(len(of))]
 
