@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from mucudnn.core.errors import warn
 from mucudnn.core.records import Comparison
@@ -113,9 +114,31 @@ def _set_thresholds() -> None:
         libc.malloc_trim(0)
 
 
-def page_faults() -> int:
-    """Return the number of pages that this process has met for the first time, since it began."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+class Usage(NamedTuple):
+    """What this process has used: processor seconds of its own code and of the kernel, and page faults."""
+
+    own_s: float
+    kernel_s: float
+    faults: int
+
+    @classmethod
+    def now(cls) -> Usage:
+        """Return what was used since the process began."""
+        found = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(found.ru_utime, found.ru_stime, found.ru_minflt)
+
+    def since(self, before: Usage) -> Usage:
+        """Return what was used after ``before``."""
+        return Usage(self.own_s - before.own_s, self.kernel_s - before.kernel_s, self.faults - before.faults)
+
+    @property
+    def processor_s(self) -> float:
+        return self.own_s + self.kernel_s
+
+    @property
+    def kernel_share(self) -> float:
+        """The kernel's share of the processor time, from 0 to 1."""
+        return self.kernel_s / self.processor_s if self.processor_s > 0 else 0.0
 
 
 def begin_peak() -> int:
@@ -177,18 +200,16 @@ class HeapTrial:
 
     def begin(self) -> None:
         """Begin the current phase again, after something that is not the program's own, such as tuning."""
-        self._begun = resource.getrusage(resource.RUSAGE_SELF)
+        self._begun = Usage.now()
 
     def look(self) -> bool:
         """Look at the program's usage of the processor; return whether to look again later."""
         if self.verdict is not None:
             return False
-        begun, now = self._begun, resource.getrusage(resource.RUSAGE_SELF)
-        system_s = now.ru_stime - begun.ru_stime
-        cpu_s = system_s + now.ru_utime - begun.ru_utime
-        if cpu_s < self.LOOK_S:
+        used = Usage.now().since(self._begun)
+        if used.processor_s < self.LOOK_S:
             return True
-        found = system_s / cpu_s, (now.ru_minflt - begun.ru_minflt) / cpu_s
+        found = used.kernel_share, used.faults / used.processor_s
         if self._before is None:
             if found[0] < LEAST_GAIN:
                 self.verdict = f"not kept: the kernel takes {found[0]:.0%} of the processor time"

@@ -24,7 +24,7 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison, is_busy
 from mucudnn.distributed import Team
 from mucudnn.measuring.clocks import Clock
-from mucudnn.measuring.heap import page_faults
+from mucudnn.measuring.heap import Usage
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.running import operators
@@ -71,13 +71,15 @@ class Spent:
 class StepTimes:
     """Times of a step of the model and, if recorded, of each convolution in it.
 
-    load: as in ``Measurement``. faults: page faults. peak_bytes: most resident bytes of the process, 0 if not observed.
+    load: as in ``Measurement``. faults: page faults. kernel_share: of the processor time, from 0 to 1. peak_bytes: most
+    resident bytes of the process, 0 if not observed.
     """
 
     time_s: float
     convolutions: Mapping[StepCall, Spent] = field(default_factory=dict)
     load: float | None = None
     faults: int = 0
+    kernel_share: float = 0.0
     peak_bytes: int = 0
 
 
@@ -109,7 +111,7 @@ class ModelSteps:
         ours: whether to run tuned choices, rather than torch's convolutions. recorded: whether to time each
         convolution.
         """
-        mark, faults = self.quiet.watch.mark(), page_faults()
+        mark, usage = self.quiet.watch.mark(), Usage.now()
         with ExitStack() as stack:
             if not ours:
                 stack.enter_context(running_torchs_own(self.modules.values()))
@@ -117,8 +119,8 @@ class ModelSteps:
             begun_s = self.clock.now()
             self.step(self.model)
             time_s = self.clock.now() - begun_s
-        load = self.quiet.watch.since(mark).share
-        return StepTimes(time_s, self.times.take() if recorded else {}, load, page_faults() - faults)
+        used, load = Usage.now().since(usage), self.quiet.watch.since(mark).share
+        return StepTimes(time_s, self.times.take() if recorded else {}, load, used.faults, used.kernel_share)
 
     def torchs_and_ours(self, *, recorded: bool) -> tuple[Callable[[], StepTimes], Callable[[], StepTimes]]:
         """Return two functions: one runs a step with torch's convolutions, the other one with tuned choices."""

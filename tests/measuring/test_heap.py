@@ -26,7 +26,7 @@ needs_glibc = pytest.mark.skipif(why_fixed() is not None, reason="only glibc's h
 
 KEPT = """
 import ctypes
-from mucudnn.measuring.heap import keep_heap, kept_heap, page_faults
+from mucudnn.measuring.heap import Usage, keep_heap, kept_heap
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes, libc.memset.argtypes = (
@@ -35,13 +35,13 @@ libc.malloc.restype, libc.free.argtypes, libc.memset.argtypes = (
 
 def pages_of_a_second_use():
     for _ in range(2):
-        before = page_faults()
+        before = Usage.now().faults
         blocks = [libc.malloc(48 * 2**20) for _ in range(3)]
         for block in blocks:
             libc.memset(block, 1, 48 * 2**20)
         for block in blocks:
             libc.free(block)
-    return page_faults() - before
+    return Usage.now().faults - before
 
 with kept_heap():
     inside = pages_of_a_second_use()
@@ -117,15 +117,11 @@ class Program:
 
 @needs_glibc
 def test_a_trial_keeps_the_heap_where_the_kernel_takes_less_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    for shares, kept, verdict, looks in (
-        ((0.3, 0.02), True, "kept: the kernel's share of the processor time 30% -> 2%, page faults a second 30,000", 6),
-        (
-            (0.3, 0.28),
-            False,
-            "not kept: the kernel's share of the processor time 30% -> 28%",
-            6,
-        ),  # such as reading files
-        ((0.02, 0.0), False, "not kept: the kernel takes 2% of the processor time", 2),
+    of_kernel = "the kernel's share of the processor time"
+    for shares, kept, verdict, looks in (  # sums of powers of two are exact
+        ((1 / 4, 1 / 64), True, f"kept: {of_kernel} 25% -> 2%, page faults a second 25,000", 6),
+        ((1 / 4, 15 / 64), False, f"not kept: {of_kernel} 25% -> 23%", 6),  # such as reading files
+        ((1 / 64, 0.0), False, "not kept: the kernel takes 2% of the processor time", 2),
     ):
         program, done = Program(shares, monkeypatch), 1
         trial = HeapTrial()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle, repeat
 from math import inf
 from typing import Any, cast
 
@@ -89,7 +89,7 @@ class MadeUpSteps:
         calls = sum(spent.calls for spent in convolutions.values())
         faults = 0 if is_heap_kept() else self.faults
         time_s += recorded * calls * self.recording_s + faults * self.fault_s
-        return StepTimes(time_s, convolutions if recorded else {}, load, faults)
+        return StepTimes(time_s, convolutions if recorded else {}, load, faults, faults * self.fault_s / time_s)
 
     def calls(self, every: Sequence[TunedProblem], ours: bool) -> Iterator[tuple[StepCall, float]]:
         problem = every[0].problem.with_operation(FORWARD)
@@ -232,12 +232,15 @@ def test_where_recording_weighs_the_step_is_timed_without() -> None:
 
 
 def test_without_being_asked_only_steps_of_a_fitting_length_are_confirmed() -> None:
-    for rest_s, runs, reason in (
-        (-0.0395, 3, "a step takes 500 us; Config(confirm=True) confirms anyway"),
-        (0.0, 13, None),
-        (3.0, 2, "a step takes 3.04 s; Config(confirm=True) confirms anyway"),
+    for rest_s, first, runs, reason in (
+        (-0.0395, 1, 3, "a step takes 500 us; Config(confirm=True) confirms anyway"),
+        (0.0, 1, 13, None),
+        (0.0, 80, 13, None),
+        (3.0, 1, 3, "a step takes 3.04 s; Config(confirm=True) confirms anyway"),
+        (6.0, 1, 2, "a step takes 6.04 s; Config(confirm=True) confirms anyway"),
     ):
-        steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(rest_s, rest_s + 0.02))
+        jitter = chain([first], repeat(1.0))  # the first step is slower than others
+        steps = MadeUpSteps({"a": all_three(SMALL)}, rest_s=(rest_s, rest_s + 0.02), jitter=jitter)
         found = confirm(made_up(steps), automatic=True)
         assert found == reason if reason else isinstance(found, Confirmation)
         assert len(steps.runs) == runs
@@ -252,7 +255,8 @@ def test_the_heap_is_kept_where_a_step_gains_from_it() -> None:
     for config, faults, fault_s, load, kept, compared in (
         (Config(), 10_000, 2e-6, 0.0, True, True),
         (Config(), 10_000, 1e-7, 0.0, False, True),
-        (Config(), 10_000, 2e-6, BUSY_MACHINE, False, True),
+        (Config(), 10_000, 2e-6, BUSY_MACHINE, True, True),
+        (Config(), 10_000, 1e-7, BUSY_MACHINE, False, True),
         (Config(), 200, 2e-6, 0.0, False, False),
         (Config(keep_heap=False), 10_000, 2e-6, 0.0, False, False),
         (Config(workspace_limit="headroom"), 10_000, 2e-6, 0.0, False, False),
