@@ -356,7 +356,7 @@ class LoopNest(ExactAlgorithm):
 
 # One matrix product over all taps and channels without an im2col matrix (implicit_gemm.cpp): register tiles read small
 # packed windows of the image. Any stride, padding, dilation and groups.
-IMPLICIT_GEMM = ExactAlgorithm("implicit-gemm", _refuses_none, version=6)
+IMPLICIT_GEMM = ExactAlgorithm("implicit-gemm", _refuses_none, version=7)
 # 1x1 filters as matrix products on x and y in place, in either memory format (pointwise.cpp). Any stride and groups, no
 # padding. For BACKWARD_FILTER in float32, the first thread adds to dw itself, the other threads to copies of dw.
 POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=7)

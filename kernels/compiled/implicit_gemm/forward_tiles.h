@@ -38,12 +38,14 @@ INLINE void for_inner_parts(const std::vector<ptrdiff_t>& offsets, int steps, co
 template <int VECTORS, class Step, int ROW>
 void multiply_row(bool adds, Layout<ROW, 1> layout, const float* window, const Inner& inner, int columns,
                   const RowTarget& to) {
+  constexpr int OF_PLANES = 1;  // as a constant: a loop over steps would pass what neighbours share through the stack
+  const int steps = ROW == 1 ? OF_PLANES : inner.steps;
   for_row_tiles(columns, [&](int first, int count) {
     const float* from = window + first * layout.row();
     if (!adds)
       for (int i = 0; i < count; ++i) prefetch_to_write(to.data + (first + i) * to.column, VECTORS * VL);
     const auto block_of = [&](int block) { return from + inner.offsets[block]; };
-    register_tile_of<MR, VECTORS, Step>(count, adds, layout, block_of, inner.blocks, inner.steps, inner.filter,
+    register_tile_of<MR, VECTORS, Step>(count, adds, layout, block_of, inner.blocks, steps, inner.filter,
                                         inner.filter_stream, to.data + first * to.column, to.stream, to.column);
   });
 }

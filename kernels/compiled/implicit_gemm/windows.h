@@ -52,6 +52,7 @@ void fill_planar(Pixels first_element, const Images& x, const Region& r, const W
         const Pixels from = first_element + x.offset(r.image, c, r.top + i, left);
         const ptrdiff_t step = shape.residues * x.sw;
         float* row = to + c * shape.plane() + i * shape.row() + ptrdiff_t(residue) * shape.width;
+#pragma GCC unroll 8
         for (int j = first; j < last; ++j) row[j] = value_of(from[j * step]);
       }
 }
