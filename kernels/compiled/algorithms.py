@@ -19,7 +19,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from mucudnn.core.errors import InvalidInputError, UnavailableError
+from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.algorithm import BaseAlgorithm, Epilogue, Workspace
 from mucudnn.kernels.compiled.library import (
@@ -31,8 +31,7 @@ from mucudnn.kernels.compiled.library import (
     Geometry,
     Operand,
     Stage,
-    build_name,
-    library,
+    function,
     loaded_build,
     why_not,
     why_too_large,
@@ -173,10 +172,7 @@ class CompiledAlgorithm(BaseAlgorithm):
         self._entry("stage")(stage, None, w.data_ptr(), None, None, prepared.data_ptr(), None, None)
 
     def _entry(self, what: str) -> Callable[..., int]:
-        entry: Callable[..., int] | None = getattr(library(), f"mucudnn_{self.entry}_{what}", None)
-        if entry is None:
-            raise UnavailableError(f"the build {build_name()} for this processor does not have {self.entry}")
-        return entry
+        return function(f"{self.entry}_{what}")
 
 
 @lru_cache(maxsize=4096)

@@ -14,10 +14,9 @@ import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import product
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -44,7 +43,6 @@ FUNCTIONS = (None, *ACTIVATIONS, "sigmoid", "hardsigmoid", "hardswish", "leaky_r
 
 _PRODUCTS = ("floats", "pairs", "tiles")  # in the order of enum Products (common/pairs.h)
 _DTYPES_OF_MOST = tuple(dtype for dtype in ELEMENTS if dtype != "float64")
-_ALGORITHMS = ("winograd", "implicit_gemm", "pointwise", "depthwise", "loop_nest")
 _int64, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 ROWS_OF_FRAMES = 2  # of enum MemoryFormat (common/abi.h)
@@ -127,6 +125,16 @@ class ProgramStep(ctypes.Structure):
     ]
 
 
+_STAGE = ctypes.POINTER(Stage)
+_ARGUMENTS = {  # by the end of a function's name
+    "_prepared_bytes": [_STAGE],
+    "_scratch_bytes": [_STAGE],
+    "_stage": [_STAGE, *[_pointer] * 6, ctypes.POINTER(EpilogueArgument)],
+    "program_run": [_pointer, _int64, _pointer, _int64],
+    "set_threads": [_int64],
+}
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedBuild:
     """The build of the C++ code in use, or the reason why there is none.
@@ -172,12 +180,22 @@ def largest_build() -> str:
     return _LARGEST_BUILD.get(torch.backends.cpu.get_cpu_capability(), "plain")
 
 
-def library() -> ctypes.CDLL:
-    """Return the loaded C++ library. Raises ``UnavailableError`` if no build of the C++ code can be used."""
+@cache
+def function(name: str) -> Callable[..., int]:
+    """Return a C++ function, by its name without ``mucudnn_``, such as ``pointwise_stage``.
+
+    A call that it refuses raises an error (``_accepted``). Raises ``UnavailableError`` if no build of the C++ code can
+    be used, or if the build does not have the function.
+    """
     build = loaded_build()
     if build.library is None:
         raise UnavailableError(f"the compiled algorithms are not available: {build.why_not_compiled}")
-    return build.library
+    declared: Any = getattr(build.library, f"mucudnn_{name}", None)
+    if declared is None:
+        raise UnavailableError(f"the build {build.name} for this processor does not have {name}")
+    declared.argtypes = next(types for kind, types in _ARGUMENTS.items() if name.endswith(kind))
+    declared.restype, declared.errcheck = _int64, partial(_accepted, build.library.mucudnn_refusal)
+    return cast(Callable[..., int], declared)
 
 
 def why_too_large(problem: ConvProblem) -> str | None:
@@ -236,19 +254,6 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.mucudnn_refusal.argtypes, loaded.mucudnn_refusal.restype = [], ctypes.c_char_p
     for constant in (loaded.mucudnn_vector_length, loaded.mucudnn_products):
         constant.argtypes, constant.restype = [], _int64
-    accepted = partial(_accepted, loaded.mucudnn_refusal)
-    stage = ctypes.POINTER(Stage)
-    signatures = {
-        "prepared_bytes": [stage],
-        "scratch_bytes": [stage],
-        "stage": [stage, *[_pointer] * 6, ctypes.POINTER(EpilogueArgument)],
-    }
-    compiled = [name for name in _ALGORITHMS if _has(loaded, name)]
-    functions = {f"{name}_{what}": given for name, (what, given) in product(compiled, signatures.items())}
-    functions["program_run"] = [_pointer, _int64, _pointer, _int64]
-    for name, arguments in functions.items():
-        function = getattr(loaded, f"mucudnn_{name}")
-        function.argtypes, function.restype, function.errcheck = arguments, _int64, accepted
     return loaded
 
 

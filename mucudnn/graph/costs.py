@@ -236,8 +236,8 @@ def convolution_costs(captured: Captured, index: int, algorithm: Algorithm, timi
     def call(height: int) -> Callable[[], object]:
         band = _band(captured.operators, index, height)
         above = one.above(band.low, band.starts[0])
-        _, workspace = one.stage(algorithm, 1, band.xs[0].shape[2], height, above)
-        scratch = aligned_buffer(workspace.scratch_bytes)
+        _, band.reserved = one.stage(algorithm, 1, band.xs[0].shape[2], height, above)
+        scratch = aligned_buffer(band.reserved.scratch_bytes)
         band.algorithm, band.prepared, band.scratch = algorithm, prepared.data_ptr(), scratch.data_ptr()
         array = array_of(one.steps(band))
 

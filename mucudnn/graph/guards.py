@@ -313,13 +313,21 @@ def memories_of_results(model: nn.Module, arguments: tuple[Any, ...], own: Seque
 
 
 def unshared(
-    results: Sequence[Any], memories: Mapping[int, ResultMemory], leaves: Sequence[Any], taken: set[int]
+    results: Sequence[Any],
+    memories: Mapping[int, ResultMemory],
+    leaves: Sequence[Any],
+    arena: Tensor,
+    own_memory: frozenset[int],
 ) -> list[Any]:
     """Return results that share memory exactly where the model's do.
 
-    leaves: the arguments. taken: addresses of memory that no result may share, such as the graph's own.
+    leaves: the arguments. arena, own_memory: memory that no result may share, the latter by the addresses of storages.
+    The arena's storage is not asked for: with a Python object for it, the end of a thread that Python has not started,
+    and with it of the thread's workspace, crashes (pybind11 deletes the thread's state twice).
     """
-    taken |= {one.untyped_storage().data_ptr() for one in leaves if isinstance(one, Tensor)}
+    first = arena.data_ptr()
+    in_arena = range(first, first + arena.nbytes)
+    taken = {one.untyped_storage().data_ptr() for one in leaves if isinstance(one, Tensor)} | own_memory
     blocks: dict[int, Tensor] = {}
     views: dict[tuple[object, ...], Tensor] = {}  # the same view is the same tensor
     found = []
@@ -330,7 +338,7 @@ def unshared(
             continue
         size, stride = memory.size, memory.stride
         if memory.of is None and memory.block is None:
-            if value.untyped_storage().data_ptr() in taken:
+            if value.data_ptr() in in_arena or value.untyped_storage().data_ptr() in taken:
                 value = torch.empty_strided(size, stride, dtype=memory.dtype, device=value.device).copy_(value)
             taken.add(value.untyped_storage().data_ptr())
             found.append(value)

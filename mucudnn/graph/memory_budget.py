@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, prod
@@ -244,7 +245,14 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
                 one for _, _, one in undominated((one.plan.memory_bytes, one.plan.time_s, one) for one in again)
             ]
         options.sort(key=lambda one: one.plan.time_s)
-        contenders = _contenders([each, *options], budget, arguments)
+
+        # The model itself, if there is memory for it, and the contenders that compute what it computes
+        expected: list[Any] = []  # its output
+        torch_bytes, baseline_is, baseline = None, "the first", partial(model, *arguments)
+        if config.confirm is not False and _may_run_whole(captured):
+            baseline_is = type(model).__qualname__
+            torch_bytes = _peak_bytes(baseline, expected, captured.device.type)
+        contenders = _contenders([each, *options], budget, arguments, expected)
         in_bands = (one for one in contenders if any(segment.cut.bands > 1 for segment in one.plan.segments))
         schedule = next(in_bands, None)
         if schedule is not None and candidates:
@@ -255,29 +263,24 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
             }
             found = refined(schedule, offered, arguments, limit_bytes, timings)
             if found is not schedule:
-                _count(arguments, found)
-                if found.needed_bytes <= limit_bytes:
-                    contenders.append(found)
-        contenders = contenders or lean
-        if timings.left_s <= 0:
-            contenders = contenders[:1]
+                with suppress(NotCapturedError):  # it gives other values
+                    _count(arguments, found, expected)
+                    if found.needed_bytes <= limit_bytes:
+                        contenders.append(found)
+        contenders = contenders[: 1 if timings.left_s <= 0 else None]
+        for schedule in lean if not contenders else ():
+            _count(arguments, schedule, expected)
+            contenders.append(schedule)
 
-        # The choice: calls in turns, beside the model itself if there is memory for it
-        torch_bytes, baseline_is = None, "the first"
+        # The choice: calls in turns, beside the model itself if it was run
         runs = [partial(one.run, arguments) for one in contenders]
-        baseline = runs[0]
+        progress("running the model", 1.0)
+        what = f"calls in turns: {digest(f'{baseline_is} {[schedule_key(one) for one in contenders]}')}"
         with torch.no_grad():
-            if config.confirm is not False and _may_run_whole(captured):
-                baseline, baseline_is = partial(model, *arguments), type(model).__qualname__
-                results_of_torch: list[Any] = []
-                torch_bytes = peak_allocated_bytes(lambda: results_of_torch.append(baseline()), captured.device.type)
-                torch_bytes -= sum(one.nbytes for one in tree_leaves(results_of_torch) if isinstance(one, Tensor))
-                _require_right(runs[0](), results_of_torch[0])
-            progress("running the model", 1.0)
-            what = f"calls in turns: {digest(f'{baseline_is} {[schedule_key(one) for one in contenders]}')}"
-            results = timings.compared(what, baseline, runs, _ROUNDS)
+            results = timings.compared(what, baseline if expected else runs[0], runs, _ROUNDS)
     index, run = min(results.items(), key=lambda item: item[1].time_s)
     contenders[index].forget_other_filters()
+    contenders[index].budget_bytes = limit_bytes
     front = undominated((one.plan.memory_bytes, one.plan.time_s, one.plan) for one in options)
     return Fitted(
         contenders[index],
@@ -290,10 +293,16 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
     )
 
 
-def _contenders(options: Sequence[_Option], budget: int | None, arguments: tuple[Any, ...]) -> list[Schedule]:
-    """Return the schedules to run whole: the fastest predicted within the budget, and others that may be faster."""
+def _contenders(
+    options: Sequence[_Option], budget: int | None, arguments: tuple[Any, ...], expected: Sequence[Any]
+) -> list[Schedule]:
+    """Return the schedules to run whole: the fastest predicted within the budget, and others that may be faster.
+
+    Those that do not give what is ``expected`` are left out. Raises ``NotCapturedError`` if none is left then.
+    """
     most = inf if budget is None else 2 * budget  # predictions are not exact
     ready: list[Schedule] = []
+    failure: NotCapturedError | None = None
     for option in options:
         predicted = option.plan.memory_bytes
         if predicted > most:
@@ -308,20 +317,38 @@ def _contenders(options: Sequence[_Option], budget: int | None, arguments: tuple
             break
         if any(_are_alike(schedule, other) for other in ready):
             continue
-        _count(arguments, schedule)
+        try:
+            _count(arguments, schedule, expected)
+        except NotCapturedError as error:
+            failure = error
+            continue
         if budget is None or schedule.needed_bytes <= budget:
             ready.append(schedule)
+    if failure is not None and not ready:
+        raise failure
     return ready
 
 
-def _count(arguments: tuple[Any, ...], schedule: Schedule) -> None:
-    """Run a schedule, and count what it needs. Raises ``NotCapturedError`` if it fails."""
+def _count(arguments: tuple[Any, ...], schedule: Schedule, expected: Sequence[Any] = ()) -> None:
+    """Run a schedule, and count what it needs. expected: the model's output, if it is known.
+
+    Raises ``NotCapturedError`` if the schedule fails, or gives another output.
+    """
     try:
-        schedule.count(arguments)
+        result = schedule.count(arguments)
     except MucudnnError:
         raise
     except Exception as error:  # torch's operators may raise anything
         raise NotCapturedError(f"its graph raises {type(error).__name__}: {first_line(error)}") from error
+    for output in expected:
+        _require_right(result, output)
+
+
+@torch.no_grad()
+def _peak_bytes(call: Callable[[], Any], output: list[Any], device_type: str) -> int:
+    """Return the bytes that a call allocates at its peak, beside its output, which is appended to ``output``."""
+    peak = peak_allocated_bytes(lambda: output.append(call()), device_type)
+    return peak - sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
 
 
 def _may_run_whole(captured: Captured) -> bool:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.graph import steps
 from mucudnn.graph.steps import address_of, are_images, elementwise_step, step
-from mucudnn.kernels.algorithm import Algorithm, Epilogue
+from mucudnn.kernels.algorithm import Algorithm, Epilogue, Workspace
 from mucudnn.kernels.compiled.library import FUNCTIONS, ProgramStep
 from mucudnn.solver.bands import Reach
 
@@ -63,7 +63,8 @@ class Band:
 
     xs: for each of ``sources``, the rows that were asked for, from row ``starts`` on. wholes: complete results, by
     index. out: the rows ``low`` to ``high`` - 1 of the result, to be written. samples: the band's samples. algorithm:
-    what computes a convolution, None for torch's own; prepared, scratch: addresses of its buffers.
+    what computes a convolution, None for torch's own; prepared, scratch: addresses of its buffers, reserved: their
+    bytes.
     """
 
     xs: Sequence[Tensor]
@@ -76,6 +77,7 @@ class Band:
     algorithm: Algorithm | None = None
     prepared: int = 0
     scratch: int = 0
+    reserved: Workspace = field(default_factory=Workspace)
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -59,7 +59,7 @@ class Frame(dict[int, Any]):
 
 @dataclass
 class Program:
-    """The items of a schedule's calls, for arguments of the same strides and the same number of threads.
+    """The items of a schedule's calls, for arguments of the same strides.
 
     items: in order, each with the index of the operator to which it belongs, of the last if it runs steps of several.
     tables: to which items refer.
@@ -272,6 +272,9 @@ def _band(frame: Frame, number: int, index: int, k: int, samples: slice) -> Band
     band = Band(xs, starts, frame, out, new, high, samples)
     if isinstance(one, Convolution) and (algorithm := schedule.algorithms[index]):
         of, start = schedule.buffers[number][index], frame.arena.data_ptr() + schedule.starts[number]
-        band.algorithm, band.scratch = algorithm, start + of.scratch
-        band.prepared = one._kept[algorithm.name].data_ptr() if one.keeps else start + of.prepared
+        band.algorithm, band.scratch, band.reserved = algorithm, start + of.scratch, of.reserved
+        band.prepared = start + of.prepared
+        if one.keeps:
+            kept = one._kept[algorithm.name]
+            band.prepared, band.reserved = kept.data_ptr(), replace(of.reserved, prepared_bytes=kept.nbytes)
     return band

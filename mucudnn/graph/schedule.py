@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from math import inf
@@ -15,12 +16,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from mucudnn.core.errors import say_once
+from mucudnn.core.values import format_bytes
 from mucudnn.graph.capture import flattened
 from mucudnn.graph.guards import unshared
 from mucudnn.graph.operators import Barrier, Captured, Moments, Ref
 from mucudnn.graph.program import Frame, Program, record
+from mucudnn.graph.steps import threads_limited
 from mucudnn.graph.windows import Convolution, convolutions_of, keep_filters
-from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.kernels.algorithm import Algorithm, Workspace
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, workspace_of
 from mucudnn.solver import bands
@@ -60,7 +64,8 @@ class Buffers:
     """The buffers of an operator in a segment, by their offsets in the segment's block of the arena.
 
     held: ``held_rows`` rows of a band, for all its samples; kept: those that the next band needs again. There are none
-    of results that are needed as a whole. prepared, scratch: of a convolution by an algorithm of ours.
+    of results that are needed as a whole. prepared, scratch: of a convolution by an algorithm of ours. reserved: bytes
+    of these two.
     """
 
     held_rows: int = 0
@@ -69,13 +74,15 @@ class Buffers:
     kept: int = 0
     prepared: int = 0
     scratch: int = 0
+    reserved: Workspace = field(default_factory=Workspace)
 
 
 class Schedule:
     """A plan for a captured graph, ready to run.
 
-    algorithms: of convolutions, by index; None for torch's own. arena_bytes: what the arena has, which is allocated
-    once. ``run`` may be called by several threads.
+    algorithms: of convolutions, by index; None for torch's own. threads: the number of threads for which buffers are
+    placed: torch's when the schedule was made. arena_bytes: what the arena has, which is allocated once. budget_bytes:
+    what calls with any number of threads may need. ``run`` may be called by several threads.
 
     limit_bytes: buffers are placed by an integer program if the schedule would need more otherwise.
     """
@@ -98,19 +105,26 @@ class Schedule:
             for index, of_rows in ranges.items():  # from the last
                 found = overlaps.add(index, of_rows)
             self.overlaps.append(found)
-        blocks = [self._block(*given) for given in zip(plan.segments, self.ranges, strict=True)]
+        self.budget_bytes: float = inf
+        self._for_threads: dict[int, Schedule] = {}  # the same with other places, by number of threads
+        self._reserve(limit_bytes)
+
+    def _reserve(self, limit_bytes: float) -> None:
+        """Place all buffers, for torch's current number of threads."""
+        self.threads = torch.get_num_threads()
+        blocks = [self._block(*given) for given in zip(self.plan.segments, self.ranges, strict=True)]
         self.buffers, self.block_bytes = [block for block, _ in blocks], [size for _, size in blocks]
         self.outside_bytes = 0  # the most of barriers' results, and of what torch needs for a step, alive together
-        for number, segment in enumerate(plan.segments):
+        for number, segment in enumerate(self.plan.segments):
             live = sum(
                 one.whole_bytes
-                for index, one in enumerate(graph.operators[: segment.stop])
-                if isinstance(self.operators[index], (Barrier, Moments)) and graph.last_use[index] >= segment.start
+                for index, one in enumerate(self.graph.operators[: segment.stop])
+                if isinstance(self.operators[index], (Barrier, Moments)) and self.graph.last_use[index] >= segment.start
             )
             extra = max((self._extra_bytes(index, number) for index in range(segment.start, segment.stop)), default=0)
             self.outside_bytes = max(self.outside_bytes, live + extra)
         self._place(limit_bytes - self.outside_bytes)
-        self._programs: dict[Any, Program] = {}  # by number of threads, and strides of the arguments
+        self._programs: dict[Any, Program] = {}  # by strides of the arguments
         self._timed: Program | None = None
 
     def _block(self, segment: Segment, ranges: Mapping[int, Ranges]) -> tuple[dict[int, Buffers], int]:
@@ -118,14 +132,14 @@ class Schedule:
 
         Bands and scratch are placed by lifetime; what is kept is there while the segment runs.
         """
-        found: dict[int, Buffers] = {}
+        fields: dict[int, dict[str, Any]] = {}  # of ``Buffers``
         sized: dict[tuple[int, str], Buffer] = {}
         for index in sorted(ranges):
             one, cut, step = self.operators[index], segment.cut, index - segment.start
             rows, row_bytes = ranges[index], self.graph.operators[index].row_bytes * cut.samples
-            found[index] = Buffers()
+            fields[index] = {}
             if not self.graph.is_whole(index, segment.stop):
-                found[index] = Buffers(rows.held, rows.kept)
+                fields[index] |= {"held_rows": rows.held, "kept_rows": rows.kept}
                 readers = [reader for reader, _ in self.graph.readers[index] if reader < segment.stop]
                 last = max(readers, default=index) - segment.start
                 sized[index, "held"] = Buffer(rows.held * row_bytes, step, last)
@@ -133,12 +147,14 @@ class Schedule:
             if isinstance(one, Convolution) and (algorithm := self.algorithms[index]):
                 stages = (one.stage(algorithm, *call) for call in self._calls(one, index, rows, cut))
                 scratch = max((workspace.scratch_bytes for _, workspace in stages), default=0)
-                sized[index, "prepared"] = Buffer(one.prepared_bytes(algorithm), 0, segment.stop)
-                sized[index, "scratch"] = Buffer(scratch, step, step)
+                reserved = Workspace(one.prepared_bytes(algorithm), scratch)
+                sized[index, "prepared"] = Buffer(reserved.prepared_bytes, 0, segment.stop)
+                sized[index, "scratch"] = Buffer(reserved.scratch_bytes, step, step)
+                fields[index]["reserved"] = reserved
         offsets, size = place([*sized.values()])
         for (index, name), offset in zip(sized, offsets, strict=True):
-            found[index] = replace(found[index], **{name: offset})
-        return found, size
+            fields[index][name] = offset
+        return {index: Buffers(**given) for index, given in fields.items()}, size
 
     def _calls(self, one: Convolution, index: int, rows: Ranges, cut: Cut) -> set[tuple[int, int, int, int]]:
         """Return samples, rows read, rows written and padding above of the calls of our algorithm."""
@@ -182,8 +198,11 @@ class Schedule:
         self.whole = dict(zip(indices, offsets, strict=False))
         self.starts = offsets[len(buffers) :]
 
-    def count(self, arguments: tuple[Any, ...]) -> None:
-        """Run once, and raise ``outside_bytes`` to what torch's allocator counts, if it counts more than predicted."""
+    def count(self, arguments: tuple[Any, ...]) -> Any:
+        """Run once, and raise ``outside_bytes`` to what torch's allocator counts, if it counts more than predicted.
+
+        Returns the model's output.
+        """
         workspace_of(self.arena_bytes, self.captured.device, True)
         self._keep_filters()  # which are not the call's
         if self.captured.device.type == "cuda":
@@ -196,6 +215,7 @@ class Schedule:
             if isinstance(given, Tensor):
                 own.pop(given.untyped_storage().data_ptr(), None)
         self.outside_bytes = max(peak - sum(own.values()), self.outside_bytes)
+        return found[0]
 
     def _keep_filters(self) -> None:
         convolutions = convolutions_of(self.operators)
@@ -247,13 +267,45 @@ class Schedule:
         constants = [one for one in chain(self.captured.results, *every) if isinstance(one, Tensor)]
         return frozenset(one.untyped_storage().data_ptr() for one in constants)
 
-    @torch.no_grad()
     def run(self, arguments: tuple[Any, ...]) -> Any:
-        """Return the model's output for arguments of the captured shapes."""
+        """Return the model's output for arguments of the captured shapes, within ``budget_bytes``.
+
+        It runs with torch's number of threads, unless that needs more than the budget; then with ``threads``.
+        """
+        threads = torch.get_num_threads()
+        if threads == self.threads:
+            return self._run(arguments)
+        schedule = self._for_threads.get(threads)
+        if schedule is None:
+            schedule = self._for_threads.setdefault(threads, self._placed_again())
+        if schedule is not self:
+            return schedule._run(arguments)
+        say_once(
+            f"a graph that was planned for {self.threads} threads needs more than its budget of "
+            f"{format_bytes(int(self.budget_bytes))} with {threads}: it runs with {self.threads}; optimize the model "
+            f"again with {threads} threads"
+        )
+        with threads_limited(self.threads):
+            return self._run(arguments)
+
+    def _placed_again(self) -> Schedule:
+        """Return the schedule with buffers for torch's current number of threads; itself if they need too much.
+
+        What torch's operators allocate with more threads is not known, so a budget holds for fewer threads alone.
+        """
+        if self.budget_bytes < inf and torch.get_num_threads() > self.threads:
+            return self
+        made = copy(self)
+        made._reserve(self.budget_bytes)
+        made.outside_bytes = max(made.outside_bytes, self.outside_bytes)
+        return made if made.needed_bytes <= self.budget_bytes else self
+
+    @torch.no_grad()
+    def _run(self, arguments: tuple[Any, ...]) -> Any:
         with borrowed_workspace(self.arena_bytes, self.captured.device) as arena:
             frame = Frame(self, flattened(arguments), arena)
             tensors = [one for one in frame.leaves if isinstance(one, Tensor) and one.layout is torch.strided]
-            key = torch.get_num_threads(), *(one.stride() for one in tensors)
+            key = tuple(one.stride() for one in tensors)
             program = self._programs.get(key)
             if program is not None:
                 program.run(frame)
@@ -263,8 +315,7 @@ class Schedule:
                 if len({one.untyped_storage().data_ptr() for one in tensors}) == len(tensors):
                     self._programs[key] = program  # otherwise addresses do not tell arguments apart
             results = [frame[one.index] if isinstance(one, Ref) else one for one in self.captured.results]
-            taken = {arena.untyped_storage().data_ptr(), *self.own_memory}
-            results = unshared(results, self.captured.memories, frame.leaves, taken)
+            results = unshared(results, self.captured.memories, frame.leaves, arena, self.own_memory)
             return tree_map(results.__getitem__, self.captured.template)
 
     @torch.no_grad()
@@ -279,6 +330,6 @@ class Schedule:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out programs, which refer to addresses in this process."""
-        state = self.__dict__ | {"_programs": {}, "_timed": None}
+        state = self.__dict__ | {"_programs": {}, "_timed": None, "_for_threads": {}}
         state.pop("own_memory", None)
         return state

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from mucudnn.kernels.compiled.library import (
     Place,
     ProgramStep,
     View,
-    library,
+    function,
     loaded_build,
 )
 
@@ -35,7 +36,21 @@ def array_of(steps: Sequence[ProgramStep]) -> Any:
 
 def run_array(array: Any, bases: Any) -> None:
     """Run steps one after another. bases: an array of the addresses to which their places refer."""
-    library().mucudnn_program_run(array, len(array), bases, torch.get_num_threads())
+    function("program_run")(array, len(array), bases, torch.get_num_threads())
+
+
+@contextmanager
+def threads_limited(count: int) -> Iterator[None]:
+    """Context in which this thread's operators have ``count`` threads.
+
+    Unlike ``torch.set_num_threads``, this leaves other threads and the cached primitives of oneDNN as they are.
+    """
+    before = torch.get_num_threads()
+    function("set_threads")(count)
+    try:
+        yield
+    finally:
+        function("set_threads")(before)
 
 
 def step(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation, Sizes
 from mucudnn.graph.operators import Band, Operator, aten, for_channels
 from mucudnn.graph.steps import address_of, are_images, copy_step, elementwise_step, step
@@ -362,8 +363,11 @@ class Convolution(Operator):
 
     def _bound(self, algorithm: Algorithm, band: Band) -> BoundStage:
         """Return an algorithm of ours for the band, whose tensors are dense."""
-        x, above = band.xs[0], self.above(band.low, band.starts[0])
-        return self.stage(algorithm, len(x), x.shape[2], band.high - band.low, above)[0]
+        x, above, reserved = band.xs[0], self.above(band.low, band.starts[0]), band.reserved
+        stage, needed = self.stage(algorithm, len(x), x.shape[2], band.high - band.low, above)
+        if needed.prepared_bytes > reserved.prepared_bytes or needed.scratch_bytes > reserved.scratch_bytes:
+            raise InvalidInputError(f"{algorithm.name} needs {needed} for a band of {self.name}; it has {reserved}")
+        return stage
 
     def compute(self, band: Band) -> None:
         x, out, bias = band.xs[0], band.out, self.bias
@@ -420,7 +424,8 @@ class Convolution(Operator):
         if stage.entry is None or not (does_all or are_images(out, added)):
             return []
         addresses = self.weight.data_ptr(), 0 if self.is_transposed else address_of(bias), band.prepared, band.scratch
-        made = [step("convolution", out, x, added if does_all else None, addresses=addresses)]
+        reserved = band.reserved.prepared_bytes, band.reserved.scratch_bytes
+        made = [step("convolution", out, x, added if does_all else None, numbers=reserved, addresses=addresses)]
         made[0].entry, made[0].stage = stage.entry
         if does_all:
             made[0].operation = FUNCTIONS.index(self.activation)

@@ -25,6 +25,7 @@ from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import silent
 from mucudnn.graph import convolution_choices, memory_budget
 from mucudnn.graph.convolution_choices import with_kept_filters
+from mucudnn.graph.costs import Timings
 from mucudnn.graph.memory_budget import fit_in_memory
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.schedule import Schedule
@@ -174,6 +175,29 @@ def test_the_model_itself_runs_where_it_is_faster(quick: dict[str, Any]) -> None
     slower = replace(found, whole_run=Comparison(1.0, 2.0, 0.0), budget_bytes=found.torch_bytes)
     assert slower.runs_torchs
     assert not replace(slower, budget_bytes=found.torch_bytes - 1).runs_torchs, "its memory is beyond the budget"
+
+
+def test_only_contenders_that_give_the_models_values_may_win(quick: dict[str, Any]) -> None:
+    model, x, seen = DnCNN(2, 8).eval(), torch.randn(1, 1, 24, 20), list[Schedule]()
+    count, compared = Schedule.count, Timings.compared
+
+    def wrong_but_the_first(self: Schedule, arguments: tuple[Any, ...]) -> Any:
+        seen.append(self)
+        return count(self, arguments) + (len(seen) > 1)
+
+    def the_last_is_the_fastest(*given: Any) -> dict[int, Comparison]:
+        found = compared(*given)
+        return {max(found): found[max(found)]}
+
+    with (
+        mock.patch.object(Schedule, "count", wrong_but_the_first),
+        mock.patch.object(Timings, "compared", the_last_is_the_fastest),
+        mock.patch.object(memory_budget, "_are_alike", return_value=False),
+        mock.patch.object(memory_budget, "_NEAR", 1e9),
+    ):
+        fitted = memory_budget._fitted(model, (x,), Config(**quick), silent)
+    assert len(seen) > 1
+    assert fitted.schedule is seen[0]
 
 
 def test_without_a_budget_the_whole_front_is_known(quick: dict[str, Any]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import prod
 from random import Random
@@ -13,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from support.effort import how_many
 from torch import Tensor, nn
@@ -20,6 +23,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from mucudnn.core.problem import MemoryFormat
+from mucudnn.graph import schedule as schedules
 from mucudnn.graph import steps
 from mucudnn.graph.capture import capture
 from mucudnn.graph.convolution_choices import runs_bands
@@ -32,7 +36,7 @@ from mucudnn.graph.windows import AlgorithmPair, Convolution
 from mucudnn.kernels.algorithm import fuses
 from mucudnn.kernels.memory import format_of, peak_allocated_bytes
 from mucudnn.kernels.registry import algorithms
-from mucudnn.running.workspace import release_workspaces
+from mucudnn.running.workspace import borrowed_workspace, release_workspaces
 from mucudnn.solver.bands import Costs, Graph
 from mucudnn.solver.plans import Plan, plans
 from mucudnn.solver.recompute import in_order, orders_within
@@ -434,6 +438,77 @@ def check_schedules(seed: int, model: nn.Module, x: Tensor, captured: Captured, 
         earlier = found
 
 
+def run_in_a_foreign_thread(function: Callable[[], object]) -> None:
+    """Run a function in a thread that Python has not started."""
+    library, thread, errors = ctypes.CDLL(None), ctypes.c_ulong(), list[BaseException]()
+
+    def call(_: object) -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    called = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(call)
+    assert library.pthread_create(ctypes.byref(thread), None, called, None) == 0
+    library.pthread_join(thread, None)
+    if errors:
+        raise errors[0]
+
+
+class GuardedArenas:
+    """Arenas with a pattern before and behind, for ``borrowed_workspace``."""
+
+    ZONE_BYTES, _PATTERN = 2**12, 0xA5
+
+    @contextmanager
+    def borrowed(self, size_bytes: int, device: torch.device) -> Iterator[Tensor]:
+        zone = self.ZONE_BYTES
+        with borrowed_workspace(size_bytes + 2 * zone, device) as memory:
+            zones = memory[:zone], memory[zone + size_bytes : size_bytes + 2 * zone]
+            for each in zones:
+                each.fill_(self._PATTERN)
+            yield memory[zone : zone + size_bytes]
+            assert all((each.numpy() == self._PATTERN).all() for each in zones), "written outside of the arena"
+
+
+def check_threads(seed: int) -> None:
+    """Run a graph with other numbers of threads than it was planned for, several at once, within its budget."""
+    model, x = random_model(seed)
+    captured, random = capture(model, (x,)), Random(seed)
+    planned = random.choice([1, 2, 4])
+    torch.set_num_threads(planned)
+    known = choose_algorithms(captured, random, ours=True)
+    graph = solver_graph(captured, every_cost(captured, None, known))
+    schedule = Schedule(captured, graph, random.choice(plans(graph)), 0)
+    schedule.count((x,))
+    if has_budget := random.random() < 0.5:
+        schedule.budget_bytes = schedule.needed_bytes
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+        torchs = model(x)
+
+    def run(threads: int) -> None:
+        torch.get_num_threads()  # a new thread starts with the number that was set last in any
+        torch.set_num_threads(threads)
+        found: list[Tensor] = []
+        peak = peak_beside(found, partial(schedule.run, (x,)))
+        where = f"seed {seed}, planned for {planned} threads, run with {threads}"
+        assert torch.get_num_threads() == threads, where
+        if has_budget:
+            assert peak - 2 * GuardedArenas.ZONE_BYTES <= schedule.needed_bytes, where
+        for own, exact, of_torch in zip(found, expected, torchs, strict=True):
+            scale = exact.abs().max().item() + 1e-3
+            error, torchs_error = ((one - exact).abs().max().item() / scale for one in (own, of_torch))
+            assert error <= max(4 * torchs_error, 3e-6), where
+
+    with mock.patch.object(schedules, "borrowed_workspace", GuardedArenas().borrowed):
+        for threads in (1, 2, 3, 8, 64):
+            run(threads)
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(run, (8, 1, planned, 3, 64)))
+        run_in_a_foreign_thread(partial(run, 3))
+
+
 def check_change(seed: int) -> None:
     """Change a random model at random between two calls of its graph, or a result: the next call gives the model's."""
     model, x = random_model(seed)
@@ -467,6 +542,16 @@ def test_random_models() -> None:
     # In 2840 padding alone is above a convolution of one pixel; in 20417 no band reads a result of one frame.
     for seed in (*range(SEEDS), 2840, 20417):
         check(seed)
+
+
+@pytest.mark.filterwarnings("ignore:a graph that was planned for")
+def test_any_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    try:
+        for seed in range(how_many(3, 40)):
+            check_threads(seed)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_random_changes_of_random_models() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.algorithm import Algorithm, Epilogue
-from mucudnn.kernels.compiled.library import Stage, library, loaded_build
+from mucudnn.kernels.compiled.library import Stage, function, loaded_build
 from mucudnn.kernels.memory import torch_dtype
 from mucudnn.kernels.winograd.algorithms import Winograd
 
@@ -221,7 +221,7 @@ def test_elements_that_are_not_what_they_are_said_to_be_are_refused(
     described |= {"prepared_bytes": u.nbytes, "scratch_bytes": scratch.nbytes, "slice_count": 1}
     stage = stage_of(problem, 1, 4, phases=2, slices=(ctypes.c_int64 * 2)(0, 1), **described)
     addresses = (tensor.data_ptr() for tensor in (x, w, y))
-    for entry in (library().mucudnn_winograd_stage, library().mucudnn_implicit_gemm_stage):
+    for entry in (function("winograd_stage"), function("implicit_gemm_stage")):
         with pytest.raises(InvalidInputError, match=message):
             entry(stage, *addresses, None, u.data_ptr(), scratch.data_ptr(), None)
         addresses = (tensor.data_ptr() for tensor in (x, w, y))

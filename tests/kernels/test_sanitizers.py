@@ -19,7 +19,7 @@ BEGIN = """
 import torch
 from mucudnn.testing.checks import GuardedMemory
 from mucudnn.kernels.compiled.algorithms import LOOP_NEST
-from mucudnn.kernels.compiled.library import library
+from mucudnn.kernels.compiled.library import function
 from mucudnn.core.problem import ConvProblem, Operation
 
 torch.set_num_threads(1)  # the first byte behind a buffer is the first wrong one that is read
@@ -31,7 +31,7 @@ part = guarded.buffer(32)
 def read(x):
     shapes = problem.x_shape(1), problem.w_shape(), problem.y_shape(1)
     stage = LOOP_NEST.stage(problem, shapes, 7, (0, 0, 0), [slice(0, 1)])
-    library().mucudnn_loop_nest_stage(stage, x, w.data_ptr(), y.data_ptr(), None, None, None, None)
+    function("loop_nest_stage")(stage, x, w.data_ptr(), y.data_ptr(), None, None, None, None)
 
 """
 WRONG = {  # each lies about a buffer, which no check can see

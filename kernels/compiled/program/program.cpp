@@ -1,4 +1,6 @@
 // Programs: the steps of a schedule, run one after another in one call.
+#include <omp.h>
+
 #include "program/copying.h"
 #include "program/normalization.h"
 #include "program/windows.h"
@@ -10,6 +12,8 @@ namespace {
 int64_t convolve(const Step& step, char* const* bases) {
   const auto at = [&](const Place& place) { return place.in<char>(bases); };
   EpilogueArgument epilogue{nullptr, 0, step.operation};
+  require_bytes("prepared", step.numbers[0], step.stage->prepared_bytes);
+  require_bytes("scratch", step.numbers[1], step.stage->scratch_bytes);
   if (step.other.c) {
     epilogue.added = at(step.other.place);
     epilogue.bytes = step.stage->y.bytes;
@@ -48,6 +52,15 @@ int64_t run(const Step& step, char* const* bases, int threads) {
 }
 
 }  // namespace
+
+// Set how many threads the parallel regions of this thread get.
+extern "C" __attribute__((visibility("default"))) int64_t mucudnn_set_threads(int64_t threads) {
+  return refusable([&] {
+    require_threads(threads);
+    omp_set_num_threads(int(threads));
+    return int64_t(0);
+  });
+}
 
 // Run steps; bases: the addresses to which their places refer. Stops at the first refusal, and returns it.
 extern "C" __attribute__((visibility("default"))) int64_t mucudnn_program_run(const Step* steps, int64_t count,

@@ -34,7 +34,7 @@ typedef int64_t (*StageEntry)(const Stage*, void*, void*, void*, void*, float*, 
 // x and other are read, out is written; all have elements of one type, which is double in copies only. What `numbers`,
 // `values` and `tables` hold depends on the kind:
 //   CONVOLUTION: stage and entry; other is added to the result; operation is the activation; places: the filter, the
-//     bias, the prepared filter and the scratch buffer
+//     bias, the prepared filter and the scratch buffer; numbers: bytes of these two buffers
 //   COPY: numbers: bytes of an element
 //   ELEMENTWISE: operation with other; numbers: the function; values: a factor and an addend before it
 //   MAX_POOL, AVERAGE_POOL: numbers: Pooling
