@@ -228,7 +228,9 @@ def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config
     compared with the undivided convolution there.
     """
     module.tuned = tuple(its_own)
-    limit_bytes = None if config.has_headroom_limit else config.workspace_limit_bytes
+    limit_bytes = config.workspace_budget_bytes
+    if limit_bytes is None and not config.has_headroom_limit:
+        limit_bytes = config.workspace_limit_bytes
     configurations: dict[ConvProblem, dict[int, Configuration]] = {}
     are_torchs, most_bytes = True, kept_bytes
     for tuned in its_own:  # largest batch first, so that tuned smaller batches override

@@ -369,6 +369,13 @@ def make_executable(choices: Choices, problem: ConvProblem, n: int) -> Executabl
         )
         barred = ((one.name, one.why_not_here(problem, size)) for one, size in executable.steps())
         reason = next((f"{name}: {why}" for name, why in barred if why), None)
+        most_bytes = max(configuration.workspace_bytes, choices.limit_bytes or 0)
+        is_bounded = device_type == "cpu" and (choices.limit_bytes is not None or not choices.keeps_workspace)
+        if is_bounded and executable.buffer_bytes > most_bytes:  # buffers grow with the number of threads
+            reason = (
+                f"with {torch.get_num_threads()} threads its workspace is {format_bytes(executable.buffer_bytes)}, and "
+                f"{format_bytes(most_bytes)} are allowed; optimize the model again with as many threads"
+            )
     except (LibraryError, UnavailableError) as error:
         reason = str(error)
     if reason is not None:

@@ -179,6 +179,11 @@ class Executable:
         end: int = self.scratch.stop
         return end
 
+    @property
+    def buffer_bytes(self) -> int:
+        """The bytes of its buffers without those that align them: what configurations count."""
+        return sum(buffer.stop - buffer.start for buffer in (self.scratch, *(stage.prepared for stage in self.stages)))
+
     def steps(self) -> Iterator[tuple[Algorithm, int]]:
         """Yield the distinct pairs of an algorithm and a micro-batch size that it runs."""
         for stage in self.stages:

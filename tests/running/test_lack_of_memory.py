@@ -39,7 +39,7 @@ class Call:
     def __init__(self, operation: Operation, name: str) -> None:
         problem = FORWARD.with_operation(operation)
         self.operation = operation
-        halves = Configuration((MicroConfig(name, N - 1), MicroConfig(name, 1)), 1.0, 0)
+        halves = Configuration((MicroConfig(name, N - 1), MicroConfig(name, 1)), 1.0, 2**20)
         self.choices = Choices.of({problem: {N: halves}}, keeps_workspace=False)
         self.x, self.w = torch.randn(problem.x_shape(N)), torch.randn(problem.w_shape())
         self.third = torch.randn(problem.k if operation is Operation.FORWARD else problem.y_shape(N))

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
+from mucudnn.kernels.registry import algorithm
 from mucudnn.running import operators
 from mucudnn.running.choices import Choices
 
@@ -143,3 +144,30 @@ def test_equal_choices_are_one_in_copies_and_have_their_handle_in_another_proces
     )
     done = subprocess.run([sys.executable, "-c", load], input=pickle.dumps(chosen), capture_output=True, check=True)
     assert done.stdout.decode().split() == [str(chosen.handle), "True"]
+
+
+def test_more_threads_than_the_limit_has_room_for_run_torchs_own() -> None:
+    """Of a limit, and of a share, which has no other bytes than what was measured; it is said once."""
+    problem, n, before = ConvProblem(Operation.FORWARD, 8, 12, 12, 8, 3, 3), 2, torch.get_num_threads()
+    if (reason := algorithm("implicit-gemm").supports(problem)) is not None:
+        pytest.skip(reason)
+    x, w = torch.randn(problem.x_shape(n)), torch.randn(problem.w_shape())
+    call = x, w, None, problem.stride, problem.padding, problem.dilation, problem.groups
+    try:
+        torch.set_num_threads(1)
+        needed = algorithm("implicit-gemm").workspace(problem, n)
+        chosen = Configuration((MicroConfig("implicit-gemm", n),), 1.0, needed.prepared_bytes + needed.scratch_bytes)
+        shared = Choices.of({problem: {n: chosen}}, keeps_workspace=False)
+        limited = Choices.of({problem: {n: chosen}}, limit_bytes=chosen.workspace_bytes)
+        expected = [operators.conv2d(*call, choices.handle) for choices in (shared, limited)]
+        assert None not in [*shared.executables.values(), *limited.executables.values()]
+        torch.set_num_threads(16)
+        with pytest.warns(
+            RuntimeWarning, match="with 16 threads its workspace is .*; optimize the model again"
+        ) as said:
+            found = [operators.conv2d(*call, choices.handle) for choices in (shared, limited)]
+        assert len(said) == 1
+        torch.testing.assert_close(found, expected)
+        assert [*shared.executables.values()][1:] == [*limited.executables.values()][1:] == [None]
+    finally:
+        torch.set_num_threads(before)
