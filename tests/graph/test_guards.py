@@ -329,6 +329,11 @@ def test_inputs_and_modes_that_a_graph_does_not_know(runs: list[Schedule]) -> No
     for device in ("cpu", "meta"):
         with torch.device(device):
             torch.testing.assert_close(fitted(x), model(x))
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.testing.assert_close(fitted(x), model(x))
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert not runs
     torch.testing.assert_close(fitted(x), model(x))
     assert len(runs) == 1

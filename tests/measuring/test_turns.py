@@ -152,6 +152,20 @@ def test_a_race_takes_fewer_rounds_the_clearer_it_is(speedups: list[float], roun
     assert rounds_of(result) == rounds
 
 
+@pytest.mark.parametrize(
+    ("second_s", "rounds"),
+    [
+        ([0.99], 2),
+        ([0.98], 5),  # less than 4 % behind
+        ([0.99, 0.98], 5),  # in the first round alone
+        ([0.98, 0.99], 5),
+    ],
+)
+def test_a_run_that_is_behind_in_each_of_two_rounds_leaves_the_race(second_s: list[float], rounds: int) -> None:
+    first, second = raced(1.0, [0.945], second_s)
+    assert (rounds_of(first), rounds_of(second)) == (5, rounds)
+
+
 def test_a_slow_minute_of_the_machine_cancels() -> None:
     minute = [1.0, 1.0, 3.0, 3.0, 3.0, 1.0]
     result = compared([0.2 * factor for factor in minute], [0.1 * factor for factor in minute])

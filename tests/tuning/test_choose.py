@@ -91,9 +91,12 @@ def test_only_what_is_chosen_is_run_and_each_once() -> None:
 
 def test_what_whole_runs_tell_changes_the_division() -> None:
     """Predicted to be best, but slower than torch in one of the two tasks: its segment goes to the other."""
-    runs = WholeRuns(slowdown=lambda task, algorithm: 3.0 if (task.name, algorithm) == ("first", "large") else 1.0)
-    assert chosen(BOTH, 110, runs) == {"first": "small", "second": "large"}
-    assert ("first", "large") in runs.asked or ("second", "large") in runs.asked
+    was_predicted = []
+    for slow, other in (("first", "second"), ("second", "first")):
+        runs = WholeRuns(lambda task, name, slow=slow: 3.0 if (task.name, name) == (slow, "large") else 1.0)
+        assert chosen(BOTH, 110, runs) == {slow: "small", other: "large"}
+        was_predicted.append((slow, "large") in runs.asked)
+    assert sorted(was_predicted) == [False, True], "the prediction is right in one case, and corrected in the other"
 
 
 def test_where_nothing_is_faster_in_whole_runs_torch_stays() -> None:
@@ -154,6 +157,21 @@ def test_a_whole_run_that_is_slower_than_predicted_lets_others_try(
     choice = choose(runs.job(replace(FIRST, limit_bytes=limit), BOTH[FIRST]))
     assert [name for _, name in runs.asked] == asked
     assert choice.configuration.algorithms == (algorithm,)
+
+
+@pytest.mark.parametrize(
+    ("torchs_s", "large_s"),
+    [
+        (0.2, 0.1),  # the machine is half as fast as it was
+        (0.05, 0.05),  # only torch's own is faster than it was
+    ],
+)
+def test_a_whole_run_as_slow_as_torchs_own_or_as_fast_as_predicted_is_no_surprise(
+    torchs_s: float, large_s: float
+) -> None:
+    runs = WholeRuns(outcome=lambda task, algorithm: Comparison(torchs_s, large_s, 0.0))
+    choose(runs.job(FIRST, BOTH[FIRST]))
+    assert [name for _, name in runs.asked] == ["large"]
 
 
 def test_where_torchs_own_does_not_fit_the_slowest_of_whole_runs_is_not_kept() -> None:
