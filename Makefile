@@ -17,7 +17,7 @@ endef
 
 help:
 	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (three minutes)"
-	@echo "make test   the tests that a change needs (seven minutes on two slow cores)"
+	@echo "make test   the tests that a change needs (five minutes on two cores)"
 	@echo "make test-all  the slow ones too (compilers, kills, Chromium, other runtimes), on four simulated processors too"
 	@echo "make test-machines  what depends on the processor, on simulated ones: fewer instruction sets, 1, 2 and 4 threads"
 	@echo "make fuzz   random problems, faults and kills against every algorithm, command and file; 5,000 random"

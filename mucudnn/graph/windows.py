@@ -39,7 +39,7 @@ def windows(rows: int, height: int, stride: int, padding: int, extent: int) -> t
 
 @dataclass(kw_only=True)
 class Pool(Operator):
-    """Base class. kernel, stride, padding: of of (frames,) rows and columns. height: of what is read."""
+    """Base class. kernel, stride, padding: of (frames,) rows and columns. height: of what is read."""
 
     kernel: Sizes
     stride: Sizes

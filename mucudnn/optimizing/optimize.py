@@ -72,9 +72,9 @@ def optimize(
     as a graph, for inputs of this size (docs/inference.md). Where that is not possible, a warning says why, and the
     forward operations of the model are tuned as without ``fuse``.
 
-    With ``config.memory_budget``, for inference on the CPU, the model is not changed either. A module is returned that
-    computes the same in bands of rows, within the budget; ``sample_input`` may then be a list of samples, one for each
-    size to tune for. The model itself is returned, with a warning, if its graph cannot be captured.
+    With ``config.memory_budget``, for inference on the CPU or on CUDA, the model is not changed either. A module is
+    returned that computes the same in bands of rows, within the budget; ``sample_input`` may then be a list of samples,
+    one for each size to tune for. The model itself is returned, with a warning, if its graph cannot be captured.
 
     A model on a GPU is tuned on that GPU, even if another one is current. Optimize a model before wrapping it in
     ``DistributedDataParallel`` or ``DataParallel``, with the input of one device.

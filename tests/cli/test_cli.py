@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import warnings
@@ -14,8 +13,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from support.command_line import TUNE, commands, invoke, one_layer
-from support.places import TESTS
+from support.command_line import TUNE, invoke, one_layer
 
 import mucudnn
 from mucudnn.bench.sources import table_tuning
@@ -98,18 +96,6 @@ def test_help_loads_nothing_heavy(command: list[str]) -> None:
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.splitlines()[-1] == "[]"
     assert " ".join(["Usage: -c", *command]) in output
-
-
-def test_the_documentation_names_every_command_and_only_options_that_exist() -> None:
-    text = (TESTS.parent / "docs" / "commands.md").read_text()
-    examples = re.findall(r"^\| `[^`]*?(mucudnn [^`]*)`", text, re.MULTILINE)
-    every = dict(commands())
-    named = {example: max((n for n in every if f"{example} ".startswith(f"{n} ")), key=len) for example in examples}
-    undocumented = {name for name in every if name not in named.values() and f"`{name.split()[-1]}`" not in text}
-    assert undocumented == set()
-    for example, name in named.items():
-        known = {option for param in every[name].params for option in (*param.opts, *param.secondary_opts)}
-        assert set(re.findall(r"(?<= )--[a-z-]+", example)) <= known, example
 
 
 # What must not be loaded before it is needed; asked of a fresh process.

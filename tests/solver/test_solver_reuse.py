@@ -41,7 +41,7 @@ def covers(measurements: Sequence[Measurement], n: int) -> Iterator[tuple[Measur
 
 
 def key_of_cover(cover: Sequence[Measurement]) -> Key:
-    """The cost model as DESIGN states it, in whole microseconds; then what ties are broken by."""
+    """The cost model of docs/architecture.md, in whole microseconds; then what ties are broken by."""
     algorithms = {m.micro_config.algorithm: m for m in cover}
     time_us = sum(round(m.step_s / US) for m in cover) + sum(round(m.setup_s / US) for m in algorithms.values())
     workspace = sum(m.prepared_bytes for m in algorithms.values()) + max(m.scratch_bytes for m in cover)
