@@ -316,8 +316,6 @@ def _checked(text: str, header: Header) -> Line:
         raise InvalidInputError(f"not a JSON object, but {type(line).__name__}")
     if line.get("format_version") != FORMAT_VERSION:
         raise InvalidInputError(f"format version {line.get('format_version')}, not {FORMAT_VERSION}")
-    if "c" in line:  # rows of earlier builds are of images
-        line = {**dict.fromkeys(OF_VOLUMES, 0), **line}
     if line.get("folder") != header.identity:
         raise InvalidInputError(f"a row of another folder, {line.get('folder')}, not of {header.identity}")
     if missing := [name for name in (*ROW_COLUMNS, *header.subject_columns) if name not in line]:

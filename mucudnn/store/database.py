@@ -26,7 +26,7 @@ from mucudnn.running.environment import Environment
 from mucudnn.store import schema
 from mucudnn.store.schema import Row
 from mucudnn.store.sqlite_file import MEMORY, SqliteFile, can_be_made
-from mucudnn.store.values import configuration_key, micro_configs_from, packed, seconds_from, whole_run_from
+from mucudnn.store.values import configuration_key, micro_configs_from, packed, seconds_from
 
 _MEASURED = (*schema.COSTS, "load")
 _RESULT = ("reason", "passed_over", "needed_bytes", "least_s", *_MEASURED)
@@ -59,13 +59,12 @@ class MergeCounts(NamedTuple):
 def default_path() -> Path:
     """Return the path in ``$MUCUDNN_DATABASE``, or else ``mucudnn/measurements-N.sqlite`` in the user's cache folder.
 
-    N is the schema version; the file of version 9 is used, and converted, if there is no other.
+    N is the schema version, so that files of other versions are left alone.
     """
     if named := os.environ.get("MUCUDNN_DATABASE"):
         return Path(named).expanduser()
     cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    paths = [Path(cache_folder) / "mucudnn" / f"measurements-{version}.sqlite" for version in schema.READABLE[::-1]]
-    return next((path for path in paths if path.exists()), paths[0])
+    return Path(cache_folder) / "mucudnn" / f"measurements-{schema.VERSION}.sqlite"
 
 
 _kept = threading.local()  # the in-memory database used if no file can be created, and the process that opened it
@@ -222,19 +221,11 @@ class Database:
     ) -> list[Row]:
         """Return all rows, oldest first, each a dict with the keys ``schema.ROW_COLUMNS``.
 
-        Whole runs of earlier builds under conditions that are gone are left out. environment, problems: if given,
-        return only rows of this environment or of these problems.
+        environment, problems: if given, return only rows of this environment or of these problems.
         """
         tables = [table for table, key in schema.KEYS.items() if problems is None or "problem_id" in key]
         rows = self._file.read(schema.select_rows(self._of(environment, problems), tables))
-        every = (dict(zip(schema.ROW_COLUMNS, row, strict=True)) for row in rows)
-        found = []
-        for row in every:
-            with suppress(InvalidInputError):
-                if row["configuration"] is not None:
-                    whole_run_from(row["configuration"])
-                found.append(row)
-        return found
+        return [dict(zip(schema.ROW_COLUMNS, row, strict=True)) for row in rows]
 
     def measurements(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]

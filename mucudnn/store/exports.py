@@ -102,9 +102,8 @@ def _row(line: str) -> schema.Row:
         raise InvalidInputError(f"broken JSON: {error}") from None
     if not isinstance(record, dict):
         raise InvalidInputError("not a JSON object; write one object a line")
-    if record.get("schema") not in schema.READABLE:
-        allowed = " or ".join(map(str, schema.READABLE))
-        raise InvalidInputError(f"schema is {record.get('schema')!r}; it must be {allowed}")
+    if record.get("schema") != schema.VERSION:
+        raise InvalidInputError(f"schema is {record.get('schema')!r}; it must be {schema.VERSION}")
     if record.get("kind") not in _KINDS:
         raise InvalidInputError(f"kind is {record.get('kind')!r}; it must be one of {', '.join(_KINDS)}")
     if unknown := record.keys() - {*_COLUMNS}:

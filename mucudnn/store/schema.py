@@ -18,8 +18,7 @@ from mucudnn.store.values import seconds_from, whole_run_from
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
-VERSION = 10  # files of version 9, which knows images only, are converted; those of any other are rejected
-READABLE = (9, VERSION)
+VERSION = 10  # files of any other are rejected
 
 Row = dict[str, Any]  # by ``ROW_COLUMNS``; samples in the storage format
 
@@ -38,7 +37,7 @@ SIZES = (
 OF_VOLUMES = ("d", "t", "stride_d", "padding_d", "dilation_d")  # all 0 for images
 PROBLEM_COLUMNS = ("operation", *SIZES, "dtype", "memory_format", *OF_VOLUMES)
 # The row of a key that counts is the newest undisturbed one, or the newest if all are disturbed. Adding it removes the
-# others; files of earlier builds may still have them.
+# others.
 KEYS = {
     "measurements": ("environment_id", "problem_id", "algorithm", "version", "micro_batch_size"),
     "verifications": ("environment_id", "problem_id", "configuration"),
@@ -137,20 +136,6 @@ TIMINGS = f"""TABLE timings ({_OWNER("environment")}, {_required(_SUBJECT)}, {_T
 PROBLEMS = f"""TABLE problems (id INTEGER PRIMARY KEY, {_required(_one_of("operation", Operation), *_SIZES)},
     {_required(_one_of("dtype", ITEM_BYTES), _one_of("memory_format", MemoryFormat))},
     {_required(*(_whole(name, 0) for name in OF_VOLUMES))}, UNIQUE ({", ".join(PROBLEM_COLUMNS)})) STRICT"""
-# Changes of a file of version 9, some of which lack timings; a reader of one that cannot be written makes the others.
-CONVERSION = (
-    f"CREATE {TIMINGS}".replace("TABLE", "TABLE IF NOT EXISTS", 1),
-    f"CREATE {PROBLEMS}".replace("problems", "converted", 1),
-    f"INSERT INTO converted SELECT *, {', '.join('0' for _ in OF_VOLUMES)} FROM problems",
-    "DROP TABLE problems",
-    "ALTER TABLE converted RENAME TO problems",
-    f"PRAGMA user_version = {VERSION}",
-)
-READERS_CONVERSION = (
-    f"CREATE TEMP {TIMINGS}".replace("TABLE", "TABLE IF NOT EXISTS", 1),
-    f"CREATE TEMP VIEW problems AS SELECT *, {', '.join(f'0 AS {name}' for name in OF_VOLUMES)} FROM main.problems",
-)
-
 # Measurements and failures share a table, so that the newer one is valid; a failure has a reason and no costs
 TABLES = tuple(
     f"""
@@ -305,12 +290,12 @@ def named(key: Environment | ConvProblem) -> dict[str, str | int]:
 
 
 def problem_from(values: Sequence[Any]) -> ConvProblem:
-    """Return the problem with these values, which are in the order of ``PROBLEM_COLUMNS``; without a depth if None.
+    """Return the problem with these values, which are in the order of ``PROBLEM_COLUMNS``.
 
     Raises ``ValueError`` or ``TypeError`` for invalid values.
     """
     operation, c, h, w, k, r, s, *pairs, groups, dtype, memory_format = values[: -len(OF_VOLUMES)]
-    d, t, *deep = (one or 0 for one in values[-len(OF_VOLUMES) :])
+    d, t, *deep = values[-len(OF_VOLUMES) :]
     axes = (*([deep] if d else []), pairs[::2], pairs[1::2])
     stride, padding, dilation = zip(*axes, strict=True)
     given: tuple[Any, ...] = stride, padding, dilation, groups, dtype, MemoryFormat(memory_format), d, t

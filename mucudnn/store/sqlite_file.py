@@ -98,7 +98,6 @@ class SqliteFile:
         """Replace the content of ``other`` by a copy of this file's content."""
         with self._explained():
             self._connection.backup(other._connection)
-        other._convert()
 
     def _prepare_place(self) -> None:
         """Create the file's folder if the file may be created. Raise ``DatabaseError`` if the file cannot be opened."""
@@ -122,9 +121,8 @@ class SqliteFile:
         if self.read("SELECT 1 FROM sqlite_master LIMIT 1"):
             self._check(self._pragma("application_id") == schema.APPLICATION_ID, "belongs to another program")
             found = self._pragma("user_version")
-            here = f"of another mucudnn, and this one reads {' and '.join(map(str, schema.READABLE))} only"
-            self._check(found in schema.READABLE, f"has schema {found}, {here}")
-            self._convert()
+            here = f"of another mucudnn, and this one reads {schema.VERSION} only"
+            self._check(found == schema.VERSION, f"has schema {found}, {here}")
         else:
             self._check(self._may_make, "is empty")
             # Some file systems do not support a write-ahead log; SQLite's rollback journal works too, more slowly.
@@ -138,24 +136,6 @@ class SqliteFile:
             self._connection.execute("PRAGMA foreign_keys = ON")
             if self._pragma("journal_mode") == "wal":  # survives SIGKILL without syncing each commit
                 self._connection.execute("PRAGMA synchronous = NORMAL")
-
-    def _convert(self) -> None:
-        """Convert a file of version 9; where it cannot be written, only as this connection reads it."""
-        if self._pragma("user_version") == schema.VERSION:
-            return
-        if self.read_only:
-            with self._explained():
-                for statement in schema.READERS_CONVERSION:
-                    self._connection.execute(statement)
-            return
-        with self._explained():
-            self._connection.execute("PRAGMA foreign_keys = OFF")  # else a referenced table cannot be dropped
-        with self._transaction():
-            if self._pragma("user_version") != schema.VERSION:  # another process may have been faster
-                for statement in schema.CONVERSION:
-                    self._connection.execute(statement)
-        with self._explained():
-            self._connection.execute("PRAGMA foreign_keys = ON")
 
     def _require_in_place(self) -> None:
         """Raise ``DatabaseError`` if the file was deleted, replaced or emptied since it was opened."""

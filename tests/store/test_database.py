@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, change, fill, of_version_9, rows_of
+from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERSIONS, change, fill, rows_of
 
 from mucudnn.core import errors
 from mucudnn.core.errors import DatabaseError
@@ -118,11 +118,6 @@ def test_default_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "mucudnn"
     assert default_path() == folder / f"measurements-{schema.VERSION}.sqlite"
-    folder.mkdir()
-    of_version_9(folder / "measurements-9.sqlite")
-    with Database() as database:
-        assert database.path == folder / "measurements-9.sqlite"
-    assert rows_of(folder / "measurements-9.sqlite", HERE, PROBLEM) == FULL
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_path() == tmp_path / ".cache" / "mucudnn" / f"measurements-{schema.VERSION}.sqlite"
@@ -132,11 +127,11 @@ def test_default_file_of_another_schema_version_is_left_alone(monkeypatch: pytes
     monkeypatch.delenv("MUCUDNN_DATABASE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with monkeypatch.context() as earlier:
-        earlier.setattr(schema, "READABLE", (8,))
+        earlier.setattr(schema, "VERSION", 9)
         of_earlier = default_path()
         of_earlier.parent.mkdir()
         fill(of_earlier)
-        change(of_earlier, "PRAGMA user_version = 8")
+        change(of_earlier, "PRAGMA user_version = 9")
     before = of_earlier.read_bytes()
     with Database() as database:
         assert database.path != of_earlier

@@ -152,7 +152,7 @@ def test_what_is_wrong_is_said(profile: Path) -> None:
         (0, "groups", 5, "not a convolution: groups is 5; it must divide C=64 and K=192"),
         (0, "reason", "none", "a measurement has all costs, and a failure none"),
         (0, "kind", "guess", "kind is 'guess'; it must be one of measurement, failure, verification"),
-        (0, "schema", 1, "schema is 1; it must be 9 or 10"),
+        (0, "schema", 1, "schema is 1; it must be 10"),
         (2, "configuration", "gemm", "configuration must be JSON, an array"),
         (2, "configuration", "[]", "configuration is '[]'; it must be as mucudnn writes it: [algorithm, version, "),
     ):

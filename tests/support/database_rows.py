@@ -8,7 +8,6 @@ from pathlib import Path
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig
 from mucudnn.running.environment import Environment
-from mucudnn.store import schema
 from mucudnn.store.database import Database
 
 HERE = Environment("AMD EPYC", "AVX512", 2, "2.13.0", "oneDNN 3.12.0", "avx512")
@@ -27,23 +26,6 @@ def fill(path: Path) -> Path:
         database.add(HERE, PROBLEM, 1, FAST)
         database.add_failure(HERE, PROBLEM, 1, FAILED)
         database.add_whole_run(HERE, PROBLEM, [FAST.micro_config], VERSIONS, VERIFIED)
-    return path
-
-
-def of_version_9(path: Path) -> Path:
-    """Make a database as ``fill`` does, of the version that knew images only, and of a build that had no timings."""
-    fill(path)
-    columns = ", ".join(name for name in schema.PROBLEM_COLUMNS if name not in schema.OF_VOLUMES)
-    for sql in (
-        "DROP TABLE timings",
-        f"CREATE TABLE earlier AS SELECT id, {columns} FROM problems",
-        "DROP TABLE problems",
-        f"CREATE TABLE problems (id INTEGER PRIMARY KEY, {columns}, UNIQUE ({columns}))",
-        "INSERT INTO problems SELECT * FROM earlier",
-        "DROP TABLE earlier",
-        "PRAGMA user_version = 9",
-    ):
-        change(path, sql)
     return path
 
 
