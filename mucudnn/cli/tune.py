@@ -158,14 +158,13 @@ def solve_stored(
 ) -> TableTuning:
     """Choose configurations for a table from the measurements in the config's database, without measuring.
 
-    environment: number of the environment to use, or part of its description; None for the only one. Prints what the
-    measurements lack.
+    environment: number of the environment to use, or part of its description; None for the only one.
     """
     from mucudnn.bench.sources.table_tuning import of_table, table_tasks
     from mucudnn.store.database import default_path
     from mucudnn.store.exports import open_stored
     from mucudnn.store.selection import select_measurements
-    from mucudnn.tuning.replay import replay, shortcomings
+    from mucudnn.tuning.replay import replay
 
     with open_stored(config.database or default_path()) as database:
         tasks = table_tasks(table, config, limits)
@@ -177,6 +176,4 @@ def solve_stored(
             strict=config.strict,
             environment=environment,
         )
-        for note in shortcomings(tasks, found, BatchSizePolicy(config.policy)):
-            click.echo(f"Note: {note}", err=True)
         return of_table(table, replay(tasks, config, found))

@@ -20,7 +20,7 @@ from mucudnn.core.records import Configuration, Task
 from mucudnn.kernels import registry
 from mucudnn.store.database import Database
 from mucudnn.store.selection import SelectedMeasurements, select_measurements
-from mucudnn.tuning.replay import replay, shortcomings
+from mucudnn.tuning.replay import replay
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune, tune_tasks
 
@@ -110,23 +110,6 @@ def test_what_does_not_fit_names_the_tasks_and_what_would(config: Callable[[int]
             replay(tasks(too_little), too_little, known)
         assert caught.value.smallest_feasible_bytes == least
         assert len(replay(tasks(enough), enough, known).problems) == len(PROBLEMS)
-
-
-def test_larger_candidates_that_were_not_measured_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """quick needs 100 bytes, and 10 a sample: of 8 samples 180."""
-    bench = Bench()
-    monkeypatch.setattr(registry, "algorithms", lambda device_type: (bench.native, bench.quick))
-    bench.tune(config=Config(workspace_limit=150, thorough=True))
-
-    def told_of(limit: int) -> tuple[str, ...]:
-        task = Task(FORWARD, BATCH, limit)
-        return shortcomings([task], stored(bench.database, [task]), BatchSizePolicy.POWER_OF_TWO)
-
-    assert told_of(150) == ()
-    (told,) = told_of(1000)
-    assert told.startswith("1 of 1 convolutions: the fastest algorithm was not measured in larger micro-batches")
-    bench.tune(config=Config(workspace_limit=1000, thorough=True))
-    assert told_of(1000) == ()
 
 
 # Algorithms of other packages in tuning: measured, checked at every size, stored, chosen; and none can break it.
