@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from statistics import median
 from typing import Any
 
@@ -48,7 +47,6 @@ from mucudnn.optimizing.steps import (
     Step,
     StepTimes,
     TimedRounds,
-    TunedModules,
     compared,
     load_of,
     steps_in_turns,
@@ -82,10 +80,9 @@ class Confirmation:
     """Comparison of a model's own step with torch's convolutions and with ours, in turns. Prints as one line.
 
     step: the whole step. recorded: steps in which each convolution is timed, with a small overhead. convolutions:
-    summed time of all convolutions in such a step. over_tuned: median over the tuned convolutions of the time in the
-    step / the time in tuning; None if unknown. put_back: problems for which torch's own was restored, since ours was
-    slower in place. is_withdrawn: whether torch's own was restored everywhere, since the step was still slower. kept:
-    problems for which ours stays all the same, since torch's own needs more workspace than the limit. load: as in
+    summed time of all convolutions in such a step. put_back: problems for which torch's own was restored, since ours
+    was slower in place. is_withdrawn: whether torch's own was restored everywhere, since the step was still slower.
+    kept: problems for which ours stays all the same, since torch's own needs more workspace than the limit. load: as in
     ``Measurement``. heap: the comparison of steps with a kept heap, under which the others ran if it was faster; None
     if it was not compared.
     """
@@ -93,7 +90,6 @@ class Confirmation:
     step: Comparison
     recorded: Comparison
     convolutions: Comparison
-    over_tuned: float | None = None
     put_back: tuple[PutBack, ...] = ()
     is_withdrawn: bool = False
     kept: tuple[PutBack, ...] = ()
@@ -109,15 +105,6 @@ class Confirmation:
     def share(self) -> float:
         """Share of the convolutions in the time of torch's recorded steps, from 0 to 1."""
         return min(1.0, self.convolutions.baseline_s / self.recorded.baseline_s)
-
-    @property
-    def rest(self) -> float:
-        """Ratio, ours / torch's, of the time that a recorded step spends outside its convolutions.
-
-        It includes the overhead of recording, which is largest for torch's convolutions.
-        """
-        torch_s = self.recorded.baseline_s - self.convolutions.baseline_s
-        return (self.recorded.time_s - self.convolutions.time_s) / torch_s if torch_s > 0 else inf
 
     def __str__(self) -> str:
         step = self.step
@@ -143,12 +130,7 @@ class Confirmation:
 
     def details(self) -> str:
         """Return the summary line of the confirmation and its details, one per line."""
-        lines = [str(self), f"all that is not a convolution takes {self.rest:.2f} times as long as with PyTorch's own"]
-        if self.over_tuned is not None:
-            lines.append(
-                f"a tuned convolution takes {self.over_tuned:.2f} times as long as tuning measured, in the median"
-            )
-        lines += [] if self.heap is None else [str(self.heap)]
+        lines = [str(self), *([] if self.heap is None else [str(self.heap)])]
         lines += [f"PyTorch's own again in {one}" for one in self.put_back]
         lines += [f"PyTorch's own needs more than the workspace limit in {one}" for one in self.kept]
         return "\n".join(lines)
@@ -314,7 +296,6 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
     if of_rank_0(bool(put_back)):
         recorded = steps_in_turns(steps, steps.torchs_and_ours(recorded=True))
 
-    over_tuned = _over_tuned(recorded, steps.tuned)
     runs_again = _is_slowed(recorded) and not is_busy(load_of(recorded))
     last = recorded
     if of_rank_0(runs_again):
@@ -324,7 +305,6 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
             compared(last, _step_s),
             compared(recorded, _step_s),
             compared(recorded, _convolutions_s),
-            over_tuned,
             load=load_of(recorded, last),
             heap=heap,
         )
@@ -447,20 +427,6 @@ def _put_back(steps: ModelSteps, lost: list[PutBack]) -> list[PutBack]:
         after[name] = tuple(chosen)
     steps.put_in(after)
     return done
-
-
-def _over_tuned(rounds: TimedRounds, tuned: TunedModules) -> float | None:
-    """Return the median, over the tuned calls, of the time inside a step divided by the time measured in tuning."""
-    tuned_s = {(one.problem, one.batch_size): one.time_s for every in tuned.values() for one in every}
-    ratios: list[float] = []
-    for _, ours in rounds:
-        for call, spent in ours.convolutions.items():
-            if (problem := call.problem) is not None:
-                each_s = [tuned_s.get((problem.with_operation(one), call.batch_size)) for one in call.operations]
-                known_s = [seconds for seconds in each_s if seconds is not None]
-                if len(known_s) == len(each_s):
-                    ratios += [spent.time_s / (spent.calls * sum(known_s))] * spent.calls
-    return median(ratios) if ratios else None
 
 
 def _is_slowed(rounds: TimedRounds) -> bool:

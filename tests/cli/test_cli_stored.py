@@ -47,7 +47,9 @@ def solved(folder: Path, *options: object) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("batch", ["64", "3"])
-def test_a_batch_that_was_never_measured_undivided_has_a_note(folder: Path, tmp_path: Path, batch: str) -> None:
+def test_a_batch_that_was_never_measured_undivided_has_no_time_of_torch(
+    folder: Path, tmp_path: Path, batch: str
+) -> None:
     result = invoke(*solved(folder, "--batch", batch, "--json", tmp_path / "out.json"))
     assert result.exit_code == 0, result.output
     assert {row["torch_s"] for row in json.loads((tmp_path / "out.json").read_text())["problems"]} == {None}

@@ -133,11 +133,10 @@ def confirmed(steps: MadeUpSteps) -> Confirmation:
 
 def test_each_choice_knows_its_time_in_place() -> None:
     steps = MadeUpSteps({"a": all_three(SMALL)})
-    found = confirmed(steps)
+    confirmed(steps)
     forward, data, _ = steps.tuned["a"]
     assert forward.in_place == "PyTorch 10 ms, ours 5 ms, 2.00 ± 0.00"
     assert "in place   PyTorch 20 ms, ours 10 ms, 2.00 ± 0.00 (backward data, with backward filter)" in str(data)
-    assert found.over_tuned == pytest.approx(1.0)  # 5 ms were tuned, 5 of forward, 6 of dx and 4 of dw are in place
 
 
 def test_equal_layers_are_judged_together() -> None:
@@ -179,7 +178,6 @@ def test_a_slower_step_has_torchs_own_everywhere() -> None:
     assert found.is_withdrawn
     assert found.step.is_slower(LEAST_CHANGE)
     assert len(steps.torchs) == 6
-    assert found.rest == pytest.approx(0.09 / 0.05)
     assert str(found) == (
         "step 120 -> 130 ms, 0.92x ± 0.00, slower; convolutions 1.75x; 58 % of the step were convolutions, so at most "
         "2.40x; PyTorch's own runs everywhere"

@@ -41,8 +41,7 @@ def test_what_is_faster_stays_and_is_told(machine: Machine) -> None:
     assert not torchs(net)
     assert found.step.baseline_s == pytest.approx(REST_S + 5 * 0.002)
     assert found.step.time_s == pytest.approx(REST_S + 5 * 0.001)
-    assert (found.convolutions.speedup, found.share, found.rest) == pytest.approx((2, 0.5, 1))
-    assert found.over_tuned == pytest.approx(1)
+    assert (found.convolutions.speedup, found.share) == pytest.approx((2, 0.5))
     assert mucudnn.report(net).confirmation is found
     assert (
         mucudnn.report(copy.deepcopy(net)).confirmation == pickle.loads(pickle.dumps(net.first)).confirmation == found
@@ -64,7 +63,6 @@ def test_torchs_own_is_put_back_where_ours_is_slower_in_place(machine: Machine) 
     assert "PyTorch's own restored, as it is faster in the step, in first" in text
     details = mucudnn.report(net).details()
     assert "why        PyTorch's own: slower in the step, 0.67 ± 0.00; tuning chose gemm 2" in details
-    assert "all that is not a convolution takes 1.00 times as long" in details
 
 
 def test_nothing_is_left_behind(machine: Machine) -> None:
