@@ -1,11 +1,10 @@
-"""Published times of DeepBench's convolutions, and the speedups published with μ-cuDNN.
+"""The names of DeepBench's layer tables, and the speedups published with μ-cuDNN.
 
 pandas is imported only when a table is read, because help texts import this module for the tables' names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -13,10 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas
 
-SOURCE = "DeepBench's repository, https://github.com/baidu-research/DeepBench"
-GEOMETRY = ("n", "c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
-_FILE = Path(__file__).parent / "data" / "deepbench_reference.csv"
-_INFERENCE = _FILE.with_name("deepbench_inference.csv")  # also has the name of each result's file
 TABLES = MappingProxyType(
     {
         "deepbench-train": "training_set",
@@ -25,33 +20,9 @@ TABLES = MappingProxyType(
     }
 )
 """Names of DeepBench's layer tables, with their value in the column ``set``."""
-OPERATIONS = ("forward", "backward_data", "backward_filter")
-
-
-def published_times(operations: Iterable[str] = OPERATIONS) -> pandas.DataFrame:
-    """Return the published times, with a row for each geometry, operation and machine.
-
-    If only FORWARD is asked for, inference results are included, whose GPUs multiply 8-bit integers and sum in 32 bits.
-
-    Columns: ``GEOMETRY``, where n is the mini-batch; ``operation``; ``machine``, such as ``V100 float16``; ``time_s``
-    in seconds, the shorter time if two are published for a machine.
-    """
-    import pandas
-
-    files = (_INFERENCE, _FILE) if {*operations} == {OPERATIONS[0]} else (_FILE,)
-    table = pandas.concat(map(pandas.read_csv, files), ignore_index=True)
-    table["machine"] = table["device"] + " " + table["dtype"]
-    times = table.rename(columns={f"{name}_ms": name for name in OPERATIONS}).melt(
-        id_vars=[*GEOMETRY, "machine"], value_vars=[*OPERATIONS], var_name="operation", value_name="time_ms"
-    )
-    times["time_s"] = times.pop("time_ms") / 1e3
-    return (
-        times.dropna(subset=["time_s"]).groupby([*GEOMETRY, "operation", "machine"], as_index=False, sort=False).min()
-    )
-
 
 DIVIDED_GEOMETRY = ("c", "h", "w", "k", "r", "s")
-_DIVIDED_FILE = _FILE.with_name("ucudnn_reference.csv")
+_DIVIDED_FILE = Path(__file__).parent / "data" / "ucudnn_reference.csv"
 
 
 def published_gains() -> pandas.DataFrame:

@@ -16,7 +16,7 @@ import pandas
 from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer, shares
 from mucudnn.bench.results.reading import CONTESTANT, PROBLEM_COLUMNS, ResultFolder, problem_of, with_time
 from mucudnn.bench.results.variants import TORCH
-from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, GEOMETRY, published_gains, published_times
+from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, published_gains
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
 from mucudnn.core.records import BUSY, allowed
@@ -24,7 +24,6 @@ from mucudnn.core.statistics import Estimate, mean_speedup, speedup_of, spread
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import micro_batch_sizes
 
-PUBLISHED = "published "  # prefix of the columns with DeepBench's published times
 UNDIVIDED = "undivided"  # name of both the contestant and its policy
 
 LAYER = tuple(name for name in PROBLEM_COLUMNS if name != "operation")
@@ -42,9 +41,8 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     also ``kind``; ``flops``, of the direct method; ``bound_s``, a lower bound by the machine's peak rates, and
     ``over_bound``, the time over that bound; ``flops_per_s``; ``flops_per_byte``, with each tensor moved once;
     ``over_undivided``, of mucudnn, the time of the undivided contestant under the same limit over the row's, and
-    ``same_as``, ``UNDIVIDED`` if both have the same configuration; and for each machine
-    of DeepBench's published times a column of seconds, named ``PUBLISHED`` and the machine. For whole models
-    ``images_per_s``, and ``kinds``, the share of each kind of layer in the time, as text. Unknown values are NaN.
+    ``same_as``, ``UNDIVIDED`` if both have the same configuration. For whole models ``images_per_s``, and ``kinds``,
+    the share of each kind of layer in the time, as text. Unknown values are NaN.
     """
     rows, subject = folder.rows, folder.header.subject_columns
     rows = rows.reindex(columns=[*rows.columns, *(name for name in (*_NUMBERS, *_TEXTS) if name not in rows)])
@@ -65,7 +63,7 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     rows = rows.assign(**pandas.DataFrame(speedups, index=rows.index))
     rows["spread"] = [spread(samples) if len(samples) > 1 else nan for samples in rows["samples_s"]]
     if has_problems(rows):
-        return _with_published(_with_bounds(_with_undivided(rows), folder.header.limits))
+        return _with_bounds(_with_undivided(rows), folder.header.limits)
     if {"network", "batch_size"} <= set(rows.columns):
         rows = rows.assign(images_per_s=rows["batch_size"] / rows["time_s"])
     if "kinds_s" in rows:
@@ -115,35 +113,6 @@ def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) ->
     return rows.assign(over_bound=rows["time_s"] / rows["bound_s"], flops_per_s=rows["flops"] / rows["time_s"])
 
 
-def _with_published(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Add a column of published times for each machine, matched by geometry, mini-batch and operation.
-
-    Rows with dilation, groups or a depth get no value, because the published times are of ordinary convolutions.
-    """
-    times = published_times(rows["operation"])
-    times = times.pivot(index=[*GEOMETRY, "operation"], columns="machine", values="time_s").add_prefix(PUBLISHED)
-    plain = (rows[["dilation_h", "dilation_w", "groups"]] == 1).all(axis=1) & (rows["d"] == 0)
-    keys = rows[plain].rename(columns={"batch_size": "n"})[[*GEOMETRY, "operation"]]
-    found = times.reindex(pandas.MultiIndex.from_frame(keys)).set_axis(keys.index).dropna(axis=1, how="all")
-    return rows.join(found)
-
-
-def machines_of(rows: pandas.DataFrame) -> list[str]:
-    """Return the machines that have published times for at least one of the rows."""
-    return [str(name).removeprefix(PUBLISHED) for name in rows.columns if str(name).startswith(PUBLISHED)]
-
-
-def unmatched_published(rows: pandas.DataFrame) -> tuple[int, int]:
-    """Return the number of published geometries that the table lacks, and the number of all published geometries."""
-    times = published_times(rows["operation"] if has_problems(rows) else ())
-    named = times["machine"].isin(machines_of(rows) or times["machine"])
-    every = {tuple(map(int, key)) for key in times[named][list(GEOMETRY)].drop_duplicates().to_numpy()}
-    if not has_problems(rows):
-        return len(every), len(every)
-    have = rows.rename(columns={"batch_size": "n"})[list(GEOMETRY)].drop_duplicates().to_numpy()
-    return len(every - {tuple(map(int, key)) for key in have}), len(every)
-
-
 OPERATIONS = {
     Operation.FORWARD: "forward",
     Operation.BACKWARD_DATA: "backward_inputs",
@@ -161,14 +130,14 @@ def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     each operation, by DeepBench's names, its seconds and configuration, such as ``forward_s`` and
     ``forward_configuration``; ``total_s``; ``flops_per_s`` and ``speedup`` of the total, the latter with its interval;
     ``over_bound``; ``same_as``, if all operations have the same value; the largest ``workspace_bytes`` and
-    ``relative_error``; ``load``; and the published totals. Values are NaN if one of the layer's operations is missing.
+    ``relative_error``; and ``load``. Values are NaN if one of the layer's operations is missing.
     """
     if not has_problems(rows):
         return pandas.DataFrame()
-    subject, machines = ["layer", *LAYER] if "layer" in rows else [*LAYER], machines_of(rows)
+    subject = ["layer", *LAYER] if "layer" in rows else [*LAYER]
     return pandas.DataFrame(
         [
-            dict(zip((*subject, *CONTESTANT), (*layer, *of), strict=True)) | _layer_record(ours, every, machines)
+            dict(zip((*subject, *CONTESTANT), (*layer, *of), strict=True)) | _layer_record(ours, every)
             for layer, every in _by_layer(rows, subject).items()
             for of, ours in every.items()
         ]
@@ -187,7 +156,7 @@ def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, M
     return found
 
 
-def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines: Sequence[str]) -> dict[str, Any]:
+def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations]) -> dict[str, Any]:
     """Return the row of one contestant on one layer. every: the rows of all contestants on that layer."""
     record: dict[str, Any] = {}
     for operation, name in OPERATIONS.items():
@@ -205,7 +174,6 @@ def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations], machines
         "over_bound": total_s / _sum(ours, "bound_s"),
         **speedup.columns("speedup{}"),
         **{name: _most(ours, name) for name in ("workspace_bytes", "relative_error", "load")},
-        **{f"{PUBLISHED}{machine}": _sum(ours, f"{PUBLISHED}{machine}") for machine in machines},
     }
 
 

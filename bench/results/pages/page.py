@@ -17,12 +17,10 @@ from mucudnn.bench.results.pages.measured import (
     layer_rows,
     measured,
     summary_rows,
-    unmatched_published,
 )
 from mucudnn.bench.results.pages.pictures import KINDS, drawn
 from mucudnn.bench.results.pages.tables import DEEPBENCH, layer_table, problem_table, summary_table
 from mucudnn.bench.results.reading import HEADER_FILE, ResultFolder, folders_below, read_folder
-from mucudnn.bench.sources.published import SOURCE, TABLES
 from mucudnn.core.errors import InvalidInputError, OutputError, UnavailableError
 from mucudnn.core.files import whole_file, whole_text
 from mucudnn.core.records import BUSY
@@ -86,10 +84,6 @@ def missing_in(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[s
     if busy := int((rows["load"] > BUSY).sum()):
         yield "busy machine", f"{busy} rows were measured while others took more than {BUSY:.0%} of the machine"
     if has_problems(rows):
-        unmatched, every = unmatched_published(rows)
-        if unmatched and folder.header.source in TABLES:
-            text = f"{unmatched} of the {every} layers in {SOURCE}, are not in this folder with the same mini-batch"
-            yield "published times", text
         if rows["bound_s"].isna().any():
             yield "time / bound", "the machine's limits were not measured for all data types"
         of_layers = gains(rows)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas
 
-from mucudnn.bench.results.pages.measured import OPERATIONS, PUBLISHED, machines_of
+from mucudnn.bench.results.pages.measured import OPERATIONS
 from mucudnn.bench.results.reading import CONTESTANT, OF_VOLUMES, ROW_COLUMNS
 from mucudnn.core.tables import Column, Table
 from mucudnn.core.values import format_bytes
@@ -137,11 +137,10 @@ def summary_table(rows: pandas.DataFrame) -> Table:
 def layer_table(rows: pandas.DataFrame) -> Table:
     """Format the rows of ``layer_rows`` as a table, with DeepBench's columns before mucudnn's own."""
     caption = "Times of the operations of each layer, in DeepBench's columns, and of all together."
-    columns = [*_LAYERS, *_published(rows, "total, ms, published elsewhere")]
     if len(rows):
         timed = [f"{name}_{of}" for name in OPERATIONS.values() for of in ("configuration", "s")]
         rows = _once(rows, ["layer", *DEEPBENCH, "memory_format", *timed, "total_s"])
-    return _table("Layers", caption, columns, rows)
+    return _table("Layers", caption, _LAYERS, rows)
 
 
 def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> Table:
@@ -153,7 +152,6 @@ def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> Table:
     sizes = {*DEEPBENCH, "memory_format"} if is_convolution else set()  # The table of layers has these columns.
     columns = _group("subject", *((name, name.replace("_", " ")) for name in subject if name not in sizes))
     columns += [*_OF_CONVOLUTIONS, *_PROBLEMS] if is_convolution else [*_PROBLEMS, *_OF_MODELS]
-    columns += _published(rows, "ms, published elsewhere")
     if not is_convolution:
         columns += _others(rows, {*ROW_COLUMNS, *subject, *(column.key for column in columns), "count"})
     columns += _group("no time", ("failure", "why there is none"))
@@ -188,10 +186,6 @@ def _once(rows: pandas.DataFrame, keys: Sequence[str]) -> pandas.DataFrame:
     names = with_series(rows[again])["series"]
     same = {key: "; ".join(of) for key, of in names.groupby(subjects[again], sort=False)}
     return rows[~again].assign(same=subjects[~again].map(same))
-
-
-def _published(rows: pandas.DataFrame, group: str) -> list[Column]:
-    return _group(group, *((f"{PUBLISHED}{machine}", machine, *_MS) for machine in machines_of(rows)))
 
 
 def _others(rows: pandas.DataFrame, known: set[str]) -> list[Column]:

@@ -21,8 +21,7 @@ from mucudnn.bench.results.pages.page import Report, missing_in, report_of
 from mucudnn.bench.results.pages.pictures import svg
 from mucudnn.bench.results.reading import Header, problem_of, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
-from mucudnn.bench.sources.published import GEOMETRY as PUBLISHED_GEOMETRY
-from mucudnn.bench.sources.published import published_gains, published_times
+from mucudnn.bench.sources.published import published_gains
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -163,17 +162,3 @@ def test_the_published_file_is_read_whole() -> None:
     seven = table[(table["c"] == 512) & (table["h"] == 7)].iloc[0]
     alike = [float(line[7]) for line in lines if line[1:3] == ["512", "7"]]
     assert seven["128MiB"] == pytest.approx(sum(alike) / len(alike))
-
-
-def test_published_inference_is_beside_forward_rows_alone() -> None:
-    path = Path(__file__).parents[4] / "bench/sources/data/deepbench_inference.csv"
-    lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
-    assert {Path(line[0]).suffix for line in lines} == {".xlsx"}  # its file in DeepBench's repository
-    found, training = published_times(["forward", "forward"]), published_times(["forward", "backward_data"])
-    assert {f"{line[1]} {line[2]}" for line in lines}.isdisjoint(training["machine"])
-    assert len(found) == len(training) + len({tuple(line[1:14]) for line in lines})
-    key = dict(zip(PUBLISHED_GEOMETRY, map(int, lines[0][3:14]), strict=True))
-    (row,) = found[(found[list(key)] == list(key.values())).all(axis=1) & (found["machine"] == "TitanXp int8")].to_dict(
-        "records"
-    )
-    assert row["time_s"] == pytest.approx(float(lines[0][14]) / 1e3)
