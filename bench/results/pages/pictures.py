@@ -94,17 +94,6 @@ KINDS = {
         "configuration has less time with as much workspace. Squares are algorithms on the undivided mini-batch, "
         "the grey one PyTorch's own. Times are sums of measured parts.",
     ),
-    "micro-batches": Kind(
-        "Time against micro-batch size",
-        f"The {MOST_SUBJECTS} operations that take PyTorch longest: one micro-batch by each algorithm, "
-        "without what is done once a call, over its number of samples. Where a line falls, small "
-        "micro-batches cost.",
-    ),
-    "bands": Kind(
-        "Time against memory in bands of rows",
-        "The line is the least predicted time of a call within each memory of activations and workspace; squares "
-        "are measured.",
-    ),
 }
 
 
@@ -128,8 +117,6 @@ def _figures(rows: pandas.DataFrame, subjects: Sequence[Subject]) -> Iterator[tu
     yield "divided", divided(rows)
     yield "limits", limits(rows)
     yield "desirable", desirable(subjects)
-    yield "micro-batches", micro_batches(subjects)
-    yield "bands", bands(rows)
 
 
 def new_figure(width_inches: float, height_inches: float) -> Figure:
@@ -280,59 +267,6 @@ def desirable(subjects: Sequence[Subject]) -> Figure | None:
         axes.plot(sizes[own], times[own], "s", color=TORCH_COLOUR, markersize=4, label="PyTorch, undivided")
         axes.set_ylim(bottom=0)
         label(axes, plain(subject.name), "workspace, MiB", "ms")
-    legend_above(figure)
-    return figure
-
-
-def micro_batches(subjects: Sequence[Subject]) -> Figure | None:
-    """Draw the time per sample in ms against the micro-batch size, with a line for each algorithm."""
-    from matplotlib.ticker import FixedLocator, FormatStrFormatter, LogLocator, NullLocator, ScalarFormatter
-
-    every = [one for one in subjects if one.allowed["micro_batch_size"].nunique() > 1][:MOST_SUBJECTS]
-    if not every:
-        return None
-    by_name = colours(name for subject in every for name in subject.allowed["algorithm"])
-    markers = {name: MARKERS[index % len(MARKERS)] for index, name in enumerate(by_name)}
-    figure, panel = panels(len(every), 2.6)
-    for axes, subject in zip(panel, every, strict=True):
-        for name, of in subject.allowed.sort_values("micro_batch_size").groupby("algorithm", sort=False):
-            style: dict[str, Any] = {"marker": markers[str(name)], "color": by_name[str(name)], "markersize": 3}
-            sizes = of["micro_batch_size"]
-            axes.plot(sizes, of["step_s"] / sizes * 1e3, label=plain(str(name)), **style)
-        axes.set_yscale("log")  # with tick labels such as 0.5 instead of powers of ten
-        least, most = axes.get_ylim()
-        axes.set_ylim(0.8 * least, max(1.25 * most, 4 * least))
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        axes.set_xscale("log", base=2)  # with ticks at powers of two and the end
-        n = subject.batch_size
-        ticks = [2**exponent for exponent in range(n.bit_length()) if 2**exponent < 0.8 * n]
-        axes.xaxis.set_major_locator(FixedLocator([*ticks, n]))
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-        axes.set_xlim(0.9, 1.1 * n)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_minor_locator(NullLocator())
-        label(axes, plain(subject.name), "micro-batch size", "ms per sample")
-    legend_above(figure)
-    return figure
-
-
-def bands(rows: pandas.DataFrame) -> Figure | None:
-    """Draw the predicted time of a model's call against its memory, and what was measured of it and of torch."""
-    banded = [row for row in rows.to_dict("records") if isinstance(row.get("front"), list)]
-    if not banded:
-        return None
-    figure, panel = panels(len(banded), 3.2)
-    for axes, row in zip(panel, banded, strict=True):
-        sizes, times = np.array(row["front"]).T
-        axes.step(sizes / _MIB, times * 1e3, where="post", color=SERIES[0], label="in bands, predicted")
-        torchs = rows[(rows["turns"] == row["turns"]) & (rows["contestant"] == TORCH)].to_dict("records")
-        for one, colour, name in zip((row, *torchs), (SERIES[0], TORCH_COLOUR), ("in bands", "PyTorch"), strict=False):
-            style: dict[str, Any] = {"color": colour, "markersize": 4, "label": f"{name}, measured"}
-            axes.plot(one["peak_bytes"] / _MIB, one["time_s"] * 1e3, "s", **style)
-        axes.set_xscale("log")
-        axes.set_ylim(bottom=0)
-        label(axes, plain(f"{row['network']}, {row['contestant']}"), "activations and workspace, MiB", "ms per call")
     legend_above(figure)
     return figure
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,15 +11,13 @@ import numpy as np
 import pandas
 import pytest
 from numpy.typing import NDArray
-from support.clock.machine import ENVIRONMENT
 from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.results.pages import pictures
-from mucudnn.bench.results.pages.measured import UNDIVIDED, gains, measured, tuned_subjects
+from mucudnn.bench.results.pages.measured import UNDIVIDED, gains, tuned_subjects
 from mucudnn.bench.results.pages.page import Report, missing_in, report_of
 from mucudnn.bench.results.pages.pictures import svg
-from mucudnn.bench.results.reading import Header, problem_of, read_folder
-from mucudnn.bench.results.writing import Row, open_folder
+from mucudnn.bench.results.reading import read_folder
 from mucudnn.bench.sources.published import published_gains
 
 if TYPE_CHECKING:
@@ -78,29 +75,6 @@ def test_desirable_sets_are_drawn_with_the_undivided(report: Report) -> None:
             assert within.size == 0 or y >= within.min() * (1 - 1e-9)
 
 
-def test_times_of_a_sample_are_drawn_by_micro_batch_size(report: Report) -> None:
-    figure = drawn(pictures.micro_batches(tuned_subjects(report.folder)))
-    first = tuned_subjects(report.folder)[0]
-    assert {line.get_label() for line in figure.axes[0].lines} == {"native", "gemm", "fft"}
-    for line in figure.axes[0].lines:
-        of = first.allowed[first.allowed["algorithm"] == line.get_label()]
-        assert list(line.get_xdata()) == list(of["micro_batch_size"])
-        assert list(line.get_ydata()) == pytest.approx(list(of["step_s"] / of["micro_batch_size"] * 1e3))
-
-
-def test_the_front_in_bands_is_drawn_beside_what_was_measured(tmp_path: Path) -> None:
-    header = Header("inference", "a net", {}, ENVIRONMENT, subject_columns=("network",), wanted=1)
-    front = [[2 * MIB, 0.3], [4 * MIB, 0.2]]
-    with open_folder(tmp_path / "folder", header) as folder:
-        torchs = Row({"network": "unet"}, "torch", (0.25,), more={"peak_bytes": 8 * MIB, "front": None})
-        ours = Row({"network": "unet"}, "mucudnn", (0.31,), more={"peak_bytes": 3 * MIB, "front": front})
-        folder.add([torchs, ours])
-    (axes,) = drawn(pictures.bands(measured(read_folder(tmp_path / "folder")))).axes
-    line, ours_at, torch_at = (one.get_xydata().tolist() for one in axes.lines)
-    assert line == [[2, 300], [4, 200]]
-    assert (ours_at, torch_at) == ([[3, 310]], [[8, 250]])
-
-
 def pairs(rows: pandas.DataFrame) -> Iterator[tuple[pandas.DataFrame, pandas.DataFrame]]:
     """Yield the rows of the undivided and of ours by layer and limit, each in one order."""
     rows = rows[rows["contestant"] != "torch"].sort_values("operation")
@@ -138,18 +112,16 @@ def test_layers_that_run_the_undivided_configuration_have_no_bar(report: Report)
     assert "same configuration" in dict(missing_in(report.folder, rows))["what dividing gains"]
 
 
-def test_one_panel_with_many_algorithms_has_its_legend_above_the_axes(report: Report) -> None:
+def test_one_panel_with_many_series_has_its_legend_above_the_axes(report: Report) -> None:
     """And the layout has room for both, which matplotlib would warn of otherwise."""
-    names = [f"an algorithm with a long name, the {number}th" for number in range(20)]
-    first = report.folder.lines[0]
-    measured = report.folder.measurements[problem_of(first)]
-    many = [replace(m, micro_config=replace(m.micro_config, algorithm=name)) for name in names for m in measured]
-    folder = replace(report.folder, lines=(first,), measurements={problem_of(first): many})
-    figure = drawn(pictures.micro_batches(tuned_subjects(folder)))
+    names = [f"a long name, the {number}th" for number in range(20)]
+    first = report.rows[report.rows["speedup"].notna()][:1]
+    figure = drawn(pictures.speedups(pandas.concat([first.assign(policy=name) for name in names])))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         svg(figure)
     (axes,), (legend,) = figure.axes, figure.legends
+    assert len(legend.texts) == 20
     assert axes.get_window_extent().y1 <= legend.get_window_extent().y0
 
 
