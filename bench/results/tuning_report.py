@@ -10,7 +10,7 @@ from typing import Any
 import mucudnn
 from mucudnn.bench.results.writing import config_record
 from mucudnn.bench.sources.table_tuning import TableTuning
-from mucudnn.core.tables import Table, memory_bound, milliseconds, new_table, ratio, short_name
+from mucudnn.core.tables import Table, memory_bound, milliseconds, new_table, short_name, speedup_cell
 from mucudnn.core.values import format_bytes, format_seconds
 from mucudnn.running.choices import TunedProblem, left_out_in_words
 from mucudnn.solver.division import CurvePoint, budget_curve, limit_curve
@@ -84,11 +84,9 @@ def _why_slower(tuned: TunedProblem) -> str:
 
 def _against_torch(of: TunedProblem | TableTuning) -> tuple[str, str, str]:
     """Return the cells for torch's time, our time and the speedup; torch's and the speedup are blank if unknown."""
-    if of.least_baseline_s is None:
-        return "", milliseconds(of.time_s), ""
-    more = ">" if of.baseline_s is None else ""  # too slow to be measured
-    times = more + milliseconds(of.least_baseline_s), milliseconds(of.time_s)
-    return *times, more + ratio(of.least_baseline_s / of.time_s)
+    torch_s, is_least = of.least_baseline_s, of.baseline_s is None  # the least where it is too slow to be measured
+    torchs = "" if torch_s is None else ">" * is_least + milliseconds(torch_s)
+    return torchs, milliseconds(of.time_s), speedup_cell(torch_s, of.time_s, is_least=is_least)
 
 
 def time_by_size(tuning: TableTuning) -> tuple[CurvePoint, ...]:

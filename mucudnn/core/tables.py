@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -10,6 +11,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from mucudnn.core.config import Config
+from mucudnn.core.records import Configuration, MicroConfig, source_of
 from mucudnn.core.values import format_bytes
 
 if TYPE_CHECKING:
@@ -166,6 +168,35 @@ def ratio(value: float) -> str:
     '1.40×'
     """
     return f"{value:.2f}×"
+
+
+def speedup_cell(torch_s: float | None, time_s: float, *, is_least: bool = False, is_doubtful: bool = False) -> str:
+    """Format a speedup over torch's time; empty if that is unknown.
+
+    is_least: whether torch takes longer than this. is_doubtful: whether a time was measured on a busy machine.
+
+    >>> speedup_cell(3.0, 2.0), speedup_cell(3.0, 2.0, is_least=True, is_doubtful=True), speedup_cell(None, 2.0)
+    ('1.50×', '>1.50×*', '')
+    """
+    return "" if torch_s is None else f"{'>' * is_least}{ratio(torch_s / time_s)}{'*' * is_doubtful}"
+
+
+def choice_cell(configuration: Configuration, speedup: str) -> str:
+    """Format a choice: its main algorithm, size and number of the micro-batches, number of other parts, speedup.
+
+    >>> parts = (*[MicroConfig("fft", 8)] * 4, MicroConfig("gemm", 2))
+    >>> choice_cell(Configuration(parts, 1.0, 0), "1.52×")
+    'fft 8×4 +1 1.52×'
+    """
+    if configuration.is_baseline:
+        return "PyTorch"
+    samples: Counter[MicroConfig] = Counter()
+    for part in configuration.micro_configs:
+        samples[part] += part.micro_batch_size
+    (main, total), *others = samples.most_common()
+    size = main.micro_batch_size
+    cut = f"{size}×{total // size}" if total > size else f"{size}"
+    return f"{source_of(main.algorithm)} {cut}{f' +{len(others)}' * bool(others)} {speedup}".rstrip()
 
 
 def images_per_s(images: int, time_s: float) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Configuration, source_of
-from mucudnn.core.tables import Column, Table, filled
+from mucudnn.core.records import Configuration
+from mucudnn.core.tables import Column, Table, choice_cell, filled, speedup_cell
 from mucudnn.core.values import format_seconds
 from mucudnn.running.choices import Choices, TunedProblem
 
@@ -186,12 +186,11 @@ class Status:
 
 
 def _cell(one: ShapeStats | None) -> str:
-    """Return a cell such as ``winograd-4x4 1.52×``, with ``~`` if the nearest size's; empty if never called."""
+    """Return the cell of a choice, with ``~`` if it is the nearest size's; empty if never called."""
     if one is None:
         return ""
-    if one.configuration is None or one.configuration.is_baseline:
-        return "PyTorch" if one.origin is not Origin.NONE else "PyTorch, untuned"
-    parts = one.configuration.algorithms
-    name = source_of(parts[0]) + f" +{len(parts) - 1}" * (len(parts) > 1)
-    speedup = "" if not one.baseline_s or not one.time_s else f" {one.baseline_s / one.time_s:.2f}×"
-    return f"{'~' * (one.origin is Origin.NEAREST)}{name}{speedup}"
+    if one.configuration is None:
+        return "PyTorch, untuned"
+    speedup = "" if one.time_s is None else speedup_cell(one.baseline_s, one.time_s)
+    is_nearest = one.origin is Origin.NEAREST and not one.configuration.is_baseline
+    return f"{'~' * is_nearest}{choice_cell(one.configuration, speedup)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,8 +13,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Configuration, FailureKind, MicroConfig, source_of
-from mucudnn.core.tables import Column, Table, filled, listed
+from mucudnn.core.records import FailureKind
+from mucudnn.core.tables import Column, Table, choice_cell, filled, listed, speedup_cell
 from mucudnn.core.values import format_bytes, format_seconds, instance
 from mucudnn.optimizing.confirm import Confirmation, PutBack
 from mucudnn.running.choices import TunedProblem, left_out_in_words, row_of
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from mucudnn.graph.memory_budget import Fitted
 
-_TORCHS = "PyTorch"
 _FASTEST = "nothing is faster"
 _UNREACHED = "not reached by the sample input"
 _KINDS = ", ".join(kind.__name__ for kind in OURS)
@@ -123,7 +121,8 @@ class Report:
             transposed = name in self.transposed
             batch = f", batch {batch_size}" if len(self._batch_sizes) > 1 else ""
             kind = ", transposed" if transposed else ""
-            cells = (_cell(of_call.get(problem_operation(o, transposed=transposed))) for o in Operation)
+            choices = (of_call.get(problem_operation(operation, transposed=transposed)) for operation in Operation)
+            cells = ("" if one is None else choice_cell(one.configuration, _speedup(one)) for one in choices)
             yield f"{_named(name)}{kind}{batch}", *cells, _speedup(*of_call.values())
 
     def _summary(self) -> Iterator[str]:
@@ -249,30 +248,6 @@ def _why_torchs_own(module: TunedModule) -> str | None:
     return None if dtype in dtypes else f"tuned for {' and '.join(sorted(dtypes))}, and now {dtype}"
 
 
-def _cell(tuned: TunedProblem | None) -> str:
-    """Return a table cell such as ``winograd-4x4 8×4 1.52×``, or an empty text if this operation was not tuned."""
-    if tuned is None:
-        return ""
-    if tuned.configuration.is_baseline:
-        return _TORCHS
-    algorithm, cut = _main_part(tuned.configuration)
-    return " ".join(filter(None, (algorithm, cut, _speedup(tuned))))
-
-
-def _main_part(configuration: Configuration) -> tuple[str, str]:
-    """Return two texts such as ``winograd-4x4`` and ``8×4 +1`` for the part that computes the most samples.
-
-    ``8×4`` is its micro-batch size and count, ``+1`` the number of other parts.
-    """
-    samples: Counter[MicroConfig] = Counter()
-    for part in configuration.micro_configs:
-        samples[part] += part.micro_batch_size
-    (main, total), *others = samples.most_common()
-    size = main.micro_batch_size
-    times = f"×{total // size}" if total > size else ""
-    return source_of(main.algorithm), f"{size}{times}" + f" +{len(others)}" * bool(others)
-
-
 def _torch_s(tuned: Sequence[TunedProblem]) -> float | None:
     """Return the total (or least) time of torch's convolution for these problems, or None if one is not known."""
     known = [one.least_baseline_s for one in tuned if one.least_baseline_s is not None]
@@ -280,11 +255,9 @@ def _torch_s(tuned: Sequence[TunedProblem]) -> float | None:
 
 
 def _speedup(*tuned: TunedProblem) -> str:
-    """Return ``1.52×``, with an asterisk if a part was measured on a busy machine; empty if torch's time is unknown."""
-    torch_s = _torch_s(tuned)
-    mark = "*" if any(one.is_disturbed for one in tuned) else ""
-    more = ">" if any(one.baseline_s is None for one in tuned) else ""
-    return "" if torch_s is None else f"{more}{torch_s / sum(one.time_s for one in tuned):.2f}×{mark}"
+    """Return the cell of the speedup of these problems together."""
+    is_least, is_doubtful = any(one.baseline_s is None for one in tuned), any(one.is_disturbed for one in tuned)
+    return speedup_cell(_torch_s(tuned), sum(one.time_s for one in tuned), is_least=is_least, is_doubtful=is_doubtful)
 
 
 def _named(name: str) -> str:

@@ -229,8 +229,8 @@ def test_the_table_fits_and_names_what_was_met() -> None:
     assert all(len(line) <= WIDTH for line in lines)
     assert lines[0].split() == ["convolution", "calls", "forward", "backward", "data", "backward", "filter"]
     assert lines[1].split("  ")[0] == "4x8x8 -> 6, 3x3, batch 4"
-    assert "gemm 2.00×" in lines[1]
-    assert "~gemm 2.00×" in lines[2]
+    assert "gemm 1×4 2.00×" in lines[1]
+    assert "~gemm 1×3 2.00×" in lines[2]
     assert "PyTorch, untuned" in lines[3]
     assert "4 problems: 2 measured, 1 nearest size, 1 not tuned; tuning took 2 s" in text
     assert "to be measured at call 2" in text
