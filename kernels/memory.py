@@ -147,24 +147,26 @@ MOST_UNCUT_BYTES = 2**20
 _counted: dict[Hashable, int] = {}
 
 
-def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu") -> int:
+def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu", *, in_blocks: bool = True) -> int:
     """Return the peak of the live bytes that ``function`` allocates through torch, including its result.
 
     On the CPU, allocations of the calling thread are counted, including oneDNN's scratchpads and reorders, which use
     the same allocator. The allocations are read from the events of torch's legacy profiler; ``torch.profiler`` sees the
     same bytes, but writes to standard error each time, and costs 40 times more.
 
-    On CUDA, all allocations on the current device are counted, in blocks of the caching allocator (multiples of 512
-    bytes). This includes allocations that a first call keeps, such as the workspace of a cuBLAS handle; to exclude
-    them, call ``function`` once before. Raises the errors of ``function``, including ``torch.OutOfMemoryError``.
+    On CUDA, all allocations on the current device are counted: in blocks of the caching allocator (multiples of 512
+    bytes), or if not ``in_blocks``, the bytes that are requested. This includes allocations that a first call keeps,
+    such as the workspace of a cuBLAS handle; to exclude them, call ``function`` once before. Raises the errors of
+    ``function``, including ``torch.OutOfMemoryError``.
     """
     if device_type == "cuda":
+        kind = f"{'allocated' if in_blocks else 'requested'}_bytes.all"
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        before = torch.cuda.memory_stats()
         function()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
+        return int(torch.cuda.memory_stats()[f"{kind}.peak"] - before[f"{kind}.current"])
     memory_only = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
     _enable_profiler_legacy(memory_only)
     try:
@@ -252,23 +254,6 @@ def largest_within(free_bytes: int, device_type: str) -> int:
         return free_bytes
     small, large = min(free_bytes, MOST_IN_SMALL_POOL_BYTES), free_bytes - MOST_UNCUT_BYTES
     return max(small, large) // BLOCK_BYTES * BLOCK_BYTES
-
-
-def peak_requested_bytes(function: Callable[[], object], device_type: str) -> int:
-    """Return the peak of the bytes that ``function`` requests from torch; on CUDA independent of block sizes.
-
-    Only requests on the current device are counted. If libraries keep memory from the first run, call ``function`` once
-    before.
-    """
-    if device_type != "cuda":
-        return peak_allocated_bytes(function, device_type)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_stats()
-    function()
-    torch.cuda.synchronize()
-    after = torch.cuda.memory_stats()
-    return int(after["requested_bytes.all.peak"] - before["requested_bytes.all.current"])
 
 
 # Lack of memory

@@ -10,17 +10,19 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mucudnn.core.errors import warn
 from mucudnn.core.records import Comparison
 from mucudnn.core.values import format_bytes
+
+T = TypeVar("T")
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4  # parameters of mallopt, from malloc.h
 # Kept: nothing is mapped, nothing is returned, and the heap grows by 64 MiB at a time.
@@ -141,18 +143,14 @@ class Usage(NamedTuple):
         return self.kernel_s / self.processor_s if self.processor_s > 0 else 0.0
 
 
-def begin_peak() -> int:
-    """Begin to observe the peak of the resident memory, and return the resident bytes now; 0 if the system cannot."""
+def with_resident_bytes(call: Callable[[], T]) -> tuple[T, int, int]:
+    """Call a function; return its result, the resident bytes before, and the most meanwhile. 0 if they are unknown."""
     try:
         _RESET.write_text("5")
     except OSError:  # not Linux, or a sandbox
-        return 0
-    return _status_bytes("VmRSS")
-
-
-def peak_resident_bytes() -> int:
-    """Return the most resident bytes since ``begin_peak``; 0 if the system does not tell them."""
-    return _status_bytes("VmHWM")
+        return call(), 0, 0
+    before = _status_bytes("VmRSS")
+    return call(), before, _status_bytes("VmHWM")
 
 
 def _status_bytes(field: str) -> int:

@@ -30,11 +30,10 @@ from mucudnn.measuring.heap import (
     FAULT_S,
     LEAST_GAIN,
     HeapComparison,
-    begin_peak,
     is_heap_kept,
     keep_heap,
-    peak_resident_bytes,
     why_fixed,
+    with_resident_bytes,
 )
 from mucudnn.measuring.load import watch_of
 from mucudnn.measuring.quiet import Quiet
@@ -342,9 +341,8 @@ def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
     def run(*, kept: bool) -> StepTimes:
         keep_heap(kept=kept)
         steps.run(ours=True, recorded=False)  # the heap grows, or shrinks
-        is_observed = begin_peak() > 0
-        times = steps.run(ours=True, recorded=False)
-        return replace(times, peak_bytes=peak_resident_bytes() if is_observed else 0)
+        times, _, peak_bytes = with_resident_bytes(partial(steps.run, ours=True, recorded=False))
+        return replace(times, peak_bytes=peak_bytes)
 
     is_kept = False
     try:

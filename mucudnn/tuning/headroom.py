@@ -25,7 +25,7 @@ import torch
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.torch_settings import TorchSettings
-from mucudnn.kernels.memory import empty_activation, largest_within, peak_requested_bytes
+from mucudnn.kernels.memory import empty_activation, largest_within, peak_allocated_bytes
 from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.running.executable import BUFFER_BYTES
@@ -105,4 +105,4 @@ def _counted(problem: ConvProblem, n: int, device_type: str, _settings: tuple[ob
     if device_type == "cuda":
         run()
     written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[problem.operation]
-    return max(peak_requested_bytes(run, device_type) - written.nbytes, 0)
+    return max(peak_allocated_bytes(run, device_type, in_blocks=False) - written.nbytes, 0)

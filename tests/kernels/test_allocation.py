@@ -32,7 +32,7 @@ class FakeAllocator:
             "current_device": lambda: 0,
             "synchronize": lambda: None,
             "memory_allocated": lambda: self.live,
-            "max_memory_allocated": lambda: self.peak,
+            "memory_stats": lambda: {"allocated_bytes.all.current": self.live, "allocated_bytes.all.peak": self.peak},
             "reset_peak_memory_stats": self._reset,
         }.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)

@@ -14,12 +14,11 @@ import pytest
 from mucudnn.measuring import heap
 from mucudnn.measuring.heap import (
     HeapTrial,
-    begin_peak,
     is_heap_kept,
     keep_heap,
-    peak_resident_bytes,
     settle_heap,
     why_fixed,
+    with_resident_bytes,
 )
 
 needs_glibc = pytest.mark.skipif(why_fixed() is not None, reason="only glibc's heap can be kept")
@@ -89,13 +88,17 @@ def test_a_heap_that_cannot_be_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_peak_of_resident_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where the system refuses to observe it, as sandboxes do, it is 0."""
-    if before := begin_peak():
+
+    def touch() -> int:
         with mmap.mmap(-1, 32 * 2**20) as pages:  # a tensor may lie in pages that the heap has already
-            pages.write(bytes(1) * len(pages))
-        assert peak_resident_bytes() >= before + 24 * 2**20
+            return pages.write(bytes(1) * len(pages))
+
+    touched, before, peak = with_resident_bytes(touch)
+    assert touched == 32 * 2**20
+    assert before == peak == 0 or peak >= before + 24 * 2**20
     for name in ("_RESET", "_STATUS"):
         monkeypatch.setattr(heap, name, tmp_path / "missing" / name)
-    assert begin_peak() == peak_resident_bytes() == 0
+    assert with_resident_bytes(touch) == (32 * 2**20, 0, 0)
 
 
 # In a program whose steps are unknown, the kernel's share of the processor time decides

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mucudnn.bench.results.bounds import kind_of_layer
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.clocks import Clock
-from mucudnn.measuring.heap import begin_peak, peak_resident_bytes
+from mucudnn.measuring.heap import with_resident_bytes
 from mucudnn.measuring.turns import Runner, T, here
 from mucudnn.optimizing.steps import InPlaceTimes
 from mucudnn.running.workspace import release_workspaces
@@ -53,9 +53,8 @@ def resident_growth(call: Callable[[], T]) -> tuple[T, int | None]:
     release_workspaces()
     gc.collect()
     getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
-    before = begin_peak()
-    result = call()
-    return result, max(peak_resident_bytes() - before, 0) if before else None
+    result, before, peak = with_resident_bytes(call)
+    return result, max(peak - before, 0) if before else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from mucudnn.bench.suites.shared.timing import Contestant, try_in_turns
 from mucudnn.core.config import Config
 from mucudnn.core.errors import CANDIDATE_ERRORS, InfeasibleError, first_line
 from mucudnn.graph.model import BandedModel
-from mucudnn.kernels.memory import peak_requested_bytes
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock
 from mucudnn.measuring.turns import Rounds
 from mucudnn.running.environment import current_environment
@@ -173,7 +173,7 @@ def measure(decoding: Decoding, out: Path, rounds: Rounds) -> None:
                 y, peak = call(), None
                 if name != "mucudnn-graph":  # whose workspace was allocated when it was captured
                     mucudnn.release_workspaces()
-                    peak = peak_requested_bytes(call, device) - y.nbytes
+                    peak = peak_allocated_bytes(call, device, in_blocks=False) - y.nbytes
             except (*CANDIDATE_ERRORS, mucudnn.MucudnnError) as error:
                 rows[name] = Row(subject, name, failure=first_line(error))
             else:
