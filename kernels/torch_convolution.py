@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,12 @@ from torch import Tensor
 from mucudnn.core.problem import ConvProblem, Operation
 
 Geometry = Sequence[Any]  # stride, padding, dilation, groups
+
+# What torch and torch.nn.functional have as conv2d and its relatives, unless users have replaced it there.
+if TYPE_CHECKING:
+    functions = torch
+else:
+    functions = torch._C._VariableFunctions
 
 
 def torch_convolution(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry) -> Tensor:
@@ -22,7 +28,7 @@ def torch_convolution(operation: Operation, x: Tensor, w: Tensor, third: Tensor 
     """
     stride, padding, dilation, groups = geometry
     if operation is Operation.FORWARD:  # Public functions are called for their error messages.
-        convolve = torch.conv2d if x.dim() < 5 else torch.conv3d
+        convolve = functions.conv2d if x.dim() < 5 else functions.conv3d
         return convolve(x, w, third, stride, padding, dilation, groups)
     of_data = operation is Operation.BACKWARD_DATA
     rest = stride, padding, dilation, False, (0,) * len(stride), groups, (of_data, not of_data, False)

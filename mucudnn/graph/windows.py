@@ -19,6 +19,7 @@ from mucudnn.graph.operators import Band, Operator, aten, for_channels
 from mucudnn.graph.steps import address_of, are_images, copy_step, elementwise_step, step
 from mucudnn.kernels.algorithm import Algorithm, BoundStage, Epilogue, Workspace, fuses
 from mucudnn.kernels.compiled.library import FUNCTIONS, ProgramStep
+from mucudnn.kernels.torch_convolution import functions
 from mucudnn.running.workspace import lasting_buffer
 from mucudnn.solver.bands import Cut, Indices, Reach
 from mucudnn.solver.placement import aligned
@@ -395,7 +396,7 @@ class Convolution(Operator):
         above = self.above(band.low, band.starts[0])
         if self.is_transposed:
             missing = above + height - ((x.shape[2] - 1) * problem.stride[0] + self.extent)
-            transposed = F.conv_transpose3d if problem.is_volume else F.conv_transpose2d
+            transposed = functions.conv_transpose3d if problem.is_volume else functions.conv_transpose2d
             return transposed(
                 *(x, self.weight, self.bias, problem.stride, (0, *columns)),
                 *((max(missing, 0), *self.output_padding[1:]), problem.groups, problem.dilation),
@@ -411,7 +412,7 @@ class Convolution(Operator):
             x = x.new_zeros(*x.shape[:2], above + x.shape[2] + below, *x.shape[3:])
         elif above or below:
             x = F.pad(x, (*(0, 0) * len(columns), above, below))
-        convolve = F.conv3d if problem.is_volume else F.conv2d
+        convolve = functions.conv3d if problem.is_volume else functions.conv2d
         return convolve(x, self.weight, self.bias, problem.stride, padding, problem.dilation, problem.groups)
 
     def steps(self, band: Band) -> list[ProgramStep]:

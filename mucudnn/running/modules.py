@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.nn.modules import conv
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
-from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.errors import InvalidInputError, say_once
 from mucudnn.core.problem import ITEM_BYTES, Operation
+from mucudnn.kernels.torch_convolution import functions
 from mucudnn.running import operators
 from mucudnn.running.choices import Choices, TunedProblem
 from mucudnn.running.eager.hot_path import is_eager
@@ -30,6 +32,21 @@ _USUAL_FUNCTIONS = _TORCHS.__func__, torch._C._disabled_torch_function_impl
 _FORWARD = Operation.FORWARD  # looked up in every call
 _DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
 
+# What torch's modules call, unless users have replaced it as seamless textures, counters, quantizers and tracers do.
+_CONV1D, _CONV2D, _CONV3D = functions.conv1d, functions.conv2d, functions.conv3d
+_CONV_TRANSPOSE2D = functions.conv_transpose2d
+_CALLED = {
+    nn.Conv2d: ("_conv_forward", "conv2d"),
+    nn.Conv1d: ("_conv_forward", "conv1d"),
+    nn.Conv3d: ("_conv_forward", "conv3d"),
+    nn.ConvTranspose2d: ("forward", "conv_transpose2d"),
+}
+_METHODS = {
+    method
+    for method in (getattr(torchs, name) for torchs, (name, _) in _CALLED.items())
+    if getattr(method, "__globals__", None) is vars(conv)
+}
+
 
 class TunedModule:
     """A convolution module that runs its tuned choices.
@@ -39,6 +56,7 @@ class TunedModule:
     why there was no comparison.
     """
 
+    _untuned_class: Any
     tuned: tuple[TunedProblem, ...] = ()
     choices: Choices | None = None
     confirmation: object | None = None
@@ -131,9 +149,14 @@ class TunedConvolution(TunedModule, _ConvNd):
     """A module of torch that computes its convolution as tuned, on images or volumes."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = None if self.choices is None else self._tuned_forward(input, weight, bias)
-        if y is not None:
-            return y
+        if self.choices is not None:
+            are_torchs = F.conv2d is _CONV2D and F.conv1d is _CONV1D and F.conv3d is _CONV3D
+            if are_torchs and self._untuned_class._conv_forward in _METHODS:
+                y = self._tuned_forward(input, weight, bias)
+                if y is not None:
+                    return y
+            else:
+                _say_replaced(self._untuned_class)
         torchs: Tensor = super()._conv_forward(input, weight, bias)
         return torchs
 
@@ -242,8 +265,14 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
     _untuned_class = torch.nn.ConvTranspose2d
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        y = None if self.choices is None else self._tuned_forward(input, output_size)
-        return super().forward(input, output_size) if y is None else y
+        if self.choices is not None:
+            if F.conv_transpose2d is _CONV_TRANSPOSE2D and self._untuned_class.forward in _METHODS:
+                y = self._tuned_forward(input, output_size)
+                if y is not None:
+                    return y
+            else:
+                _say_replaced(self._untuned_class)
+        return super().forward(input, output_size)
 
     def _tuned_forward(self, x: Tensor, output_size: list[int] | None) -> Tensor | None:
         """Compute y with the tuned choice. Returns None if torch's convolution is to run, which also reports errors."""
@@ -309,11 +338,27 @@ def torchs_class(cls: type) -> _Class | None:
     return next((torchs for torchs in OURS if issubclass(cls, torchs)), None)
 
 
+def replaced(cls: type) -> str | None:
+    """Return the name of what torch's convolution of this class calls and users have replaced; None if nothing is."""
+    torchs = cast(_Class, torchs_class(cls))
+    method, function = _CALLED[torchs]
+    if getattr(F, function) is not getattr(functions, function):
+        return f"torch.nn.functional.{function}"
+    return None if getattr(cls, method) in _METHODS else f"{cls.__name__}.{method}"
+
+
+def _say_replaced(cls: type) -> None:
+    if not torch.compiler.is_compiling():
+        say_once(f"{replaced(cls) or 'torch.nn.functional'} has been replaced: it runs in place of tuned convolutions")
+
+
 def _tuned_class(module: nn.Module) -> _Class:
     """Return the class for a tuned version of the module. Raises ``InvalidInputError`` if there cannot be one."""
     cls = type(module)
     if issubclass(cls, TunedModule):
         return cls
+    if (torchs := torchs_class(cls)) and (name := _CALLED[torchs][0]) in vars(module):
+        raise InvalidInputError(f"it has a {name} of its own")
     if is_parametrized(module):
         return _parametrized(module)
     return _of_class(cls)
@@ -342,6 +387,8 @@ def _of_class(cls: _Class) -> _Class:
     for name in ("forward", "_output_padding") if torchs is nn.ConvTranspose2d else ("_conv_forward",):
         if getattr(cls, name) is not getattr(torchs, name):
             raise InvalidInputError(f"{cls.__name__} has a {name} of its own")
+    if (other := replaced(torchs)) is not None:
+        raise InvalidInputError(f"{other} has been replaced")
     return OURS[torchs] if cls is torchs else _of_both(OURS[torchs], cls)
 
 

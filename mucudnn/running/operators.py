@@ -26,7 +26,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 from mucudnn.core.errors import InvalidInputError, MisalignedError, UnavailableError, say_once
 from mucudnn.core.problem import Operation
 from mucudnn.kernels.memory import TORCH_FORMATS, is_out_of_memory
-from mucudnn.kernels.torch_convolution import Geometry, torch_convolution
+from mucudnn.kernels.torch_convolution import Geometry, functions, torch_convolution
 from mucudnn.running.choices import Choices, choices_of, executable_of, note_failure
 from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
@@ -351,7 +351,7 @@ def transposed_values(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> 
     if choices is not None and are_alike and is_backward_data(stride, output_padding):
         y = _as_backward_data(x, w, (stride, padding, dilation, groups), output_padding, choices)
     if y is None:  # torch reports the errors of operands that do not match
-        return torch.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
+        return functions.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
     return y if bias is None else y.add_(bias.view(-1, 1, 1))
 
 
@@ -399,7 +399,7 @@ def _transposed_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 def _fake_transposed(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     stride, padding, output_padding, dilation, groups, _ = rest
-    return torch.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
+    return functions.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
 
 
 def _transposed_flops(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any, out_val: Tensor) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 from abc import ABCMeta
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -232,6 +234,50 @@ def test_methods_of_an_instance_are_as_before_once_it_is_traced() -> None:
     assert model.conv._conv_forward is patched
     del model.conv._conv_forward
     assert_exact(tune_by_hand(copy.deepcopy(model), IMAGES), model, IMAGES)
+
+
+def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
+    def replaced(*arguments: Any, **named: Any) -> Any:
+        return 2 * function(*arguments, **named)
+
+    return replaced
+
+
+@pytest.mark.filterwarnings("ignore:.* has been replaced")
+def test_what_users_put_in_place_of_torchs_functions_is_called() -> None:
+    """As tracers, quantizers and seamless textures do, before the module is tuned or afterwards."""
+    signal, volume = torch.randn(2, 3, 9), torch.randn(2, 3, 4, 6, 5)
+    for module, x, owner, name in (
+        (nn.Conv2d(3, 4, 3), IMAGES, F, "conv2d"),
+        (nn.Conv2d(3, 4, 3), IMAGES, nn.Conv2d, "_conv_forward"),
+        (nn.Conv2d(3, 4, 3), IMAGES, nn.Conv2d, "forward"),
+        (nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), IMAGES, F, "pad"),
+        (named(), IMAGES, Named, "_conv_forward"),
+        (nn.Conv1d(3, 4, 3), signal, F, "conv1d"),
+        (nn.Conv1d(3, 4, 3), signal, nn.Conv1d, "_conv_forward"),
+        (nn.Conv3d(3, 4, 3), volume, F, "conv3d"),
+        (nn.Conv3d(3, 4, 3), volume, nn.Conv3d, "_conv_forward"),
+        (nn.ConvTranspose2d(3, 4, 3), IMAGES, F, "conv_transpose2d"),
+        (nn.ConvTranspose2d(3, 4, 3), IMAGES, nn.ConvTranspose2d, "forward"),
+    ):
+        ours = tune_by_hand(copy.deepcopy(module), x, "frames-native" if x is volume else "gemm")
+        callers: list[nn.Module] = [ours]
+        if name == "conv2d":
+            callers.append(cast(nn.Module, torch.compile(ours, backend="aot_eager", fullgraph=True)))
+        for called in callers:
+            torch.testing.assert_close(called(x), module(x), rtol=1e-4, atol=1e-4)
+        assert ran(ours), name
+        with mock.patch.object(owner, name, doubled(getattr(owner, name))):
+            for called in callers:
+                torch.testing.assert_close(called(x), module(x), rtol=1e-4, atol=1e-4, msg=f"{owner}.{name}")
+            if name not in ("pad", "forward") or isinstance(module, nn.ConvTranspose2d):
+                assert re.search("has been replaced|of its own", why_left_alone(module) or ""), name
+        torch.testing.assert_close(ours(x), module(x), rtol=1e-4, atol=1e-4)
+        method = "forward" if isinstance(module, nn.ConvTranspose2d) else "_conv_forward"
+        for called in (module, ours):
+            setattr(called, method, doubled(getattr(called, method)))
+        torch.testing.assert_close(ours(x), module(x), rtol=1e-4, atol=1e-4)
+        assert why_left_alone(module) == f"it has a {method} of its own"
 
 
 def test_a_forward_that_computes_by_itself_is_told() -> None:
