@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -37,7 +38,13 @@ _UNREAD = {
     *("_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "num_batches_tracked"),
 }
 _OPAQUE = {"torch", "logging", "threading", "weakref", "multiprocessing", "concurrent", "asyncio", "queue"}
-_BASES = {nn.Module, object}
+_NAMESPACES = {"torch": vars(torch), "torch.nn.functional": vars(nn.functional)}  # whose functions users replace
+_NOT_CALLED = {
+    "__init__",
+    "__setstate__",
+    "__annotate__",
+    "manual_seed",
+}  # by forward passes; Python and torch set them
 _TABLES = {"_modules", "_parameters", "_buffers", "_forward", "_forward_pre", ""}
 _MISSING, _EMPTY_CELL = object(), CellType()
 
@@ -66,15 +73,13 @@ class Guards:
             elif _has_attributes(one):
                 self._objects.append(one)
                 containers.append((name, vars(one)))
-        kinds = dict.fromkeys(kind for one in self._objects for kind in type(one).__mro__ if kind not in _BASES)
-        containers += ((f"class {kind.__qualname__}", vars(kind)) for kind in kinds)
-        self._container_names, self._live = [name for name, _ in containers], [one for _, one in containers]
-        self._copies = [one.copy() for one in self._live]
+        containers += _NAMESPACES.items()
         self._kinds = list(map(type, self._objects))
-        self._are_same: Callable[[], bool] = self._are_same_in_python
-        if _guards is not None:
-            of_classes = self._live[: len(self._live) - len(kinds)] + list(kinds)
-            self._are_same = _guards.Containers(self._objects, of_classes, self._copies).are_same
+        classes = list(dict.fromkeys(chain(*(kind.__mro__[:-1] for kind in (*self._kinds, Tensor)))))
+        self._owners = [one for _, one in containers] + classes
+        containers += ((f"class {kind.__qualname__}", vars(kind)) for kind in classes)
+        self._container_names, self._live = [name for name, _ in containers], [one for _, one in containers]
+        self._note([one.copy() for one in self._live])
         self._scalars = [  # alone can compare equal to another tensor
             (of, key, value)
             for of in self._live
@@ -107,21 +112,34 @@ class Guards:
                 return None
         except Exception:  # what was assigned may raise anything when it is compared, as arrays do
             pass
-        return self._difference()
+        live = [one.copy() for one in self._live]
+        why = self._difference(live)
+        if why is None:
+            self._note(live)  # what has changed is not read, such as a module that torch has loaded
+        return why
+
+    def _note(self, copies: list[Any]) -> None:
+        self._copies = copies
+        self._are_same: Callable[[], bool] = self._are_same_in_python
+        if _guards is not None:
+            self._are_same = _guards.Containers(self._objects, self._owners, copies).are_same
 
     def _are_same_in_python(self) -> bool:
         return list(map(type, self._objects)) == self._kinds and self._live == self._copies
 
-    def _difference(self) -> str | None:
+    def _difference(self, containers: list[Any]) -> str | None:
         for one, kind in zip(self._objects, self._kinds, strict=True):
             if type(one) is not kind:
                 return f"a {kind.__name__} has become a {type(one).__name__}"
-        for name, live, noted in zip(self._container_names, self._live, self._copies, strict=True):
+        for name, live, noted in zip(self._container_names, containers, self._copies, strict=True):
             for key in _differences(live, noted):
                 if name.endswith("_hooks"):
                     return f"{_part(name.rpartition('_')[0]) or 'the model'} has hooks, which a graph does not call"
-                if not (name.startswith("class ") and str(key).startswith("__")):  # Python's own, such as annotations
+                if not (name in _NAMESPACES or (name.startswith("class ") and str(key).startswith("__"))):
                     return f"{_part(f'{name}.{key}')} has changed"
+                both = noted.get(key), live.get(key) if name not in _NAMESPACES else None
+                if key not in _NOT_CALLED and any(map(callable, both)):
+                    return f"{name}.{key} has been replaced"
         return None
 
 
