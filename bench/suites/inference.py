@@ -96,7 +96,9 @@ class RuntimeJob:
         memory: dict[str, Any] = {"grown_bytes": grown_bytes, "front": None}
         if isinstance(outputs, partial) and isinstance(outputs.args[0], BandedModel):
             # Predicted bytes and seconds of a call in bands of rows, for every plan worth having.
-            memory["front"] = sorted((plan.memory_bytes, plan.time_s) for plan in outputs.args[0].findings[0].front)
+            memory["front"] = sorted(
+                (plan.memory_bytes, plan.time_s) for plan in outputs.args[0].tuned_graphs.findings[0].front
+            )
         if self.runtime not in _PACKAGES:  # others have allocators of their own
             memory["peak_bytes"] = allocator_peak_bytes(outputs)
         is_graph = self.runtime.is_ours and (self.config.fuse or self.config.memory_budget is not None)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mucudnn.core.errors import MucudnnError, first_line, no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
-from mucudnn.graph.guards import Guards, ResultMemory, memories_of_results
+from mucudnn.graph.guards import Guards, ResultMemory, memories_of_results, replaced_function
 from mucudnn.graph.makers import (
     IDENTITIES,
     MAKERS,
@@ -58,6 +58,8 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], *, puts_rows_first: bo
     """
     if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         raise NotCapturedError("there are hooks for all modules, which a graph does not call")
+    if (name := replaced_function()) is not None:
+        raise NotCapturedError(f"{name} has been replaced, which a graph does not call")
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             raise NotCapturedError(f"{name or 'the model'} has hooks, which a graph does not call")

@@ -143,6 +143,19 @@ class Guards:
         return None
 
 
+def replaced_function() -> str | None:
+    """Return the name of a function that torch, ``torch.nn.functional`` or ``Tensor`` has from others, or None.
+
+    Tracers call it more than once: PyTorch's own functions refer to what is under their names.
+    """
+    own = {"torch", "typing", "typing_extensions", "warnings"}
+    for name, namespace in (*_NAMESPACES.items(), ("torch.Tensor", vars(Tensor))):
+        for key, value in namespace.items():
+            if isinstance(value, FunctionType) and value.__globals__["__name__"].partition(".")[0] not in own:
+                return f"{name}.{key}"
+    return None
+
+
 def _part(name: str) -> str:
     """Return the name of a part of a model as users write it.
 

@@ -34,7 +34,7 @@ from mucudnn.graph.convolution_choices import (
     tuned_convolutions,
 )
 from mucudnn.graph.costs import Timings, digest, estimated_costs, every_cost, operator_costs, schedule_key
-from mucudnn.graph.model import BandedModel, signature_of
+from mucudnn.graph.model import BandedModel, Graphs, banded, signature_of
 from mucudnn.graph.operators import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.graph.windows import AlgorithmPair, Convolution, convolutions_of
@@ -175,7 +175,7 @@ def run_as_graph(
     except NotCapturedError as error:
         warn(f"the model is tuned, but does not run as a graph: {error}")
         return None
-    return None if made.findings[0].runs_torchs else made
+    return None if made.tuned_graphs.findings[0].runs_torchs else made
 
 
 def require_inference(model: nn.Module, setting: str) -> None:
@@ -189,11 +189,15 @@ def require_inference(model: nn.Module, setting: str) -> None:
 
 
 def _banded(model: nn.Module, sample_inputs: Sequence[Any], config: Config, progress: Progress) -> BandedModel:
+    try:
+        banded(Graphs(model, {}, are_valid=False))
+    except (TypeError, ValueError) as error:
+        raise NotCapturedError(str(error)) from error
     inputs = [sample if isinstance(sample, tuple) else (sample,) for sample in sample_inputs]
     with undisturbed(model), untouched:
         findings = [_fitted(model, arguments, config, progress) for arguments in inputs]
     schedules = (None if one.runs_torchs else one.schedule for one in findings)
-    return BandedModel(model, dict(zip(map(signature_of, inputs), schedules, strict=True)), findings)
+    return banded(Graphs(model, dict(zip(map(signature_of, inputs), schedules, strict=True)), findings))
 
 
 def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progress: Progress) -> Fitted:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from itertools import chain
-from typing import Any, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,53 +19,100 @@ from mucudnn.core.errors import InvalidInputError, warn
 from mucudnn.graph.guards import Guards
 from mucudnn.graph.schedule import Schedule
 from mucudnn.running.eager.hot_path import is_plain
+from mucudnn.running.modules import derived
 
 Signature = tuple[object, ...]
+_MISSING = object()
+_is_compiling = torch.compiler.is_compiling
 
 
 class BandedModel(nn.Module):
     """A model in ``eval()`` that runs as a graph; with a memory budget, each call stays within its bytes.
 
-    The bytes are beside parameters, arguments and results. It computes what ``model`` computes, for inputs of the
-    shapes and dtypes that it was tuned for. ``model`` itself runs for others, where gradients are recorded, in modes
-    that change what PyTorch's operators do, and while it is not as it was when it was tuned (``Guards``); a warning
-    says why, once for each reason. schedules: by signature of the arguments; None where ``model`` itself is faster and
-    within the bytes. findings: what was chosen and why, for ``report``.
+    The bytes are beside parameters, arguments and results. It is an instance of the model's class and shares all
+    attributes with the model, which is ``untuned_model``. It computes what the model computes, for inputs of the shapes
+    and dtypes that it was tuned for. The model's own code runs for others, where gradients are recorded, in modes that
+    change what PyTorch's operators do, and while the model is not as it was when it was tuned (``Guards``); a warning
+    says why, once for each reason. Exported programs have the model's own operators.
     """
 
-    def __init__(
-        self, model: nn.Module, schedules: Mapping[Signature, Schedule | None], findings: Sequence[Any] = ()
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.schedules, self.findings = dict(schedules), tuple(findings)
-        self._guards: Guards | None = Guards(model)
-        self._said: set[str] = set()
-        self.training = False
+    tuned_graphs: ClassVar[Graphs]  # the class is made for this model
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        schedule, why = self._schedule_for(arguments, named)
-        if schedule is not None:
-            return schedule.run(arguments)
-        if why is not None and why not in self._said:
-            self._said.add(why)
-            warn(f"{type(self.model).__name__} runs as it was, not as a tuned graph: {why}", RuntimeWarning)
-        return self.model(*arguments, **named)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """Make an instance of the model's class, as slices of ``nn.Sequential`` are, which runs as no graph."""
+        self.__class__ = type(self.tuned_graphs.model)  # type: ignore[assignment]
+        self.__init__(*arguments, **named)  # type: ignore[misc]
+
+    @property
+    def untuned_model(self) -> nn.Module:
+        """The model that was given to ``optimize``."""
+        return self.tuned_graphs.model
 
     def train(self, mode: bool = True) -> Self:
         """Switch to ``eval()`` mode; raise ``InvalidInputError`` otherwise."""
         if mode:
             raise InvalidInputError(
                 "a model that runs as a graph is for inference only: train the model that was given to "
-                "mucudnn.optimize, which is the attribute 'model'"
+                "mucudnn.optimize, which is the attribute 'untuned_model'"
             )
         return super().train(mode)
 
-    def extra_repr(self) -> str:
-        return "\n".join(str(one) for one in self.findings)
+    def compile(self, *arguments: Any, **named: Any) -> None:
+        """Do nothing, since a graph is not compiled."""
 
-    def _schedule_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Schedule | None, str | None]:
+    def extra_repr(self) -> str:
+        return "\n".join(filter(None, (super().extra_repr(), *map(str, self.tuned_graphs.findings))))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return banded, (self.tuned_graphs,)
+
+    def __copy__(self) -> BandedModel:
+        return banded(Graphs(**self.tuned_graphs.__getstate__() | {"model": copy.copy(self.untuned_model)}))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BandedModel:
+        return banded(copy.deepcopy(self.tuned_graphs, memo))
+
+
+class Graphs:
+    """The graphs of a model, and what they have read of it.
+
+    schedules: by signature of the arguments; None where the model itself is faster and within the bytes. findings: what
+    was chosen and why, for ``report``. are_valid: whether the model is as the graphs have read it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schedules: Mapping[Signature, Schedule | None],
+        findings: Sequence[Any] = (),
+        *,
+        are_valid: bool = True,
+    ) -> None:
+        self.model, self.schedules, self.findings = model, dict(schedules), tuple(findings)
+        self._guards = Guards(model) if are_valid else None
+        self._said: set[str] = set()
+        parameters = inspect.signature(model.forward).parameters.values()
+        self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        self._defaults = {one.name: one.default for one in parameters}
+
+    def run(self, model: nn.Module, forward: Callable[..., Any], arguments: tuple[Any, ...], named: Any) -> Any:
+        """Return the result of a call by the graph for it; by the model's ``forward`` if there is none."""
+        positional = self._by_position(arguments, named) if named else arguments
+        schedule, why = self._schedule_for(positional) if vars(model) is vars(self.model) else (None, None)
+        if schedule is not None:
+            return schedule.run(positional)
+        if why is not None and why not in self._said:
+            self._said.add(why)
+            warn(f"{type(self.model).__name__} runs as it was, not as a tuned graph: {why}", RuntimeWarning)
+        return forward(model, *arguments, **named)
+
+    def _by_position(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments of a call by position, without defaults; what cannot be given so as a dictionary."""
+        others = {name: value for name, value in named.items() if value is not self._defaults.get(name, _MISSING)}
+        names = self._names[len(arguments) : len(arguments) + len(others)]
+        return (*arguments, *map(others.get, names)) if set(names) == others.keys() else (*arguments, others)
+
+    def _schedule_for(self, arguments: tuple[Any, ...]) -> tuple[Schedule | None, str | None]:
         """Return what runs a call; if the model itself does although it is not faster, the reason."""
         if _is_watched():
             return None, "autocast, a mode or a transform of PyTorch is active, such as torch.func's or a tracer"
@@ -70,7 +120,7 @@ class BandedModel(nn.Module):
         if not all(isinstance(one, Tensor) for one in arguments):
             leaves = tree_leaves(arguments)
         tensors = [one for one in leaves if isinstance(one, Tensor)]
-        signature = None if named else signature_of(arguments)
+        signature = signature_of(arguments)
         if signature not in self.schedules:
             shapes = [tuple(one.shape) for one in tensors]
             return None, (
@@ -92,11 +142,42 @@ class BandedModel(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         is_as_noted = self._guards is not None and self._guards.why_not() is None
-        return self.__dict__ | {"_guards": is_as_noted}
+        return {
+            "model": self.model,
+            "schedules": self.schedules,
+            "findings": self.findings,
+            "are_valid": is_as_noted,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._guards = Guards(self.model) if self._guards else None  # a copy has other addresses
+        self.__init__(**state)  # type: ignore[misc]
+
+
+_run_uncompiled: Any = torch.compiler.disable(Graphs.run)  # type: ignore[no-untyped-call]
+
+
+def banded(graphs: Graphs) -> BandedModel:
+    """Return a model that runs as graphs. Raises ``InvalidInputError`` if no class can derive from the model's."""
+    users, own = type(graphs.model), vars(graphs.model)
+    # a graph is of a whole call, so it is not called within one that computes more than ``forward`` of the class
+    are_torchs = all(
+        vars(nn.modules.module) is getattr(call, "__globals__", None) for call in (users.__call__, users._call_impl)
+    )
+    is_plain = are_torchs and "forward" not in own and own.get("_compiled_call_impl") is None
+    name = "forward" if is_plain else "__call__"
+
+    @wraps(getattr(users, name), updated=())
+    def call(self: nn.Module, *arguments: Any, **named: Any) -> Any:
+        if not _is_compiling():
+            return graphs.run(self, getattr(users, name), arguments, named)
+        if torch.compiler.is_exporting():
+            return getattr(users, name)(self, *arguments, **named)
+        return _run_uncompiled(graphs, self, getattr(users, name), arguments, named)
+
+    names = {"tuned_graphs": graphs, name: call, "__doc__": users.__doc__, "__qualname__": users.__qualname__}
+    made = object.__new__(derived(users.__name__, BandedModel, users, names))
+    object.__setattr__(made, "__dict__", own)
+    return cast(BandedModel, made)
 
 
 def _is_watched() -> bool:

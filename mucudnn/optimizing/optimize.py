@@ -98,6 +98,7 @@ def optimize(
                 "the model outside of that mode, or give copy.deepcopy(model), copied outside of it"
             )
     settle_heap(config.keep_heap)
+    model = getattr(model, "untuned_model", model)  # of one that runs as a graph
     if config.memory_budget_bytes is not None:
         from mucudnn.graph.memory_budget import fit_in_memory  # lazy, since most calls do not need it
 

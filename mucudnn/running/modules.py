@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import new_class
 from typing import Any, NoReturn, cast
@@ -409,17 +409,24 @@ def _derived(ours: _Class, users: _Class) -> _Class:
             return reduced  # the user's class has its own pickling
         return new_tuned, (ours, users), *reduced[2:]
 
-    names = {
+    names: dict[str, Any] = {
         "__doc__": f"A tuned ``{users.__name__}``: see ``mucudnn.{ours.__name__}``.",
-        "__module__": users.__module__,
         "__qualname__": f"Tuned{users.__qualname__}",
         "__reduce_ex__": reduce,
         "_untuned_class": users,
     }
+    made = derived(f"Tuned{users.__name__}", ours, users, names)
+    return made
+
+
+def derived(name: str, ours: _Class, users: _Class, attributes: Mapping[str, Any]) -> _Class:
+    """Return a new class derived from mucudnn's and the user's, in the user's module.
+
+    Raises ``InvalidInputError`` if no class can derive from the user's.
+    """
+    attributes = {"__module__": users.__module__, **attributes}
     try:
-        made: Any = new_class(
-            f"Tuned{users.__name__}", (ours, users), exec_body=lambda namespace: namespace.update(names)
-        )
+        made = new_class(name, (ours, users), exec_body=lambda namespace: namespace.update(attributes))
     except Exception as error:  # metaclasses and __init_subclass__ may raise anything
         raise InvalidInputError(f"no class can derive from {users.__name__}: {error}") from error
     return cast(_Class, made)

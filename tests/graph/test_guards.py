@@ -27,7 +27,7 @@ from mucudnn.graph import guards
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution_choices import each_by_itself
 from mucudnn.graph.guards import Guards
-from mucudnn.graph.model import BandedModel, signature_of
+from mucudnn.graph.model import BandedModel, Graphs, banded, signature_of
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, release_workspaces, workspace_of
@@ -141,7 +141,7 @@ def graph_of(model: nn.Module, *arguments: Any) -> BandedModel:
     """Return a model that runs as a graph, without being tuned."""
     captured = capture(model.eval(), arguments)
     graph = solver_graph(captured)
-    return BandedModel(model, {signature_of(arguments): Schedule(captured, graph, each_by_itself(graph))})
+    return banded(Graphs(model, {signature_of(arguments): Schedule(captured, graph, each_by_itself(graph))}))
 
 
 class Settings:
@@ -222,7 +222,7 @@ def test_each_change_of_a_model_is_noticed_and_said_once(language: str) -> None:
     x = torch.randn(2, 4, 9, 8)
     for name, change in CHANGES.items():
         fitted = copy.deepcopy(graph_of_block())
-        model = cast(Block, fitted.model)
+        model = cast(Block, fitted.untuned_model)
         torch.testing.assert_close(fitted(x), model(x))
         change(model)
         for number in range(3):
@@ -239,12 +239,43 @@ def test_each_change_of_a_model_is_noticed_and_said_once(language: str) -> None:
 
 
 @torch.no_grad()
+def test_what_users_put_in_place_of_torchs_functions_is_called(language: str, runs: list[Schedule]) -> None:
+    def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
+        def replaced(*arguments: Any, **named: Any) -> Any:
+            return 2 * function(*arguments, **named)
+
+        return replaced
+
+    fitted, x = copy.deepcopy(graph_of_block()), torch.randn(2, 4, 9, 8)
+    model = cast(Block, fitted.untuned_model)
+    captured = next(iter(fitted.tuned_graphs.schedules.values())).captured
+    for owner, name in (
+        *((F, "conv2d"), (F, "relu"), (F, "batch_norm"), (torch, "from_numpy"), (Tensor, "__add__")),
+        *((nn.Conv2d, "_conv_forward"), (nn.ReLU, "forward"), (nn.Module, "__call__"), (nn.Module, "_call_impl")),
+    ):
+        runs.clear()
+        with mock.patch.object(owner, name, doubled(getattr(owner, name))):
+            expected = model(x)
+            with pytest.warns(RuntimeWarning, match=rf"{name} has (changed|been replaced)"):
+                assert torch.equal(fitted(x), expected), name
+            assert torch.equal(fitted(x), expected), name
+            assert not runs
+            if name in ("_conv_forward", "forward"):
+                torch.testing.assert_close(graph_of(model, x)(x), expected, msg=name)
+            else:
+                with pytest.raises(NotCapturedError, match=rf"{name} has been replaced|cannot trace it"):
+                    capture(model, (x,))
+        torch.testing.assert_close(fitted(x), model(x))
+        assert runs.pop().captured is captured, "the graph runs again"
+
+
+@torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.*runs as it was")
 def test_every_way_to_change_a_weight_is_noticed(language: str) -> None:
     x = torch.randn(2, 4, 9, 8)
     for name, change in WEIGHT_CHANGES.items():
         fitted = copy.deepcopy(graph_of_layers())
-        model = cast(nn.Sequential, fitted.model)
+        model = cast(nn.Sequential, fitted.untuned_model)
         layer = cast(nn.Conv2d, model[0])
         before = fitted(x)
         with torch.enable_grad():
@@ -260,7 +291,7 @@ def test_every_way_to_change_a_weight_is_noticed(language: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*runs as it was")
 def test_the_graph_runs_again_once_the_model_is_as_it_was(language: str, runs: list[Schedule]) -> None:
     fitted, x = copy.deepcopy(graph_of_block()), torch.randn(2, 4, 9, 8)
-    model = cast(Block, fitted.model)
+    model = cast(Block, fitted.untuned_model)
     weight, act = model.conv.weight, model.act
     for change, restore in (
         (lambda: weight.mul_(2), lambda: weight.div_(2)),
@@ -449,7 +480,7 @@ def test_operators_of_ours_inside_a_graph(tmp_path: Path) -> None:
     expected = layers(x)
     mucudnn.optimize(layers[2], torch.randn(2, 8, 28, 26).contiguous(memory_format=torch.channels_last), config)
     fitted = graph_of(layers, x)
-    (schedule,) = fitted.schedules.values()
+    (schedule,) = fitted.tuned_graphs.schedules.values()
     assert schedule is not None
     schedule.count((x,))
     for _ in range(2):
@@ -489,9 +520,9 @@ def test_what_a_graph_cannot_be() -> None:
 @pytest.mark.filterwarnings("ignore:.*runs as it was")
 def test_a_copy_has_guards_of_its_own(runs: list[Schedule]) -> None:
     fitted, x = copy.deepcopy(graph_of_block()), torch.randn(2, 4, 9, 8)
-    model, copied = cast(Block, fitted.model), copy.deepcopy(fitted)
+    model, copied = cast(Block, fitted.untuned_model), copy.deepcopy(fitted)
     model.scale = 3.0
-    torch.testing.assert_close(copied(x), cast(nn.Module, copied.model)(x))
+    torch.testing.assert_close(copied(x), cast(nn.Module, copied.untuned_model)(x))
     assert len(runs) == 1
     assert torch.equal(copy.deepcopy(fitted)(x), model(x)), "copied after it had changed"
     assert len(runs) == 1

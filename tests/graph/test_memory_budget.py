@@ -157,7 +157,7 @@ def test_results_are_recomputed_within_a_small_budget(quick: dict[str, Any]) -> 
     peak, y = peak_of(fitted, x)
     assert peak <= large
     assert torch.linalg.vector_norm(y - expected) < 1e-5 * torch.linalg.vector_norm(expected)
-    names = [one.name for one in fitted.findings[0].schedule.operators]
+    names = [one.name for one in fitted.tuned_graphs.findings[0].schedule.operators]
     assert names.count("conv2d") > 1
     assert re.search(r"; recomputed: .*conv2d", str(mucudnn.report(fitted)))
     assert all(names.count(name) == 1 for name in ("conv2d_4", "group_norm, moments"))
@@ -173,7 +173,7 @@ def test_the_model_itself_runs_where_it_is_faster(quick: dict[str, Any]) -> None
         with torch.no_grad(), mock.patch.object(Schedule, "run", autospec=True, side_effect=run) as runs:
             fitted(x)
         assert runs.call_count == calls
-    (found,) = fitted.findings
+    (found,) = fitted.tuned_graphs.findings
     assert replace(found, budget_bytes=found.torch_bytes).runs_torchs
     assert not replace(found, budget_bytes=found.torch_bytes - 1).runs_torchs, "its memory is beyond the budget"
 
@@ -203,7 +203,7 @@ def test_only_contenders_that_give_the_models_values_may_win(quick: dict[str, An
 
 def test_without_a_budget_the_whole_front_is_known(quick: dict[str, Any]) -> None:
     model, x = DnCNN(4, 16).eval(), torch.randn(1, 1, 48, 40)
-    (found,) = fit_in_memory(model, [x], Config(**quick), silent).findings
+    (found,) = fit_in_memory(model, [x], Config(**quick), silent).tuned_graphs.findings
     memory = [plan.memory_bytes for plan in found.front]
     times = [plan.time_s for plan in found.front]
     assert memory == sorted(memory)
@@ -219,9 +219,9 @@ def test_filters_are_kept_within_the_cache_budget(quick: dict[str, Any]) -> None
         not_kept = mucudnn.optimize(model, x, Config(memory_budget="1MiB", **quick), progress=False)
         for fitted in (kept, not_kept):
             assert torch.allclose(fitted(x), expected, atol=1e-5)
-    least = [one.findings[0].front[0].memory_bytes for one in (kept, not_kept)]
+    least = [one.tuned_graphs.findings[0].front[0].memory_bytes for one in (kept, not_kept)]
     assert least[0] < least[1]
-    found = kept.findings[0].schedule
+    found = kept.tuned_graphs.findings[0].schedule
     for one in found.operators:
         if isinstance(one, Convolution):
             one._kept.clear()
@@ -237,7 +237,7 @@ def test_kept_filters_stay_within_the_cache_budget(quick: dict[str, Any]) -> Non
         fitted = mucudnn.optimize(model, x, config, progress=False)
         with torch.no_grad():
             fitted(x)
-        schedule = fitted.findings[0].schedule
+        schedule = fitted.tuned_graphs.findings[0].schedule
         convolutions = [one for one in schedule.operators if isinstance(one, Convolution)]
         of_each = {id(one._kept): one._kept for one in convolutions}  # those that compute one result again share them
         kept = [one for of_one in of_each.values() for one in of_one.values()]

@@ -230,7 +230,7 @@ def test_fuse_makes_a_graph(tmp_path: Path) -> None:
     config = mucudnn.Config(fuse=True, confirm=False, time_limit="10ms", database=tmp_path / "m.sqlite")
     fused = mucudnn.optimize(model, x, config, progress=False)
     assert isinstance(fused, BandedModel)
-    (schedule,) = fused.schedules.values()
+    (schedule,) = fused.tuned_graphs.schedules.values()
     assert [one.activation for one in schedule.operators if isinstance(one, Convolution)] == ["ReLU", None]
     compiled = torch.compile(fused, backend="eager")
     with torch.no_grad():

@@ -29,7 +29,7 @@ from mucudnn.graph.capture import capture
 from mucudnn.graph.convolution_choices import runs_bands
 from mucudnn.graph.costs import every_cost
 from mucudnn.graph.guards import Guards
-from mucudnn.graph.model import BandedModel, signature_of
+from mucudnn.graph.model import Graphs, banded, signature_of
 from mucudnn.graph.operators import Captured, Local
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.graph.windows import AlgorithmPair, Convolution
@@ -517,7 +517,7 @@ def check_change(seed: int) -> None:
     known = choose_algorithms(captured, random, ours=random.random() < 0.5)
     graph = solver_graph(captured, {i: known.get(i, (Costs(row_s=1e-6),)) for i in range(len(captured.operators))})
     schedule = Schedule(captured, graph, random.choice(plans(graph)))
-    fitted = BandedModel(model, {signature_of((x,)): schedule})
+    fitted = banded(Graphs(model, {signature_of((x,)): schedule}))
     name = random.choice([*MODEL_CHANGES, "result"]) if [*model.parameters()] else "number"
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -126,7 +126,7 @@ def captured_once(model: nn.Module, arguments: tuple[Any, ...]) -> Captured:
 def choices_of(model: nn.Module) -> list[object]:
     """Return the plan of a graph, and the algorithm of each convolution."""
     assert isinstance(model, BandedModel)
-    schedule = model.findings[0].schedule
+    schedule = model.tuned_graphs.findings[0].schedule
     return [schedule.plan, *(None if one is None else one.name for one in schedule.algorithms.values())]
 
 
@@ -259,7 +259,7 @@ def test_the_time_limit_ends_each_step(
     tuned = runs.optimize(model, x, time_limit="60s", **way)
     assert isinstance(tuned, BandedModel)
     assert is_right(tuned, model, x)
-    (found,) = tuned.findings
+    (found,) = tuned.tuned_graphs.findings
     assert found.budget_bytes is None or found.needed_bytes <= found.budget_bytes
     assert [one for one in runs.asked if one.startswith(step)] == (runs.asked[-1:] if step == STEPS[-1] else [])
     assert runs.asked[-1].startswith("calls in turns")
@@ -325,7 +325,7 @@ def test_the_smallest_budget_is_enough_and_one_byte_less_is_not(stored: Path, ne
     for limit in (None, "1ms"):
         tuned = MadeUpRuns(stored).optimize(model, x, memory_budget=least, time_limit=limit)
         assert isinstance(tuned, BandedModel)
-        assert tuned.findings[0].needed_bytes <= least
+        assert tuned.tuned_graphs.findings[0].needed_bytes <= least
         assert is_right(tuned, model, x)
 
 
