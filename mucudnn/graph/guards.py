@@ -31,20 +31,15 @@ except ImportError:  # not built
 
 _CHUNK_BYTES, _PARTS, _WHOLE_CHUNKS = 128, 512, 512  # as in _guards.cpp
 
-# Attributes of modules that a forward pass does not read, or that are empty where ``_forward_hooks`` is.
+# Attributes that a forward pass does not read, or that are empty where ``_forward_hooks`` is; torch sets the last.
 _UNREAD = {
     *("_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"),
     *("_load_state_dict_post_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs"),
     *("_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "num_batches_tracked"),
+    *("__init__", "__setstate__", "__annotate__", "manual_seed", "_is_torch_compile", "_compiled_call_impl"),
 }
 _OPAQUE = {"torch", "logging", "threading", "weakref", "multiprocessing", "concurrent", "asyncio", "queue"}
 _NAMESPACES = {"torch": vars(torch), "torch.nn.functional": vars(nn.functional)}  # whose functions users replace
-_NOT_CALLED = {
-    "__init__",
-    "__setstate__",
-    "__annotate__",
-    "manual_seed",
-}  # by forward passes; Python and torch set them
 _TABLES = {"_modules", "_parameters", "_buffers", "_forward", "_forward_pre", ""}
 _MISSING, _EMPTY_CELL = object(), CellType()
 
@@ -133,12 +128,14 @@ class Guards:
                 return f"a {kind.__name__} has become a {type(one).__name__}"
         for name, live, noted in zip(self._container_names, containers, self._copies, strict=True):
             for key in _differences(live, noted):
+                if key in _UNREAD:
+                    continue
                 if name.endswith("_hooks"):
                     return f"{_part(name.rpartition('_')[0]) or 'the model'} has hooks, which a graph does not call"
                 if not (name in _NAMESPACES or (name.startswith("class ") and str(key).startswith("__"))):
                     return f"{_part(f'{name}.{key}')} has changed"
                 both = noted.get(key), live.get(key) if name not in _NAMESPACES else None
-                if key not in _NOT_CALLED and any(map(callable, both)):
+                if any(map(callable, both)):
                     return f"{name}.{key} has been replaced"
         return None
 

@@ -57,8 +57,14 @@ class BandedModel(nn.Module):
             )
         return super().train(mode)
 
+    _compiled_call_impl = property(lambda self: None)  # not even once the model is compiled in place
+
     def compile(self, *arguments: Any, **named: Any) -> None:
         """Do nothing, since a graph is not compiled."""
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Return what ``torch.jit.script`` compiles: the model."""
+        return self.untuned_model
 
     def extra_repr(self) -> str:
         return "\n".join(filter(None, (super().extra_repr(), *map(str, self.tuned_graphs.findings))))
@@ -159,12 +165,10 @@ _run_uncompiled: Any = torch.compiler.disable(Graphs.run)  # type: ignore[no-unt
 def banded(graphs: Graphs) -> BandedModel:
     """Return a model that runs as graphs. Raises ``InvalidInputError`` if no class can derive from the model's."""
     users, own = type(graphs.model), vars(graphs.model)
-    # a graph is of a whole call, so it is not called within one that computes more than ``forward`` of the class
-    are_torchs = all(
-        vars(nn.modules.module) is getattr(call, "__globals__", None) for call in (users.__call__, users._call_impl)
-    )
-    is_plain = are_torchs and "forward" not in own and own.get("_compiled_call_impl") is None
-    name = "forward" if is_plain else "__call__"
+    # A graph is of a whole call: where that may be more than the class's ``forward``, the graph runs in its place.
+    calls = (getattr(call, "__globals__", None) for call in (users.__call__, users._call_impl))
+    is_torchs = "forward" not in own and all(module is vars(nn.modules.module) for module in calls)
+    name = "forward" if is_torchs else "__call__"
 
     @wraps(getattr(users, name), updated=())
     def call(self: nn.Module, *arguments: Any, **named: Any) -> Any:
