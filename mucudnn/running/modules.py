@@ -180,7 +180,9 @@ class TunedConvolution(TunedModule, _ConvNd):
             return None
         choices = self.choices
         geometry = self.stride, padding, self.dilation, self.groups
-        if choices is None or not may_be_tuned(choices, x.shape):
+        if choices is None:
+            return None
+        if not (x.shape in choices.x_shapes if is_plain else may_be_tuned(choices, x.shape)):  # plain: without a call
             return None
         if is_plain:
             return operators.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
