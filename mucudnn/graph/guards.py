@@ -141,12 +141,12 @@ class Guards:
 
 
 def replaced_function() -> str | None:
-    """Return the name of a function that torch, ``torch.nn.functional`` or ``Tensor`` has from others, or None.
+    """Return the name of a function that torch or ``torch.nn.functional`` has from others; None if all are its own.
 
     Tracers call it more than once: PyTorch's own functions refer to what is under their names.
     """
     own = {"torch", "typing", "typing_extensions", "warnings"}
-    for name, namespace in (*_NAMESPACES.items(), ("torch.Tensor", vars(Tensor))):
+    for name, namespace in _NAMESPACES.items():
         for key, value in namespace.items():
             if isinstance(value, FunctionType) and value.__globals__["__name__"].partition(".")[0] not in own:
                 return f"{name}.{key}"

@@ -68,13 +68,13 @@ def optimize(
     steps with a kept heap of the C library are compared with others, and it stays kept if that saves more than 3 %
     (``config.keep_heap``, docs/memory.md).
 
-    With ``config.fuse``, for inference on the CPU, the model is not changed. A module is returned that runs the model
-    as a graph, for inputs of this size (docs/inference.md). Where that is not possible, a warning says why, and the
-    forward operations of the model are tuned as without ``fuse``.
+    With ``config.fuse``, for inference on the CPU, the model is not changed. Another instance of its class is returned,
+    with the same attributes, that runs it as a graph, for inputs of this size (docs/inference.md). Where that is not
+    possible, a warning says why, and the forward operations of the model are tuned as without ``fuse``.
 
-    With ``config.memory_budget``, for inference on the CPU or on CUDA, the model is not changed either. A module is
-    returned that computes the same in bands of rows, within the budget; ``sample_input`` may then be a list of samples,
-    one for each size to tune for. The model itself is returned, with a warning, if its graph cannot be captured.
+    With ``config.memory_budget``, for inference on the CPU or on CUDA, the model is not changed either. What is
+    returned computes the same in bands of rows, within the budget; ``sample_input`` may then be a list of samples, one
+    for each size to tune for. The model itself is returned, with a warning, if its graph cannot be captured.
 
     A model on a GPU is tuned on that GPU, even if another one is current. Optimize a model before wrapping it in
     ``DistributedDataParallel`` or ``DataParallel``, with the input of one device.

@@ -262,6 +262,8 @@ def test_what_users_put_in_place_of_torchs_functions_is_called(language: str, ru
                 assert torch.equal(fitted(x), expected), name
             assert torch.equal(fitted(x), expected), name
             assert not runs
+            if owner is Tensor:
+                continue
             if name in ("_conv_forward", "forward"):
                 torch.testing.assert_close(graph_of(model, x)(x), expected, msg=name)
             else:
