@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from math import prod
 from typing import NamedTuple
 
+import psutil
 import torch
 from torch import Tensor
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
@@ -269,6 +270,12 @@ _WORDS = (  # Substrings of the messages of torch's CPU allocator, C++, MKL, the
     # Torch tries cuDNN's engines one after another and swallows their errors; it raises this if all have failed.
     "was unable to find an engine to execute this computation",
 )
+
+
+def is_free(nbytes: int, device: torch.device) -> bool:
+    """Return whether half of the free memory of a device is enough for so many bytes."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return bool(nbytes < free / 2)
 
 
 def is_out_of_memory(error: Exception) -> bool:

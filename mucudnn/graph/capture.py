@@ -34,8 +34,10 @@ from mucudnn.graph.rewrites.layouts import put_rows_first
 from mucudnn.graph.rewrites.rewrite import rewrite
 from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import ACTIVATIONS
-from mucudnn.kernels.memory import dense_strides, format_of, torch_format
+from mucudnn.kernels.memory import dense_strides, format_of, is_free, torch_format
+from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.problems import problem_of_call
+from mucudnn.tuning.model_state import free_of_fakes, undisturbed
 
 _TRANSPOSED = {aten.conv_transpose2d.input, aten.conv_transpose3d.input}
 _CONVOLUTIONS = {
@@ -64,19 +66,26 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], *, puts_rows_first: bo
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             raise NotCapturedError(f"{name or 'the model'} has hooks, which a graph does not call")
     exported, memories, why = _traced(model, arguments)
-    if why:  # the first call may make caches that later ones only use
-        exported, memories, why = _traced(model, arguments)
+    kept: list[tuple[Any, str, Any]] | None = []
+    if why and is_free(_activation_bytes(exported), device_of_convolutions(model)):
+        with undisturbed(model) as before, torch.no_grad():
+            model(*arguments)  # the first call may keep what later ones only read
+            kept = before.added()
+            exported, memories, why = _traced(model, arguments) if kept is not None else (exported, memories, why)
     signature = exported.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
         changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
         raise NotCapturedError(f"a call changes {', '.join(map(str, changed))}")
     if why:
         raise NotCapturedError(f"a call changes the model: {why}")
+    own = [id(leaf) for leaf in tree_leaves([value for _, _, value in kept or ()])]
+    if any(id(memory.of) in own for memory in memories.values()):
+        raise NotCapturedError("a result is what a call keeps in the model")
     with torch.no_grad():
         made = _graph_of(exported, puts_rows_first=puts_rows_first)
     if puts_rows_first:
         made = made.in_order(_by_depth(made))
-    made.memories = memories
+    made.memories, made.kept = memories, kept or ()
     viewed = {memory.of for memory in memories.values() if isinstance(memory.of, int)}
     made.strides = {number: leaf.stride() for number, leaf in enumerate(flattened(arguments)) if number in viewed}
     return made
@@ -90,13 +99,21 @@ def _traced(
     if guards.unguarded:
         raise NotCapturedError(f"{guards.unguarded[0]} is a tensor of a kind whose values cannot be watched")
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with free_of_fakes(model) as changed, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.export warns of its own code
-            exported = torch.export.export(model, arguments, strict=False).run_decompositions({})
-            memories = memories_of_results(model, arguments, guards.tensors)
+            with undisturbed(model), torch.no_grad():
+                exported = torch.export.export(model, arguments, strict=False).run_decompositions({})
+            with undisturbed(model):  # torch.export has put back some attributes
+                memories = memories_of_results(model, arguments, guards.tensors)
+                why = guards.why_not()
     except Exception as error:  # the model may raise anything
         raise NotCapturedError(f"torch.export cannot trace it: {type(error).__name__}: {first_line(error)}") from error
-    return exported, memories, guards.why_not()
+    return exported, memories, why or ("a global keeps what it computes" if changed else None)
+
+
+def _activation_bytes(exported: torch.export.ExportedProgram) -> int:
+    made = [node.meta.get("val") for node in exported.graph.nodes if node.op == "call_function"]
+    return sum(value.nbytes for value in tree_leaves(made) if isinstance(value, Tensor))
 
 
 def flattened(arguments: tuple[Any, ...]) -> list[Any]:

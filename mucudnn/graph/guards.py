@@ -8,21 +8,22 @@ a tensor's version. Of each tensor some bytes are compared in each call, at plac
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from mucudnn.running.eager.hot_path import is_plain
+from mucudnn.tuning.model_state import CONTAINERS, attributes, has_attributes, items, reachable, slots
 
 try:
     from mucudnn.graph import _guards
@@ -38,42 +39,49 @@ _UNREAD = {
     *("_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "num_batches_tracked"),
     *("__init__", "__setstate__", "__annotate__", "manual_seed", "_is_torch_compile", "_compiled_call_impl"),
 }
-_OPAQUE = {"torch", "logging", "threading", "weakref", "multiprocessing", "concurrent", "asyncio", "queue"}
 _NAMESPACES = {"torch": vars(torch), "torch.nn.functional": vars(nn.functional)}  # whose functions users replace
 _TABLES = {"_modules", "_parameters", "_buffers", "_forward", "_forward_pre", ""}
-_MISSING, _EMPTY_CELL = object(), CellType()
+_MISSING = object()
 
 
 class Guards:
     """A model as it was when this object was made.
 
-    tensors: all that are reachable from it. unguarded: the names of those whose values cannot be watched.
+    tensors: all that are reachable from it. unguarded: the names of those whose values cannot be watched. kept: what
+    calls of the model may assign, as in ``Captured``.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, kept: Sequence[tuple[Any, str, Any]] = ()) -> None:
         self.unguarded: list[str] = []
         self._turn = 0
         self._objects: list[Any] = []
+        self._with_slots: list[tuple[str, Any, dict[str, Any]]] = []
         containers: list[tuple[str, Any]] = []
         tensors: list[tuple[str, Tensor]] = []
-        for name, one in _reachable(model):
+        for name, one in reachable(model, unread=_UNREAD):
             if isinstance(one, np.ndarray) and one.dtype.kind in "biuf":
                 tensors.append((name, torch.from_numpy(one)))
             elif isinstance(one, Tensor) and is_plain(one):
                 tensors.append((name, one))
             elif isinstance(one, Tensor):
                 self.unguarded.append(name)
-            elif isinstance(one, (dict, list, set)):
+            elif isinstance(one, CONTAINERS):
                 containers.append((name, one))
-            elif _has_attributes(one):
+            elif has_attributes(one):
                 self._objects.append(one)
-                containers.append((name, vars(one)))
+                containers.append((name, getattr(one, "__dict__", {})))
+                if slots(one):
+                    self._with_slots.append((name, one, attributes(one)))
         containers += _NAMESPACES.items()
         self._kinds = list(map(type, self._objects))
         classes = list(dict.fromkeys(chain(*(kind.__mro__[:-1] for kind in (*self._kinds, Tensor)))))
         self._owners = [one for _, one in containers] + classes
         containers += ((f"class {kind.__qualname__}", vars(kind)) for kind in classes)
         self._container_names, self._live = [name for name, _ in containers], [one for _, one in containers]
+        numbers = {id(of): number for number, of in enumerate(self._live)}
+        self._kept = [
+            (items(owner), numbers[id(items(owner))], key) for owner, key, _ in kept if id(items(owner)) in numbers
+        ]
         self._note([one.copy() for one in self._live])
         self._scalars = [  # alone can compare equal to another tensor
             (of, key, value)
@@ -81,6 +89,7 @@ class Guards:
             if isinstance(of, dict)
             for key, value in of.items()
             if isinstance(value, Tensor) and value.numel() == 1 and key not in _UNREAD
+            if not any(of is live and key == name for live, _, name in self._kept)
         ]
         self._names = [_part(name) for name, _ in tensors]
         self.tensors = tuple(one for _, one in tensors)
@@ -102,15 +111,21 @@ class Guards:
             return "a hook for all modules is registered, which a graph does not call"
         if self._settings != _settings():
             return "the default dtype or device of new tensors has changed"
+        for live, number, key in self._kept:
+            self._copies[number].pop(key, None)
+            if key in live:
+                self._copies[number][key] = live[key]
         try:
-            if self._are_same() and all(of.get(key) is tensor for of, key, tensor in self._scalars):
+            are_same = self._are_same() and all(of.get(key) is tensor for of, key, tensor in self._scalars)
+            of_slots = (_differences(attributes(one), noted) for _, one, noted in self._with_slots)
+            if are_same and all(next(differing, None) is None for differing in of_slots):
                 return None
         except Exception:  # what was assigned may raise anything when it is compared, as arrays do
             pass
-        live = [one.copy() for one in self._live]
-        why = self._difference(live)
+        containers = [one.copy() for one in self._live]
+        why = self._difference(containers)
         if why is None:
-            self._note(live)  # what has changed is not read, such as a module that torch has loaded
+            self._note(containers)  # what has changed is not read, such as a module that torch has loaded
         return why
 
     def _note(self, copies: list[Any]) -> None:
@@ -126,7 +141,8 @@ class Guards:
         for one, kind in zip(self._objects, self._kinds, strict=True):
             if type(one) is not kind:
                 return f"a {kind.__name__} has become a {type(one).__name__}"
-        for name, live, noted in zip(self._container_names, containers, self._copies, strict=True):
+        of_slots = ((name, attributes(one), noted) for name, one, noted in self._with_slots)
+        for name, live, noted in chain(zip(self._container_names, containers, self._copies, strict=True), of_slots):
             for key in _differences(live, noted):
                 if key in _UNREAD:
                     continue
@@ -153,6 +169,21 @@ def replaced_function() -> str | None:
     return None
 
 
+def has_kept(kept: Iterable[tuple[Any, str, Any]]) -> bool:
+    """Return whether the model has what its first call made: equal values, not the same objects."""
+    return all(_are_equal(items(owner).get(key, _MISSING), value) for owner, key, value in kept)
+
+
+def _are_equal(value: Any, other: Any) -> bool:
+    (leaves, spec), (others, other_spec) = tree_flatten(value), tree_flatten(other)
+    if spec != other_spec or list(map(type, leaves)) != list(map(type, others)):
+        return False
+    return all(
+        one.dtype == of_other.dtype and torch.equal(one, of_other) if isinstance(one, Tensor) else one == of_other
+        for one, of_other in zip(leaves, others, strict=True)
+    )
+
+
 def _part(name: str) -> str:
     """Return the name of a part of a model as users write it.
 
@@ -166,7 +197,7 @@ def _differences(live: Any, noted: Any) -> Iterator[Any]:
     """Yield the keys of a dictionary, or the numbers of elements, whose values differ."""
     if isinstance(noted, set):
         live, noted = dict.fromkeys(live), dict.fromkeys(noted)
-    live, noted = (dict(enumerate(one)) if isinstance(one, list) else dict(one) for one in (live, noted))
+    live, noted = (dict(enumerate(one)) if isinstance(one, (list, deque)) else dict(one) for one in (live, noted))
     for key in {**noted, **live}:
         one, other = live.get(key, _MISSING), noted.get(key, _MISSING)
         is_same = one is other
@@ -175,43 +206,6 @@ def _differences(live: Any, noted: Any) -> Iterator[Any]:
                 is_same = bool(one == other)
         if not is_same:
             yield key
-
-
-def _reachable(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the model and all to which it refers: modules, other objects, containers and tensors, with their names."""
-    seen: dict[int, Any] = {}
-    left: list[tuple[str, Any]] = [("", model)]
-    while left:
-        name, one = left.pop()
-        if id(one) in seen or isinstance(one, (str, bytes, int, float, type(None))):
-            continue
-        seen[id(one)] = one  # held, so that no other object has its id
-        yield name, one
-        left += ((f"{name}.{key}" if name else str(key), value) for key, value in _children(one))
-
-
-def _children(one: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(one, dict):
-        yield from ((key, value) for key, value in one.items() if key not in _UNREAD)
-    elif isinstance(one, (list, tuple, set, frozenset)):
-        yield from enumerate(one)
-    elif isinstance(one, partial):
-        yield from enumerate((one.func, one.args, one.keywords))
-    elif isinstance(one, MethodType):
-        yield "self", one.__self__
-    elif isinstance(one, FunctionType):
-        yield from enumerate(cell.cell_contents for cell in one.__closure__ or () if cell != _EMPTY_CELL)
-    elif _has_attributes(one):
-        yield from _children(vars(one))
-
-
-def _has_attributes(one: Any) -> bool:
-    """Return whether a forward pass may read an object's attributes."""
-    if isinstance(one, nn.Module):
-        return True
-    if isinstance(one, (type, ModuleType, FunctionType, MethodType, partial, Tensor)) or not hasattr(one, "__dict__"):
-        return False
-    return type(one).__module__.partition(".")[0] not in _OPAQUE
 
 
 # Tensors and settings

@@ -10,7 +10,6 @@ from math import inf, prod
 from operator import ne
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -38,7 +37,7 @@ from mucudnn.graph.model import BandedModel, Graphs, banded, signature_of
 from mucudnn.graph.operators import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.graph.windows import AlgorithmPair, Convolution, convolutions_of
-from mucudnn.kernels.memory import peak_allocated_bytes
+from mucudnn.kernels.memory import is_free, peak_allocated_bytes
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.turns import Rounds
@@ -48,7 +47,7 @@ from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.bands import Costs, Graph
 from mucudnn.solver.plans import Plan, closer, plans, undominated
 from mucudnn.solver.recompute import in_order, orders_within
-from mucudnn.tuning.own_step import undisturbed
+from mucudnn.tuning.model_state import undisturbed
 from mucudnn.tuning.tuner import machine_and_database
 
 _CONTENDERS = 4  # plans that are run whole
@@ -360,9 +359,7 @@ def _may_run_whole(captured: Captured) -> bool:
     every = sum(
         one.nbytes if isinstance(one, Barrier) else prod(one.shape) * one.dtype.itemsize for one in captured.operators
     )
-    if captured.device.type == "cuda":
-        return bool(every < torch.cuda.mem_get_info(captured.device)[0] / 2)
-    return bool(every < psutil.virtual_memory().available / 2)
+    return is_free(every, captured.device)
 
 
 def _require_right(found: Any, expected: Any) -> None:

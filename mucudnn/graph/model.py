@@ -16,7 +16,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from mucudnn.core.errors import InvalidInputError, warn
-from mucudnn.graph.guards import Guards
+from mucudnn.graph.guards import Guards, has_kept
 from mucudnn.graph.schedule import Schedule
 from mucudnn.running.eager.hot_path import is_plain
 from mucudnn.running.modules import derived
@@ -95,7 +95,9 @@ class Graphs:
         are_valid: bool = True,
     ) -> None:
         self.model, self.schedules, self.findings = model, dict(schedules), tuple(findings)
-        self._guards = Guards(model) if are_valid else None
+        kept = [entry for schedule in self.schedules.values() if schedule for entry in schedule.captured.kept]
+        self._guards = Guards(model, kept) if are_valid else None
+        self._kept_for: Signature | None = None  # of the last call for which the model had to make what it keeps
         self._said: set[str] = set()
         parameters = inspect.signature(model.forward).parameters.values()
         self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -144,7 +146,12 @@ class Graphs:
         if self._guards is None:
             return None, "it was copied after it had changed; optimize it again"
         why = self._guards.why_not()
-        return (schedule, None) if why is None else (None, f"{why}; optimize it again")
+        if why is not None:
+            return None, f"{why}; optimize it again"
+        if schedule.captured.kept and not has_kept(schedule.captured.kept):  # the model makes it now
+            is_again, self._kept_for = self._kept_for == signature, signature
+            return None, "what it keeps of a call depends on the input" if is_again else None
+        return schedule, None
 
     def __getstate__(self) -> dict[str, Any]:
         is_as_noted = self._guards is not None and self._guards.why_not() is None

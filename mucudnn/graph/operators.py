@@ -12,7 +12,7 @@ import copyreg
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -148,7 +148,7 @@ class Captured:
     results: of each leaf of its output, a ``Ref`` or a constant. template: the output, with numbers of leaves.
     direct_results: the results that operators write as the caller gets them, by index, with their strides.
     memories: of the results, by their numbers. strides: of the arguments of which a result is a view, which must have
-    these.
+    these. kept: what the model's first call makes and later ones read: the owner, its key and the value.
     """
 
     samples: int
@@ -159,6 +159,7 @@ class Captured:
     direct_results: dict[int, tuple[int, ...]] = field(default_factory=dict)
     memories: dict[int, ResultMemory] = field(default_factory=dict)
     strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    kept: Sequence[tuple[Any, str, Any]] = ()
 
     def in_order(self, order: Sequence[int]) -> Captured:
         """Return the graph that runs its operators in this order, which may have some of them more than once.
@@ -166,7 +167,7 @@ class Captured:
         Each reads what ran last of those that it may read.
         """
         numbers: dict[int, int] = {}
-        made = Captured(self.samples, self.device, self.template, memories=self.memories, strides=self.strides)
+        made = replace(self, operators=[], results=[], direct_results={})
         for number, index in enumerate(order):
             made.operators.append(self.operators[index].renumbered(numbers))
             numbers[index] = number

@@ -30,7 +30,7 @@ from mucudnn.running.choices import Choices, TunedProblem, configurations_of
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
-from mucudnn.tuning.own_step import undisturbed
+from mucudnn.tuning.model_state import undisturbed
 from mucudnn.tuning.trace import trace
 from mucudnn.tuning.tuner import machine_and_database, tune_tasks
 
@@ -55,10 +55,10 @@ def optimize(
     Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d``, ``Conv3d`` and ``ConvTranspose2d``; all
     others, such as ``ConvTranspose3d``, are left alone. Modules are converted in place: parameters, hooks, names, mode
     and device stay the same, and shared modules stay shared. An instance of a subclass stays an instance of it and
-    keeps its ``forward``: tuned is the convolution in which ``super().forward(...)`` ends. The forward pass that finds
-    the shapes does not change mode, buffers, gradients or random state. ``progress`` is called with a description of
-    the current measurement and the fraction done. None shows a bar on standard error if that is a terminal; False shows
-    nothing. ``report(model)`` returns the choices.
+    keeps its ``forward``: tuned is the convolution in which ``super().forward(...)`` ends. What runs of the model
+    assign, in attributes, containers, buffers, gradients or random states, is put back. ``progress`` is called with a
+    description of the current measurement and the fraction done. None shows a bar on standard error if that is a
+    terminal; False shows nothing. ``report(model)`` returns the choices.
 
     Tuning ends with a few interleaved steps of the whole model, with torch's own convolutions and with ours, unless
     ``config.confirm`` is False. Torch's convolution is restored where ours is slower, and

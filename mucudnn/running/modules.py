@@ -96,20 +96,21 @@ def running_torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
 def operator_takes(x: Tensor, weight: Tensor, dims: tuple[int, int]) -> bool:
     """Return whether our operators accept x: a dense, real tensor whose number of dimensions is one of ``dims``.
 
-    Returns False under forward-mode AD and ``torch.func``, which the operators do not support, if x is not a tensor,
-    for example a ``torch.fx.Proxy``, if the weight handles torch's functions itself, and under ``torch.export``,
-    whose graphs are for programs without mucudnn. The operator checks weight and bias otherwise.
+    Returns False under forward-mode AD and ``torch.func``, which the operators do not support, also while
+    ``torch.compile`` traces them, if x is not a tensor, for example a ``torch.fx.Proxy``, if the weight handles torch's
+    functions itself, and under ``torch.export``, whose graphs are for programs without mucudnn. The operator checks
+    weight and bias otherwise.
     """
     if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.dim() not in dims:
         return False
     if x.is_nested or x.layout is not torch.strided or x.is_meta:
         return False
-    if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting()
-    function: Any = type(weight).__torch_function__
-    if getattr(function, "__func__", function) not in _USUAL_FUNCTIONS:
+    if torch.compiler.is_exporting() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return False
-    return forward_ad._current_level < 0 and not torch._C._are_functorch_transforms_active()
+    if torch.compiler.is_compiling():
+        return True
+    function: Any = type(weight).__torch_function__
+    return getattr(function, "__func__", function) in _USUAL_FUNCTIONS
 
 
 def padded(module: _ConvNd, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:

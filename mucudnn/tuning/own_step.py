@@ -1,9 +1,7 @@
-"""Steps of a model on a sample input, as a user would run them, and restoration of the model's state afterwards."""
+"""Steps of a model on a sample input, as a user would run them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,33 +51,3 @@ def leaf(value: Any) -> Any:
         return value
     trainable = value.clone() if value.is_inference() else value.detach()
     return trainable.requires_grad_(value.requires_grad)
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Restore the model's gradients, buffers (running statistics) and mode, and torch's random state after the block.
-
-    In the block, autograd is enabled, and the model's gradients start as None.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    gpus = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
-    try:
-        for parameter, _ in gradients:
-            parameter.grad = None
-        with torch.random.fork_rng(sorted(gpus)), torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        for module, name, buffer, before in buffers:
-            if not torch.equal(buffer, before):  # writing would raise the version counter
-                buffer.detach().copy_(before)
-            module._buffers[name] = buffer  # a forward pass may have replaced the tensor

@@ -22,7 +22,8 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.memory import block_bytes, torch_format
 from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.running.problems import problem_operation
-from mucudnn.tuning.own_step import leaf, undisturbed
+from mucudnn.tuning.model_state import free_of_fakes, undisturbed
+from mucudnn.tuning.own_step import leaf
 from mucudnn.tuning.trace import Call, call_of, observed
 
 _FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
@@ -76,7 +77,7 @@ def trace_step(model: nn.Module, sample_input: Any) -> TracedStep:
     tuned = [module for module in model.modules() if isinstance(module, TunedModule)]
     with undisturbed(model), running_torchs_own(tuned):
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with suppress(Exception):
+        with suppress(Exception), free_of_fakes(model):
             with FakeCopyMode(fake):
                 without_memory = copy.deepcopy(model)
             inputs = tree_map(lambda value: fake.from_tensor(value) if isinstance(value, Tensor) else value, arguments)

@@ -8,8 +8,10 @@ import gc
 import inspect
 import multiprocessing
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,6 +36,7 @@ from mucudnn.graph.model import BandedModel, Graphs, banded, signature_of
 from mucudnn.graph.schedule import Schedule, solver_graph
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, release_workspaces, workspace_of
+from mucudnn.tuning.model_state import reachable
 
 
 def step_of(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[[nn.Conv2d], None]:
@@ -151,6 +155,11 @@ class Settings:
         self.scale = 2.0
 
 
+@dataclass(slots=True)
+class Slot:
+    last: Any = None
+
+
 class Block(nn.Module):
     """A model that reads all kinds of state."""
 
@@ -162,12 +171,13 @@ class Block(nn.Module):
         self.rest = nn.Sequential(nn.Conv2d(6, 4, 1), nn.Dropout(0.5))
         self.scale, self.factors, self.settings = 1.0, [1.0, 2.0], SimpleNamespace(power=1.0)
         self.own, self.table, self.constant = Settings(), np.ones(1, np.float32), torch.ones(4, 1, 1)
+        self.slot, self.queue = Slot(1.0), deque([1.0])
         self.hidden = [nn.Conv2d(4, 4, 1)]
         self.register_buffer("shift", torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.rest(self.act(self.norm(self.conv(x)))) * self.scale * self.factors[1] + self.settings.power
-        y = self.hidden[0](y * self.own.scale + self.constant) + self.shift
+        y = self.hidden[0](y * self.own.scale + self.constant) + self.shift * self.slot.last * self.queue[0]
         return y + self.offset + torch.from_numpy(self.table)
 
 
@@ -201,6 +211,8 @@ CHANGES: dict[str, Callable[[Block], object]] = {
     "number in a list": lambda model: set_item(model.factors, 1, 3.0),
     "number of a namespace": lambda model: setattr(model.settings, "power", 2.0),
     "number of an object": lambda model: setattr(model.own, "scale", 5.0),
+    "number in a slot": lambda model: setattr(model.slot, "last", 3.0),
+    "number in a deque": lambda model: model.queue.appendleft(3.0),
     "attribute of the class": lambda model: setattr(type(model), "offset", 1.5),
     "array": lambda model: set_item(model.table, 0, 7.0),
     "constant": lambda model: model.constant.add_(1),
@@ -500,6 +512,119 @@ class Counts(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         self.calls = getattr(self, "calls", 0) + 1
         return super().forward(x)
+
+
+class Keeps(nn.Module):
+    """A model whose calls keep something. run: computes the results from what a convolution returns, and the image."""
+
+    gain: Any = None
+
+    def __init__(self, run: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.run, self.last, self.calls, self.grid = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            run,
+            None,
+            0,
+            torch.ones(1),
+        )
+        self.table: dict[Any, Any] = {}
+        self.tensors: deque[Tensor] = deque(maxlen=2)
+        self.state, self.slot, self.names = SimpleNamespace(last=None), Slot(), [0]
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, self.conv(x), x)
+
+
+TAPPED: dict[str, Any] = {}
+kept_grid = lru_cache(lambda height, width: torch.arange(float(height * width)).view(height, width))
+
+
+def keeping(change: Callable[[Any, Tensor], object]) -> Callable[[Any, Tensor, Tensor], Tensor]:
+    def run(model: Any, y: Tensor, x: Tensor) -> Tensor:
+        change(model, y)
+        return y
+
+    return run
+
+
+def keep_everywhere(model: Any, y: Tensor) -> None:
+    model.last = model.state.last = model.slot.last = model.table["last"] = y
+    model.tensors.append(y)
+    model.names[0] = model.calls = model.calls + 1
+    model.mean = y.mean()
+
+
+def anchored(model: Any, y: Tensor, x: Tensor, *, always: bool = False) -> Tensor:
+    """As detection heads of Ultralytics' YOLO do."""
+    if always or model.gain != y.shape:
+        model.last, model.grid = (kept_grid(*y.shape[2:]).clone() + number for number in range(2))
+        model.gain = y.shape
+    return y * model.grid + model.last
+
+
+def with_first(model: Any, y: Tensor, x: Tensor) -> Tensor:
+    if model.last is None:
+        model.last = y
+    return y + model.last
+
+
+def from_tables(model: Any, y: Tensor, x: Tensor) -> Tensor:
+    for table in (model.table, TAPPED):
+        y = y + table.setdefault(y.shape, torch.full(y.shape[2:], 0.5))
+    return y + kept_grid(*y.shape[2:])
+
+
+# Why it cannot be a graph, or the calls of the test below that one runs
+KEPT: dict[str, tuple[Callable[[Any, Tensor, Tensor], Tensor], str | tuple[int, ...]]] = {
+    "everywhere": (keeping(keep_everywhere), "a call changes mean"),
+    "tensor in place": (keeping(lambda model, y: model.grid.add_(1)), "grid is mutated"),
+    "weight": (keeping(lambda model, y: model.conv.weight.data.mul_(0.5)), "cannot trace it"),
+    "global": (keeping(lambda model, y: TAPPED.update(y=y)), "a global keeps"),
+    "anchors of each call": (partial(anchored, always=True), "has changed"),
+    "anchors": (anchored, (1, 2, 5)),
+    "tables": (from_tables, (1, 2)),
+}
+
+
+def attributes_of(model: nn.Module) -> dict[str, Any]:
+    """Return all to which a model refers: tensors as their values."""
+    parts = dict(reachable(model))
+    assert not any(isinstance(part, FakeTensor) for part in (*parts.values(), *TAPPED.values(), kept_grid(6, 5)))
+    return {name: part.tolist() if isinstance(part, Tensor) else repr(part) for name, part in parts.items()}
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*runs as it was")
+def test_what_calls_keep_in_a_model_is_as_without_the_graph(runs: list[Schedule]) -> None:
+    x, larger = torch.randn(2, 3, 6, 5), torch.randn(2, 3, 7, 5)
+    for name, (run, why) in KEPT.items():
+        TAPPED.clear()
+        model = Keeps(run).eval()
+        twin, before = copy.deepcopy(model), attributes_of(model)
+        if isinstance(why, str):
+            with pytest.raises(NotCapturedError, match=why):
+                capture(model, (x,))
+            assert attributes_of(model) == before, name
+            continue
+        fitted = graph_of(model, x)
+        assert attributes_of(model) == before, name
+        for index, given in enumerate((x, x, x + 1, larger, x, x)):
+            runs.clear()
+            torch.testing.assert_close(fitted(given), twin(given), msg=name)
+            assert len(runs) == (index in why), (name, index)
+            assert attributes_of(model).keys() == attributes_of(twin).keys(), name
+
+
+@torch.no_grad()
+def test_what_a_first_call_keeps_of_its_input_is_not_the_samples(runs: list[Schedule]) -> None:
+    fitted, x = graph_of(Keeps(with_first), torch.randn(2, 3, 6, 5)), torch.randn(2, 3, 6, 5)
+    twin = copy.deepcopy(fitted.untuned_model)
+    torch.testing.assert_close(fitted(x), twin(x))
+    with pytest.warns(RuntimeWarning, match="what it keeps of a call depends on the input"):
+        torch.testing.assert_close(fitted(x + 1), twin(x + 1))
+    assert not runs
 
 
 def test_what_a_graph_cannot_be() -> None:

@@ -83,6 +83,29 @@ def test_buffers_of_parametrizations_are_not_disturbed(database: Path) -> None:
     assert all(torch.equal(one, before[name]) for name, one in model.named_buffers())
 
 
+def test_an_error_leaves_the_model_as_it_was(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(BaseException):
+        pass
+
+    def ended(model: nn.Module, x: Tensor, *rest: Any, **named: Any) -> None:
+        assert isinstance(model[0], mucudnn.Conv2d)  # type: ignore[index]
+        model(x)
+        raise Ended
+
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), torch.randn(2, 3, 8, 8)
+    model.register_buffer("mask", torch.eye(2).to_sparse())
+    before = {name: vars(module).copy() for name, module in model.named_modules()}
+    state = copy.deepcopy(model[1].state_dict())
+    config = mucudnn.Config(database=database, time_limit="10ms", confirm=False)
+    mucudnn.optimize(copy.deepcopy(model), x, config)
+    monkeypatch.setattr("mucudnn.optimizing.optimize.confirm_model", ended)
+    with pytest.raises(Ended):
+        mucudnn.optimize(model, x, config)
+    assert type(model[0]) is nn.Conv2d
+    assert {name: vars(module) for name, module in model.named_modules()} == before
+    torch.testing.assert_close(model[1].state_dict(), state, rtol=0, atol=0)
+
+
 # Modules beside nn.Conv2d
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = Operation

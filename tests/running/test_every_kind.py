@@ -13,6 +13,7 @@ import torch
 from support import compiled
 from support.problems.tuned_by_hand import assert_exact, ran, results, tune_by_hand
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from mucudnn.core.problem import Operation
 
@@ -144,6 +145,22 @@ def test_compile_without_graph_breaks(kind: str, dynamic: bool) -> None:
         first = [torch.autograd.grad(m(given).square().mean(), list(m.parameters())) for m in (compiled, torchs)]
         torch.testing.assert_close(*first, rtol=1e-5, atol=1e-5)
     assert ran(ours) == {forward_of(kind), Operation.BACKWARD_FILTER}
+
+
+def transformed(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    _, tangent = torch.func.jvp(module, (x,), (x.cos(),))
+    each = torch.vmap(torch.func.grad(lambda x: module(x).square().sum()))(x.unsqueeze(1))
+    with forward_ad.dual_level():
+        return tangent, each, forward_ad.unpack_dual(module(forward_ad.make_dual(x, x.sin()))).tangent
+
+
+@each_kind
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # of torch, about its own code
+def test_transforms_inside_a_compiled_function_are_of_torchs_own(kind: str) -> None:
+    torchs, ours, x = pair(kind)
+    compiled: Any = torch.compile(transformed, backend="eager")
+    torch.testing.assert_close(compiled(ours, x), transformed(torchs, x), rtol=1e-4, atol=1e-4)
+    assert ran(ours) == set()
 
 
 @each_kind

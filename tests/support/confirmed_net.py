@@ -23,7 +23,7 @@ from mucudnn.optimizing.optimize import _put_in
 from mucudnn.running import operators
 from mucudnn.running.choices import TunedProblem
 from mucudnn.running.dispatcher import torchs_kernel
-from mucudnn.tuning.own_step import undisturbed
+from mucudnn.tuning.model_state import undisturbed
 from mucudnn.tuning.trace import trace
 
 N = 2

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from mucudnn.bench.suites.shared.step_costs import allocator_peak_bytes
-from mucudnn.tuning.own_step import undisturbed
+from mucudnn.tuning.model_state import undisturbed
 from mucudnn.tuning.training_step import training_step
 
 
