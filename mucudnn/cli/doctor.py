@@ -91,10 +91,10 @@ def proving() -> str:
     from mucudnn.measuring.proving.prover import prover
 
     try:
-        guards = prover().guards()
+        checks = prover().heap_checks()
     except OSError as error:
         return f"none: {first_line(error)}; code of libraries is not tried: let this process start others"
-    return f"with {' and '.join(guards)}" if guards else "without checks of its heap"
+    return ", ".join(f"{'with' if is_active else 'without'} {name}" for name, is_active in checks.items())
 
 
 def accelerators() -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import os
 import re
@@ -88,8 +89,12 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def prover() -> Iterator[Prover]:
+    """A prover whose process has settings that could hide the reasons, or end it."""
     made = Prover(least_limit_s=5.0)
-    yield made
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONFAULTHANDLER", "1")
+        patched.setenv("PYTHONWARNINGS", "error")
+        yield made
     made.close()
 
 
@@ -200,6 +205,27 @@ def test_a_model_in_which_torchs_own_is_barred_is_tuned_and_says_so(monkeypatch:
     text = str(mucudnn.report(model))
     assert "PyTorch's own is barred in 0 (forward)" in " ".join(text.split())
     assert mucudnn.report(model).confirmation is None
+
+
+def test_flags_of_python_are_passed_on_and_the_heap_is_checked_in_any_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "with space:and $ORIGIN"
+    folder.mkdir()
+    (folder / "mucudnn").symlink_to(Path(mucudnn.__file__).parent)
+    (folder / "sitecustomize.py").write_text(f"open({str(tmp_path / 'shut out')!r}, 'w')", encoding="utf-8")
+    program = (
+        f"import sys; sys.path.insert(0, {str(folder)!r})\n"
+        "from pathlib import Path; from mucudnn.measuring.proving.prover import prover\n"
+        "print(prover().heap_checks())\n"
+        "maps = Path(f'/proc/{prover()._process.pid}/maps').read_text()\n"
+        "print([name in maps for name in ('_red_zones', 'libc_malloc_debug')])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-I", "-X", "dev", "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    told, loaded = map(ast.literal_eval, done.stdout.splitlines())
+    assert loaded == [*told.values()]
+    assert loaded[0]
+    assert not (tmp_path / "shut out").exists()
 
 
 def test_a_prover_ends_with_its_process(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from mucudnn.core.records import Task
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.clocks import WallClock
 from mucudnn.measuring.operands import Operands, random_operands
-from mucudnn.measuring.proving.prover import checked_environment
+from mucudnn.measuring.proving.prover import checked_environment, open_red_zones
 from mucudnn.measuring.proving.trial import check_heap
 from mucudnn.measuring.whole_runs import Machine, whole_run
 from mucudnn.store.database import Database
@@ -98,8 +98,11 @@ def chunks() -> list[range]:
 def run(seeds: range) -> tuple[list[str], int, str]:
     """Run a child on these; returns its lines, its exit status and the last line of its standard error."""
     command = [sys.executable, __file__, str(seeds.start), str(seeds.stop)]
-    environment = {**checked_environment(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)
+    with open_red_zones() as zones:
+        environment = {**checked_environment(zones), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run(
+            command, env=environment, pass_fds=[zones.fileno()], capture_output=True, text=True, timeout=1200
+        )
     return done.stdout.splitlines(), done.returncode, done.stderr.strip().rpartition("\n")[2]
 
 

@@ -15,6 +15,8 @@ from functools import cache
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
+from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # the rule of multiprocessing
+from typing import BinaryIO
 
 import torch
 
@@ -25,14 +27,16 @@ from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.proofs import Proof, UnprovenError
-from mucudnn.measuring.proving.trial import Bench, Trial
+from mucudnn.measuring.proving.trial import MALLOC_DEBUG, Bench, Trial
 
 _SLOWEST_FLOPS_PER_S = 1e8  # half the rate of oneDNN's reference loops on one core
 _SLOW_FLOPS_PER_S = 5e9  # of one thread: a twentieth of the rate of our own algorithms
 _LEAST_SLOW_S = 0.1
 _START_S = 60.0  # loading torch takes one to ten seconds
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from mucudnn.measuring.proving.server import main; main({fd})"
-_MALLOC_DEBUG = "libc_malloc_debug.so.0"
+_PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; import warnings; warnings.simplefilter('ignore'); "
+    "from mucudnn.measuring.proving.server import main; main({fd}, {preload!r})"
+)
 
 
 class Prover:
@@ -47,7 +51,7 @@ class Prover:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._owner = 0
-        self._is_ready = False
+        self._checks: dict[str, bool] | None = None  # of its heap; None until the process is ready
         self._lock = threading.Lock()
 
     def prove(
@@ -80,23 +84,21 @@ class Prover:
     def start(self) -> None:
         """Start the proving process, and wait until it is ready; ignore a failure, which ``prove`` reports."""
         with suppress(OSError, EOFError):  # ``prove`` reports the error
-            self.guards()
+            self.heap_checks()
 
-    def guards(self) -> tuple[str, ...]:
-        """Start the proving process and return the names of its active heap checks.
+    def heap_checks(self) -> dict[str, bool]:
+        """Start the proving process and return which checks of its heap are active there, by their names.
 
         Raises ``OSError`` if the process cannot be started.
         """
         with self._lock:
             self._begin()
-            self._ready()
-        found = {"red zones around torch's tensors": _red_zones(), "glibc's heap checks": _malloc_debug()}
-        return tuple(name for name, library in found.items() if library is not None)
+            return self._ready()[1]
 
     def rest(self) -> None:
         """Tell the process to free the memory that it keeps for further candidates of the same problem."""
         with self._lock:
-            if self._connection is not None and self._owner == os.getpid() and self._is_ready:
+            if self._connection is not None and self._owner == os.getpid() and self._checks is not None:
                 try:
                     self._connection.send(())
                     self._connection.recv()
@@ -125,7 +127,7 @@ class Prover:
         for is_last in (False, True):
             try:
                 self._begin()
-                connection = self._ready()
+                connection, _ = self._ready()
                 connection.send(batch)
                 verdicts: list[Proof | Exception] = connection.recv()
                 return verdicts
@@ -145,13 +147,14 @@ class Prover:
         if not sys.executable:
             raise OSError("the path of the Python interpreter is not known")
         ours, theirs = socket.socketpair()
-        with theirs:
-            program = _PROGRAM.format(path=sys.path, fd=theirs.fileno())
+        with theirs, open_red_zones() as red_zones:
+            preload = os.environ.get("LD_PRELOAD", "")
+            program = _PROGRAM.format(path=sys.path, fd=theirs.fileno(), preload=preload)
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", program],
-                    pass_fds=(theirs.fileno(),),
-                    env=checked_environment(),
+                    [sys.executable, *_args_from_interpreter_flags(), "-c", program],
+                    pass_fds=(theirs.fileno(), red_zones.fileno()),
+                    env=checked_environment(red_zones),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -160,17 +163,16 @@ class Prover:
             except BaseException:
                 ours.close()
                 raise
-        self._connection, self._owner, self._is_ready = Connection(ours.detach()), os.getpid(), False
+        self._connection, self._owner, self._checks = Connection(ours.detach()), os.getpid(), None
 
-    def _ready(self) -> Connection:
-        """Wait until the process is ready, and return the connection to it."""
+    def _ready(self) -> tuple[Connection, dict[str, bool]]:
+        """Wait until the process is ready; return the connection to it, and the checks of its heap."""
         assert self._connection is not None
-        if not self._is_ready:
+        if self._checks is None:
             if not self._connection.poll(_START_S):
                 raise OSError(f"the process did not start within {_START_S:.0f} s")
-            self._connection.recv()
-            self._is_ready = True
-        return self._connection
+            self._checks = self._connection.recv()
+        return self._connection, self._checks
 
 
 @cache
@@ -198,26 +200,22 @@ def _unproven(error: Exception) -> UnprovenError:
     return UnprovenError(f"it could not be proven in a process of its own: {first_line(error)}")
 
 
-def checked_environment() -> dict[str, str]:
+def open_red_zones() -> BinaryIO:
+    """Open the compiled red-zone library; an empty file if it is missing, as in an installation without a compiler."""
+    spec = find_spec("mucudnn.measuring.proving._red_zones")
+    return Path(os.devnull if spec is None or spec.origin is None else spec.origin).open("rb")
+
+
+def checked_environment(red_zones: BinaryIO) -> dict[str, str]:
     """Return this process's environment variables, with red zones and glibc's heap checks switched on.
 
-    Libraries already in ``LD_PRELOAD`` are kept after ours, except that AddressSanitizer must come first.
+    The library of red zones is named by its descriptor, which the process must inherit: ``LD_PRELOAD`` is split at
+    spaces and colons, which a path may have. What cannot be loaded is left out, as on systems without glibc. Libraries
+    already in ``LD_PRELOAD`` are kept after ours, except that AddressSanitizer must come first.
     """
-    ours = [str(path) for path in (_red_zones(), _malloc_debug()) if path is not None]
+    ours = [f"/proc/self/fd/{red_zones.fileno()}"]
     given = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
-    preloaded = [*given, *ours] if any("libasan" in name for name in given) else [*ours[:1], *given, *ours[1:]]
+    preloaded = [*given, *ours] if any("libasan" in name for name in given) else [*ours, *given]
     checks = {"MALLOC_CHECK_": "3", "LIBC_FATAL_STDERR_": "1", "MUCUDNN_ENABLE": "0"}
     kept = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**40)}  # fresh pages are slow
-    return {**os.environ, **checks, **kept, "LD_PRELOAD": ":".join(preloaded)}
-
-
-def _red_zones() -> str | None:
-    """Return the path of the compiled red-zone library; None if it is missing, as on systems without glibc."""
-    found = find_spec("mucudnn.measuring.proving._red_zones")
-    return None if found is None else found.origin
-
-
-def _malloc_debug() -> str | None:
-    """Return the name of glibc's heap-checking library (glibc 2.34 or newer); None if it is not installed."""
-    folders = (Path("/lib"), Path("/usr/lib"), Path("/lib64"), Path("/usr/lib64"), *Path("/lib").glob("*-linux-gnu"))
-    return _MALLOC_DEBUG if any((folder / _MALLOC_DEBUG).exists() for folder in folders) else None
+    return {**os.environ, **checks, **kept, "LD_PRELOAD": ":".join([*preloaded, MALLOC_DEBUG])}

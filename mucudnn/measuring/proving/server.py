@@ -7,10 +7,10 @@ since a corrupt heap may crash the worker only in a later trial.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
 import signal
-import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
@@ -30,11 +30,16 @@ Verdict = Proof | BarredError | UnprovenError
 _DONE = "done"
 
 
-def main(descriptor: int) -> None:
-    """Answer batches of trials received through a socket, until the client closes it or stays idle."""
+def main(descriptor: int, preload: str) -> None:
+    """Answer batches of trials received through a socket, until the client closes it or stays idle.
+
+    The first message says which checks of the heap are active. preload: ``LD_PRELOAD`` of processes started from here.
+    """
+    os.environ["LD_PRELOAD"] = preload
+    faulthandler.disable()  # the last line on standard error is the reason of a death
     client = Connection(descriptor)
     server = Server(client)
-    client.send(_DONE)
+    client.send(trials.heap_checks())
     try:
         while client.poll(IDLE_S):
             request = client.recv()
@@ -185,7 +190,3 @@ def _verdict(one: Trial) -> Verdict:
         kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
         reason = f"{kind}{first_line(error)}"
         return UnprovenError(reason) if is_out_of_memory(error) else BarredError(reason, fault)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf
+from pathlib import Path
 
 import torch
 
@@ -21,6 +22,7 @@ from mucudnn.measuring.operands import operand_bytes
 from mucudnn.measuring.proofs import BarredError, Fault, Proof
 from mucudnn.measuring.workbench import Workbench
 
+MALLOC_DEBUG = "libc_malloc_debug.so.0"  # glibc's checks of blocks from malloc, since 2.34
 _KEPT_BYTES = 256 * 2**20  # limit on operands cached for the next candidate of the problem
 _REPEATED_S = 0.003  # shorter runs are repeated: some faults are intermittent, and some never show in the first run
 _REPEATS = 4
@@ -116,6 +118,13 @@ def check_heap(*, since_last_batch: bool = False) -> None:
     preloaded = ctypes.CDLL(None)
     if hasattr(preloaded, "red_zones_check"):
         preloaded.red_zones_check(0 if since_last_batch else 1)
+
+
+def heap_checks() -> dict[str, bool]:
+    """Return which checks of the heap are active in this process, by their names."""
+    red_zones = hasattr(ctypes.CDLL(None), "red_zones_check")
+    malloc_debug = MALLOC_DEBUG in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    return {"red zones around torch's tensors": red_zones, "glibc's libc_malloc_debug": malloc_debug}
 
 
 _kept_bytes = 0
