@@ -1,7 +1,8 @@
 """The compiled algorithms, in builds for different instruction sets, and the extensions of Python.
 
 From source, only the best build for the processor at hand is compiled. Each is optional: without it, mucudnn runs on
-torch's operators, and `mucudnn doctor` reports it. Environment variables:
+torch's operators, and the end of the output (of `pip install -v`), the first tuning and `mucudnn doctor` say so.
+Environment variables:
 
 - ``MUCUDNN_BUILDS``: other builds, such as ``avx512,avx2`` or ``all``.
 - ``MUCUDNN_PYTHONS``: other interpreters, separated by colons, for which the extensions are compiled too. Everything
@@ -44,6 +45,7 @@ BUILDS = {**(X86_BUILDS if IS_X86 else {}), "plain": []}
 # x86-64 processors without AVX2 are rare today: they get what computes every problem, and 1x1 filters.
 LEFT_OUT = {"plain": ("depthwise", "winograd")} if IS_X86 else {}
 PROCESSOR = Path("/proc/cpuinfo")  # of Linux
+MISSING: set[str] = set()  # names of extensions that could not be compiled
 SUFFIX_MARK = "@"  # in an extension's name, before what Python adds to that of the file
 
 
@@ -81,8 +83,10 @@ class Build(build_ext):
                 return [name for objects in made for name in objects]
 
         self.compiler.compile = compile_all
+        MISSING.add(ext.name)
         try:
             super().build_extension(ext)
+            MISSING.remove(ext.name)
         finally:
             self.compiler.compile = compile_some
 
@@ -148,3 +152,9 @@ setup(
         RED_ZONES,
     ],
 )
+if MISSING:
+    sys.stderr.write(
+        f"\nWARNING: NOT COMPILED, for the reasons above: {', '.join(sorted(MISSING))}.\nmucudnn is installed without "
+        "them, and is slower: PyTorch's operators and Python run in their place. Install a C++\ncompiler (g++) and the "
+        "headers of Python, then install mucudnn again. `mucudnn doctor` lists what there is.\n\n"
+    )

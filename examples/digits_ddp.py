@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 digits_ddp.py --out results        # two ranks; a plot and a JSON file
     torchrun --nproc-per-node 2 digits_ddp.py --data cifar-shaped  # ResNet-18 on synthetic images
 
-It needs scikit-learn for the digits and matplotlib for the plot: pip install 'mucudnn[examples]'.
+It needs scikit-learn for the digits and matplotlib for the plot: pip install '.[examples]' in the clone.
 
 The exit status is 1 where mucudnn and torch disagree: where the loss of the first step differs, where test accuracies
 are too far apart or too low, or where the parameters of the ranks are not the same to the bit after every step.

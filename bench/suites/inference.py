@@ -66,7 +66,7 @@ def require_installed(runtime: Runtime) -> None:
     """Raise ``UnavailableError`` if a package of the runtime is not installed."""
     missing = [package for package in _PACKAGES.get(runtime, ()) if find_spec(package) is None]
     if missing:
-        raise UnavailableError(f"{', '.join(missing)} not installed: pip install 'mucudnn[runtimes]'")
+        raise UnavailableError(f"{', '.join(missing)} not installed: pip install {' '.join(missing)}")
 
 
 @dataclass(frozen=True, slots=True)

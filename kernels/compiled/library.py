@@ -157,17 +157,30 @@ def loaded_build() -> LoadedBuild:
         raise InvalidInputError(f"MUCUDNN_BUILD is {wanted!r}; this processor runs {', '.join(runnable)} and torch")
     if wanted == "torch":
         return LoadedBuild("torch", None, "MUCUDNN_BUILD=torch selects torch's operators")
-    reasons = []
-    for name in BUILDS[BUILDS.index(wanted) :]:
-        path = _path(name)
-        if path is None:
-            reasons.append(f"{name} was not built (MUCUDNN_BUILDS={name} builds it)")
-            continue
+    usable, reasons = BUILDS[BUILDS.index(wanted) :], []
+    for name in filter(usable.__contains__, builds()):
         try:
-            return LoadedBuild(name, _declared(ctypes.CDLL(str(path))))
+            return LoadedBuild(name, _declared(ctypes.CDLL(str(_path(name)))))
         except OSError as error:  # for example because of another OpenMP runtime than torch's
             reasons.append(f"{name} cannot be loaded: {error}")
-    return LoadedBuild("torch", None, "; ".join(reasons) + "; install again with a C++ compiler (g++) available")
+    reason = "; ".join(reasons) or f"no build for {' or '.join(usable)} was compiled when mucudnn was installed"
+    return LoadedBuild("torch", None, f"{reason}; {_how_to_compile()}")
+
+
+def shortcoming() -> str | None:
+    """Return what is missing of the C++ code and how to get it; None if the wanted build runs."""
+    build, wanted = loaded_build(), os.environ.get("MUCUDNN_BUILD") or largest_build()
+    if build.name == wanted:
+        return None
+    return build.why_not_compiled or f"{build.name} runs, and this processor has {wanted}; {_how_to_compile()}"
+
+
+def _how_to_compile() -> str:
+    named = ",".join(dict.fromkeys((largest_build(), *builds())))
+    return (
+        "install the wheel of mucudnn, which has every build, or with a C++ compiler (g++), in a clone: "
+        f"MUCUDNN_BUILDS={named} pip install --force-reinstall --no-deps ."
+    )
 
 
 def builds() -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def compiler_name() -> str:
 
 def how_to_install() -> str:
     """Return the pip command that installs CuPy for the CUDA version of torch."""
-    return f"pip install 'mucudnn[{'cuda12' if cuda_of_torch() == 12 else 'cuda'}]'"
+    return f"pip install cupy-cuda{12 if cuda_of_torch() == 12 else 13}x"
 
 
 def cuda_of_torch() -> int | None:

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import product
 from textwrap import fill
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ import click
 
 from mucudnn.cli.shared.commands import FileCommand
 from mucudnn.core.errors import MucudnnError, UnavailableError, first_line
-from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.records import package_of
 from mucudnn.core.values import format_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ def doctor() -> None:
 
 def machine() -> Iterator[Finding]:
     """Yield findings on the CPU and its load, PyTorch and its libraries, our compiled code, and the database."""
-    from mucudnn.kernels.registry import algorithms
     from mucudnn.measuring.load import Processors, watch_of
     from mucudnn.running.environment import current_environment
     from mucudnn.store.database import default_path
@@ -46,7 +47,7 @@ def machine() -> Iterator[Finding]:
     yield "load", load(watch_of("cpu"))
     yield "torch", f"{here.torch}, {here.library}"
     yield "compiled code", compiled()
-    yield "algorithms", ", ".join(algorithm.name for algorithm in algorithms())
+    yield "algorithms", ", ".join(usable("cpu"))
     yield "proving process", proving()
     yield "database", str(default_path())
 
@@ -69,21 +70,32 @@ def load(watch: Watch) -> str:
 
 def compiled() -> str:
     """Describe the loaded build of mucudnn's own C++ code, or the reason why there is none."""
-    from mucudnn.kernels.compiled.library import bfloat16_products, builds, largest_build, loaded_build
+    from mucudnn.kernels.compiled.library import bfloat16_products, builds, loaded_build, shortcoming
+    from mucudnn.running.eager.hot_path import extension
 
-    build, largest = loaded_build(), largest_build()
-    if build.library is None:
-        return (
-            f"none: {build.why_not_compiled}; only algorithms on PyTorch's operators run; install g++, then: pip "
-            "install --force-reinstall --no-deps mucudnn"
-        )
-    words = f"built for {', '.join(builds())}; {build.name} runs; bfloat16 is multiplied in {bfloat16_products()}"
-    if build.name == largest or "MUCUDNN_BUILD" in os.environ:
-        return words
-    return (
-        f"{words}, and this processor has {largest}: install mucudnn again on this machine, or with "
-        f"MUCUDNN_BUILDS={largest},{','.join(builds())}"
-    )
+    build = loaded_build()
+    words = [f"none, so that only algorithms on PyTorch's operators run: {build.why_not_compiled}"]
+    if build.library is not None:
+        runs = f"built for {', '.join(builds())}; bfloat16 is multiplied in {bfloat16_products()}"
+        words = [runs, shortcoming() or f"{build.name} runs"]
+    if extension is None:
+        words.append("calls go through Python, since nothing is compiled for it, or torch is too old for that")
+    return "; ".join(words)
+
+
+def usable(device_type: str) -> list[str]:
+    """Return the names of the algorithms that compute something here: those that are not compiled refuse everything."""
+    from mucudnn.kernels.algorithm import why_unsupported
+    from mucudnn.kernels.registry import algorithms
+    from mucudnn.testing.contract import GEOMETRIES, VOLUMES, geometry
+
+    cases = product((*GEOMETRIES, *VOLUMES), MemoryFormat)
+    problems = [geometry(name, Operation.FORWARD, memory_format=form)[0] for name, form in cases]
+    return [
+        one.name
+        for one in algorithms(device_type)
+        if package_of(one.name) or any(why_unsupported(one, problem) is None for problem in problems)
+    ]
 
 
 def proving() -> str:
@@ -121,7 +133,7 @@ def accelerators() -> Iterator[Finding]:
 def _gpus() -> Iterator[Finding]:
     import torch
 
-    from mucudnn.kernels.registry import algorithms, sources
+    from mucudnn.kernels.registry import sources
 
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
@@ -132,7 +144,7 @@ def _gpus() -> Iterator[Finding]:
     for index in range(torch.cuda.device_count()):
         of = torch.cuda.get_device_properties(index)
         with torch.cuda.device(index):
-            names = [algorithm.name for algorithm in algorithms("cuda")]
+            names = usable("cuda")
             try:
                 names += [f"{one.name} ({len(one.offered(_EXAMPLE, [32]))} for 3x3)" for one in sources("cuda")]
             except MucudnnError:

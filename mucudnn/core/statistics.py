@@ -159,7 +159,7 @@ def rank_test(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
     try:
         from scipy.stats import mannwhitneyu
     except ImportError:
-        raise UnavailableError("this needs scipy, which is not installed: pip install 'mucudnn[report]'") from None
+        raise UnavailableError("this needs scipy, which is not installed: pip install scipy") from None
     both = np.concatenate((before, after))
     if min(len(before), len(after)) < LEAST_ROUNDS or np.ptp(both) == 0:
         return 1.0

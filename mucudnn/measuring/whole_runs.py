@@ -9,10 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
+from mucudnn.core.errors import CANDIDATE_ERRORS, say_once, without_frames
 from mucudnn.core.problem import ConvProblem, Operation, Sizes
 from mucudnn.core.records import Comparison, Configuration
 from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
+from mucudnn.kernels.compiled.library import shortcoming
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.kernels.torch_convolution import torch_convolution
@@ -92,8 +93,13 @@ class Machine:
 
     @classmethod
     def current(cls, device: str = "cpu") -> Machine:
-        """Return the machine with this device. Raises ``UnavailableError`` if the device is missing."""
+        """Return the machine with this device, with a warning, once, if it lacks compiled algorithms for it.
+
+        Raises ``UnavailableError`` if the device is missing.
+        """
         environment = current_environment(device)
+        if device == "cpu" and (lack := shortcoming()):
+            say_once(f"mucudnn's fast algorithms for this CPU are missing: {lack}")
         offered, watch = sources(device), watch_of(device)
         clock = ColdClock() if device == "cpu" else CudaClock()
         return cls(environment, algorithms(device), device, clock, sources=offered, watch=watch, prover=prover())

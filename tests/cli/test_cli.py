@@ -73,7 +73,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     result = invoke("doctor")
     assert result.exit_code == 0, result.output
-    for expected in ("CPU", "threads", "oneDNN", "cuDNN", "pip install 'mucudnn[cuda]'", "native", "gemm", "fft"):
+    for expected in ("CPU", "threads", "oneDNN", "cuDNN", "pip install cupy-cuda13x", "native", "gemm", "fft"):
         assert expected in result.output
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +22,13 @@ from mucudnn.cli import doctor
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels import registry
+from mucudnn.kernels.compiled import library
 from mucudnn.kernels.cudnn import library as cudnn_library
 from mucudnn.kernels.memory import TORCH_FORMATS
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
 from mucudnn.measuring.proving import prover as proving
+from mucudnn.measuring.whole_runs import Machine
 
 
 @pytest.fixture
@@ -100,13 +104,39 @@ def test_a_cupy_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch
         raise ImportError("libcuda.so.1: cannot open shared object file\nand much more")
 
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    assert state("CuPy") == "none: pip install 'mucudnn[cuda12]'"
+    assert state("CuPy") == "none: pip install cupy-cuda12x"
     monkeypatch.setattr(doctor, "find_spec", lambda name: object())
     monkeypatch.setattr(doctor, "import_module", broken)
     reason = "cannot be imported: libcuda.so.1: cannot open shared object file"
-    assert state("CuPy") == f"{reason}; fix that, or pip install 'mucudnn[cuda12]'"
+    assert state("CuPy") == f"{reason}; fix that, or pip install cupy-cuda12x"
     monkeypatch.setattr(doctor, "import_module", lambda name: SimpleNamespace(__version__="14.2.0"))
     assert state("CuPy") == "14.2.0"
+
+
+def test_what_is_not_compiled_is_not_listed_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``Machine.current`` is where all tuning begins."""
+    monkeypatch.delenv("MUCUDNN_BUILD", raising=False)
+    monkeypatch.setattr("mucudnn.core.errors._said", set())
+    monkeypatch.setattr("mucudnn.running.eager.hot_path.extension", None)
+    monkeypatch.setattr(library, "builds", lambda: ())
+    library.loaded_build.cache_clear()
+    try:
+        told, listed = doctor.compiled(), doctor.usable("cpu")
+        with pytest.warns(RuntimeWarning, match="fast algorithms for this CPU are missing: no build for ") as warned:
+            machine, _ = Machine.current(), Machine.current()
+        monkeypatch.setenv("MUCUDNN_BUILD", "torch")
+        library.loaded_build.cache_clear()
+        monkeypatch.setattr("mucudnn.core.errors._said", set())
+        Machine.current()  # without a warning, since it is wanted
+    finally:
+        library.loaded_build.cache_clear()
+    assert len(warned) == 1
+    assert told.startswith("none, so that only algorithms on PyTorch's operators run: no build for ")
+    assert "pip install --force-reinstall --no-deps .; calls go through Python" in told
+    names = [one.name for one in machine.algorithms]
+    assert listed == [name for name in names if not re.search("winograd|implicit|wise|nest", name)]
+    if not (library.shortcoming() or os.environ.get("MUCUDNN_BUILD")):
+        assert doctor.usable("cpu") == names
 
 
 def test_more_threads_than_cores_have_a_remedy() -> None:

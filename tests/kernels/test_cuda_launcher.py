@@ -108,13 +108,13 @@ def test_what_cannot_be_compiled_is_an_error_that_fails_a_candidate_only(cupy: F
     assert isinstance(error.value, CANDIDATE_ERRORS)
 
 
-@pytest.mark.parametrize(("cuda", "extra"), [(None, "cuda"), ("13.0", "cuda"), ("12.8", "cuda12")])
+@pytest.mark.parametrize(("cuda", "major"), [(None, 13), ("13.0", 13), ("12.8", 12)])
 def test_without_cupy_the_reason_says_what_to_install_beside_this_torch(
-    cuda: str | None, extra: str, monkeypatch: pytest.MonkeyPatch
+    cuda: str | None, major: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert CupyLauncher().why_not() == f"CuPy is not installed: pip install 'mucudnn[{extra}]'"
+    assert CupyLauncher().why_not() == f"CuPy is not installed: pip install cupy-cuda{major}x"
 
 
 def test_a_cupy_that_does_not_work_is_said_once(cupy: FakeCupy) -> None:

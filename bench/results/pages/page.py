@@ -147,7 +147,7 @@ def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
-        raise UnavailableError("the page needs jinja2, which is not installed: pip install 'mucudnn[report]'") from None
+        raise UnavailableError("the page needs jinja2, which is not installed: pip install jinja2") from None
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     parts = []

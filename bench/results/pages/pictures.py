@@ -105,7 +105,7 @@ def drawn(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, b
     try:
         from matplotlib import rc_context
     except ImportError:
-        raise UnavailableError("plots need matplotlib, which is not installed: pip install 'mucudnn[report]'") from None
+        raise UnavailableError("plots need matplotlib, which is not installed: pip install matplotlib") from None
     with rc_context(STYLE):
         for name, figure in _figures(rows, tuned_subjects(folder)):
             if figure is not None:

@@ -52,8 +52,8 @@ def inference(
     parameters, ONNX Runtime, OpenVINO, mucudnn, and mucudnn under torch.compile are interleaved: images per second, the
     memory of a call, and for models that are not compiled the share of each kind of layer in the time. With
     --memory-budget mucudnn runs the whole model in bands of rows. Runtimes that are not installed (pip install
-    'mucudnn[runtimes]') are reported and skipped. Runs on the CPU. Rows that the folder of --out already has are not
-    measured again.
+    onnxruntime openvino onnx onnxscript) are reported and skipped. Runs on the CPU. Rows that the folder of --out
+    already has are not measured again.
     """
     from torch.optim.swa_utils import update_bn
 

@@ -65,14 +65,14 @@ def test_text_of_the_folder_is_text_on_the_page(tmp_path: Path) -> None:
     assert not re.search(r"@import|url\((?!#)", page)
 
 
-def test_what_is_not_installed_is_named_with_its_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = PageParser(page_of(folder, with_pictures=True))
     assert "There are no pictures" in page.text
-    assert "mucudnn[report]" in page.text
+    assert "pip install matplotlib" in page.text
     assert page.tables["operations"].rows
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(UnavailableError, match=r"jinja2.*mucudnn\[report\]"):
+    with pytest.raises(UnavailableError, match="pip install jinja2"):
         page_of(folder)
 
 
