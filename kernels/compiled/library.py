@@ -139,10 +139,12 @@ _ARGUMENTS = {  # by the end of a function's name
 class LoadedBuild:
     """The build of the C++ code in use, or the reason why there is none.
 
-    Without a build, ``name`` is ``torch``, ``library`` is None, and ``why_not_compiled`` is the reason.
+    Without a build, ``name`` is ``torch``, ``library`` is None, and ``why_not_compiled`` is the reason. wanted: the
+    build that ``MUCUDNN_BUILD`` names, or the best for this processor.
     """
 
     name: str
+    wanted: str
     library: ctypes.CDLL | None
     why_not_compiled: str = ""
 
@@ -156,23 +158,23 @@ def loaded_build() -> LoadedBuild:
     if wanted not in (*runnable, "torch"):
         raise InvalidInputError(f"MUCUDNN_BUILD is {wanted!r}; this processor runs {', '.join(runnable)} and torch")
     if wanted == "torch":
-        return LoadedBuild("torch", None, "MUCUDNN_BUILD=torch selects torch's operators")
+        return LoadedBuild("torch", wanted, None, "MUCUDNN_BUILD=torch selects torch's operators")
     usable, reasons = BUILDS[BUILDS.index(wanted) :], []
     for name in filter(usable.__contains__, builds()):
         try:
-            return LoadedBuild(name, _declared(ctypes.CDLL(str(_path(name)))))
+            return LoadedBuild(name, wanted, _declared(ctypes.CDLL(str(_path(name)))))
         except OSError as error:  # for example because of another OpenMP runtime than torch's
             reasons.append(f"{name} cannot be loaded: {error}")
     reason = "; ".join(reasons) or f"no build for {' or '.join(usable)} was compiled when mucudnn was installed"
-    return LoadedBuild("torch", None, f"{reason}; {_how_to_compile()}")
+    return LoadedBuild("torch", wanted, None, f"{reason}; {_how_to_compile()}")
 
 
 def shortcoming() -> str | None:
     """Return what is missing of the C++ code and how to get it; None if the wanted build runs."""
-    build, wanted = loaded_build(), os.environ.get("MUCUDNN_BUILD") or largest_build()
-    if build.name == wanted:
+    build = loaded_build()
+    if build.name == build.wanted:
         return None
-    return build.why_not_compiled or f"{build.name} runs, and this processor has {wanted}; {_how_to_compile()}"
+    return build.why_not_compiled or f"{build.name} runs, but {build.wanted} was not compiled; {_how_to_compile()}"
 
 
 def _how_to_compile() -> str:

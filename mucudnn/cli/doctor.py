@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mucudnn.cli.shared.commands import FileCommand
-from mucudnn.core.errors import MucudnnError, UnavailableError, first_line
+from mucudnn.core.errors import DatabaseError, MucudnnError, UnavailableError, first_line
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import package_of
 from mucudnn.core.values import format_bytes
@@ -39,7 +40,6 @@ def machine() -> Iterator[Finding]:
     """Yield findings on the CPU and its load, PyTorch and its libraries, our compiled code, and the database."""
     from mucudnn.measuring.load import Processors, watch_of
     from mucudnn.running.environment import current_environment
-    from mucudnn.store.database import default_path
 
     here = current_environment()
     yield "CPU", f"{here.device}, {os.cpu_count()} logical cores, PyTorch uses {here.capability}"
@@ -49,7 +49,7 @@ def machine() -> Iterator[Finding]:
     yield "compiled code", compiled()
     yield "algorithms", ", ".join(usable("cpu"))
     yield "proving process", proving()
-    yield "database", str(default_path())
+    yield "database", database()
 
 
 def threads(number: int, allowed: float) -> str:
@@ -107,6 +107,18 @@ def proving() -> str:
     except OSError as error:
         return f"none: {first_line(error)}; code of libraries is not tried: let this process start others"
     return ", ".join(f"{'with' if is_active else 'without'} {name}" for name, is_active in checks.items())
+
+
+def database() -> str:
+    """Open the database as tuning does; return its path, or what is wrong with it."""
+    from mucudnn.store.database import Database
+
+    try:
+        with warnings.catch_warnings(record=True, action="always") as warned, Database(timeout_s=1.0) as opened:
+            told = f"{opened.path}{' can only be read, so that new results are lost' if opened.read_only else ''}"
+    except DatabaseError as error:
+        return str(error).removeprefix("database ")
+    return str(warned[0].message).removeprefix("database ") if warned else told
 
 
 def accelerators() -> Iterator[Finding]:

@@ -152,10 +152,10 @@ def parse_bytes(text: str | int | None) -> int | None:
     """Parse a size; an int is a number of bytes, None and ``"none"`` mean no limit.
 
     Raises ``InvalidInputError`` for anything else, and above 2**63 - 1 bytes. Decimal units (MB) are rejected, since
-    they may mean powers of 1000 or 1024, and so is text without a unit, which may mean bytes or MiB.
+    they may mean powers of 1000 or 1024, and so is text other than 0 without a unit, which may mean bytes or MiB.
 
-    >>> parse_bytes("64MiB"), parse_bytes("1.5 KiB"), parse_bytes(1000), parse_bytes("none")
-    (67108864, 1536, 1000, None)
+    >>> parse_bytes("64MiB"), parse_bytes("1.5 KiB"), parse_bytes(1000), parse_bytes("0"), parse_bytes("none")
+    (67108864, 1536, 1000, 0, None)
     """
     if text is None or _is_none(text):
         return None
@@ -165,11 +165,11 @@ def parse_bytes(text: str | int | None) -> int | None:
     if match is None:
         raise InvalidInputError(f"size {shown(text)} is not understood; {_SIZE_HELP}")
     number, unit = match.groups()
-    by_lower = {name.lower(): factor for name, factor in _UNITS.items()}
+    if not unit and Decimal(number):
+        raise InvalidInputError(f"size {shown(text)} has no unit; {_SIZE_HELP}")
+    by_lower = {name.lower(): factor for name, factor in _UNITS.items()} | {"": 1}
     if unit.lower() in by_lower:
         return _product(text, number, by_lower[unit.lower()])
-    if not unit:
-        raise InvalidInputError(f"size {shown(text)} has no unit; {_SIZE_HELP}")
     if unit.upper() in _DECIMAL_UNITS:
         exact = f"{_product(text, number, _DECIMAL_UNITS[unit.upper()])}B"
         likely = f"{number}{unit[0].upper()}iB"

@@ -130,11 +130,15 @@ class Report:
         time_s, torch_s = sum(one.time_s for one in every), _torch_s(every)
         more = "more than " if any(one.baseline_s is None for one in every) else ""
         against = "" if torch_s is None else f"PyTorch {more}{format_seconds(torch_s)}, "
-        workspace = max(one.configuration.workspace_bytes for one in every)
+        ours, torchs = (
+            max((one.configuration.workspace_bytes for one in every if one.configuration.is_baseline is own), default=0)
+            for own in (False, True)
+        )
+        beyond = f", {format_bytes(torchs)} where PyTorch's own runs" if torchs > ours else ""
         busy = sum(one.is_disturbed for one in every)
         yield (
             f"all together: {against}mucudnn {format_seconds(time_s)}, speedup {_speedup(*every) or 'unknown'}; "
-            f"workspace at most {format_bytes(workspace)} a call"
+            f"workspace at most {format_bytes(ours)} a call{beyond}"
         )
         if busy:
             yield filled(

@@ -20,11 +20,14 @@ _PATIENCE_S = 1.0  # waiting time for another process before a warning
 
 _NAME_ANOTHER = f"name another file with {DATABASE_OPTION} or MUCUDNN_DATABASE"
 _MOVE_AWAY = f"it is left unchanged: move it away to start anew, or {_NAME_ANOTHER}"
-_EXPLANATIONS = {
+_NO_SPACE = f"cannot grow: the disk is full, or a quota is used up; what it has is kept; free space, or {_NAME_ANOTHER}"
+_EXPLANATIONS = {  # by extended error code, or else by the primary one
     sqlite3.SQLITE_BUSY: f"is locked by another process; wait until that is done, or {_NAME_ANOTHER}",
     sqlite3.SQLITE_CANTOPEN: f"cannot be opened; check the path and its permissions, or {_NAME_ANOTHER}",
     sqlite3.SQLITE_CORRUPT: f"is damaged, perhaps cut off; {_MOVE_AWAY}",
-    sqlite3.SQLITE_FULL: f"cannot grow, the disk is full; free some space, or {_NAME_ANOTHER}",
+    **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE), _NO_SPACE),
+    **dict.fromkeys((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE), _NO_SPACE),
+    sqlite3.SQLITE_IOERR: f"cannot be read or written, as its disk or file system fails; mend that, or {_NAME_ANOTHER}",
     sqlite3.SQLITE_NOTADB: f"is not an SQLite database; {_MOVE_AWAY}",
     sqlite3.SQLITE_READONLY: f"can only be read; change its permissions, or {_NAME_ANOTHER}",
 }
@@ -192,7 +195,11 @@ class SqliteFile:
         except sqlite3.ProgrammingError:
             raise  # a bug in mucudnn, not a fault of the file
         except sqlite3.Error as error:
-            explanation = _EXPLANATIONS.get(_primary_code(error), f"cannot be used ({error}); {_MOVE_AWAY}")
+            explanation = (
+                _EXPLANATIONS.get(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR))
+                or _EXPLANATIONS.get(_primary_code(error))
+                or f"cannot be used ({error}); {_MOVE_AWAY}"
+            )
             raise DatabaseError(f"database {self.path} {explanation}") from error
         except UnicodeDecodeError as error:  # SQLite's message may quote a damaged schema
             raise DatabaseError(f"database {self.path} {_EXPLANATIONS[sqlite3.SQLITE_CORRUPT]}") from error

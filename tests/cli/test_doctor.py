@@ -139,6 +139,23 @@ def test_what_is_not_compiled_is_not_listed_and_said_once(monkeypatch: pytest.Mo
         assert doctor.usable("cpu") == names
 
 
+def test_of_the_database_it_says_what_tuning_would_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text"
+    text.write_text("no database " * 99, encoding="utf-8")
+    for variable, value, said in (
+        ("MUCUDNN_DATABASE", text, "text is not an SQLite database; it is left unchanged"),
+        ("MUCUDNN_DATABASE", "/proc/none/x.sqlite", "x.sqlite does not exist, and cannot be created in that folder"),
+        ("MUCUDNN_DATABASE", tmp_path / "new.sqlite", "new.sqlite"),
+        ("XDG_CACHE_HOME", "/proc/none", "cannot be created: measurements are lost when this process ends"),
+    ):
+        monkeypatch.delenv("MUCUDNN_DATABASE", raising=False)
+        monkeypatch.setenv(variable, str(value))
+        monkeypatch.setattr("mucudnn.core.errors._said", set())
+        told = doctor.database()
+        assert told.startswith(str(value))
+        assert said in told
+
+
 def test_more_threads_than_cores_have_a_remedy() -> None:
     assert doctor.threads(2, 2.0) == "2; this process may use 2 cores"
     found = doctor.threads(4, 1.0)

@@ -91,6 +91,12 @@ def everything_told(net: Net) -> Report:
     return report
 
 
+def test_pytorchs_own_workspace_which_the_limit_does_not_hold_is_told_apart() -> None:
+    for own_bytes, said in ((72 * 2**20, ", 72 MiB where PyTorch's own runs"), (0, "")):
+        layers = [("a", tuned(DIVIDED)), ("b", tuned(replace(TORCHS, workspace_bytes=own_bytes)))]
+        assert str(Report(tuple(layers))).splitlines()[-1].endswith(f"workspace at most 1 MiB a call{said}")
+
+
 def test_what_a_report_says(net: Net) -> None:
     before = mucudnn.report(net)
     assert before.confirmation is None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +77,26 @@ def test_unwritable_files_are_opened_for_reading(unwritable: Path) -> None:
         assert database.measurements(HERE, PROBLEM, VERSIONS) == (FAST,)
     with pytest.raises(DatabaseError, match="does not exist, and cannot be created in that folder"):
         Database(unwritable.parent / "new.sqlite")
+
+
+@contextmanager
+def no_space() -> Iterator[None]:
+    """Files cannot grow, as on a full disk or over a quota: a limit of this process stands for them."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(DatabaseError, match=r"cannot grow: the disk is full.*free space, or name another"):
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_file_that_cannot_grow_is_not_called_damaged(path: Path) -> None:
+    with Database(path) as database, no_space():
+        database.add(HERE, PROBLEM, 1, FAST)
+    with no_space():
+        Database(path)
+    assert rows_of(path, HERE, PROBLEM) == FULL
 
 
 # Processes
