@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.cudnn.backend import FakeBackend
 from support.effort import how_many
+from support.places import TESTS
 from support.ranks.group import Ranks
 
 from mucudnn.core.errors import first_line
@@ -22,6 +23,8 @@ from mucudnn.kernels import registry
 from mucudnn.measuring import clocks
 from mucudnn.optimizing import confirm
 
+# Other processes unpickle functions of tests as parts of ``tests``. At the end: ``make sanitize`` has its own mucudnn.
+sys.path.append(str(TESTS.parent))
 with suppress(ModuleNotFoundError):  # make gpu does without it
     from hypothesis import settings
 

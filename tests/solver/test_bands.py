@@ -8,12 +8,12 @@ from random import Random
 
 import numpy as np
 import pytest
+from support.effort import how_many
 
 from mucudnn.solver.bands import Costs, Cut, Graph, Ranges, Reach, Segment, Vertex
 from mucudnn.solver.placement import Buffer, aligned, place
 from mucudnn.solver.plans import Overlap, Overlaps, closer, cuts, plan_within, plans, segment_costs
 from mucudnn.solver.recompute import in_order, orders_within
-from tests.support.effort import how_many
 
 
 def window(source: int, rows: int, height: int, stride: int, padding: int, extent: int) -> Reach:

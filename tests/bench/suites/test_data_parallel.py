@@ -12,9 +12,9 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from support.clock.machine import TickingClock
+from support.clock.machine import Slow, TickingClock
 from support.ranks.group import Ranks, group_of_one
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mucudnn.bench.results.variants import Communication, Variant
@@ -39,21 +39,6 @@ def parting(model: nn.Module) -> bool:
         with torch.no_grad():
             next(model.parameters()).view(-1)[0] += 1e-6
     return are_equal(model)
-
-
-class Slow(nn.Module):
-    """Lets time pass, more of it on rank 1."""
-
-    def __init__(self, clock: TickingClock) -> None:
-        super().__init__()
-        self.clock = clock
-
-    def __deepcopy__(self, memo: object) -> Slow:
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.clock.seconds += 100 * (1 + dist.get_rank())
-        return x
 
 
 def net(clock: TickingClock) -> nn.Module:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.clock.machine import ENVIRONMENT, TickingClock
+from support.clock.machine import ENVIRONMENT, Slow, TickingClock
 from support.command_line import invoke
 from support.snapshots import assert_as_stored
 from torch import Tensor, nn
@@ -342,21 +342,6 @@ def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
     assert "alexnet, batch 2, bfloat16 channels_last: the run was stopped before" in result.stdout
     assert "All measurements are kept" in result.stderr
     assert [line["contestant"] for line in read_folder(tmp_path / "out").lines] == ["torch", "mucudnn"]
-
-
-class Slow(nn.Module):
-    """Lets time pass, and is no convolution."""
-
-    def __init__(self, clock: TickingClock) -> None:
-        super().__init__()
-        self.clock = clock
-
-    def __deepcopy__(self, memo: object) -> Slow:
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.clock.seconds += 100
-        return x
 
 
 @pytest.fixture

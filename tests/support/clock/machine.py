@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration
@@ -42,6 +43,21 @@ class TickingClock(Clock):
     def now(self) -> float:
         self.seconds += 1.0
         return self.seconds
+
+
+class Slow(nn.Module):
+    """Lets 100 s pass, more of them on other ranks than 0, and is no convolution."""
+
+    def __init__(self, clock: TickingClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def __deepcopy__(self, memo: object) -> Slow:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock.seconds += 100 * (1 + (dist.get_rank() if dist.is_initialized() else 0))
+        return x
 
 
 @dataclass(slots=True)
