@@ -94,6 +94,17 @@ class Fitted:
             return False
         return self.budget_bytes is None or self.torch_bytes <= self.budget_bytes
 
+    @property
+    def choices(self) -> dict[str, tuple[TunedProblem, ...]]:
+        """``tuned``, with what runs in place, which may be another algorithm: its time in the graph decides."""
+        runs = {self.schedule.operators[index].name: of for index, of in self.schedule.algorithms.items()}
+        words = {name: f"the graph runs {'PyTorch' if of is None else of.name}" for name, of in runs.items()}
+        as_it_is = "the model runs as it is, which is faster" if self.runs_torchs else None
+        return {
+            name: tuple(replace(one, in_place=as_it_is or words[name]) for one in every)
+            for name, every in self.tuned.items()
+        }
+
     def __str__(self) -> str:
         """Return a summary, and a line for each segment."""
         return "\n".join(self._lines())

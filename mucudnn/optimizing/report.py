@@ -197,7 +197,7 @@ def report(model: torch.nn.Module) -> Report:
     graphs = sys.modules.get("mucudnn.graph.model")  # loaded for models that run as graphs alone
     if graphs is not None and isinstance(model, graphs.BandedModel):
         found: tuple[Fitted, ...] = model.tuned_graphs.findings
-        return Report(_layers(one.tuned for one in found), memory=found)
+        return Report(_layers(one.choices for one in found), memory=found)
     every = [*instance(torch.nn.Module, model, "model").named_modules()]
     modules = [(name, module) for name, module in every if isinstance(module, TunedModule)]
     convolutions = [(name, module) for name, module in every if isinstance(module, _ConvNd)]

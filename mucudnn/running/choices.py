@@ -41,8 +41,8 @@ class TunedProblem:
     ``error_bound``. ``left_out``: candidates not measured for lack of time. ``refuted``: configurations of smaller
     batches that were not faster than torch's own in whole runs. ``account``: the solver's result under the limit,
     before whole runs; None if nothing measured fits, and for a share of a budget. ``in_place``: times in the model's
-    own step, in words; empty if it was not confirmed. ``load``: the machine's load during the whole runs, as in
-    ``Measurement``; None if unknown.
+    own step, or what a graph runs, in words; empty if it was not confirmed. ``load``: the machine's load during the
+    whole runs, as in ``Measurement``; None if unknown.
     """
 
     problem: ConvProblem
