@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import inf, log
 
 import torch
@@ -44,7 +45,7 @@ class Workshop:
 
     def __init__(self, config: Config, machine_of: MachineOf | None = None) -> None:
         self._config = config if config.time_limit is not None else replace(config, time_limit=FIRST_CALL_S)
-        self._machine_of = machine_of or Machine.current
+        self._machine_of = machine_of or partial(Machine.current, keep_heap=config.keep_heap)
         self._machines: dict[tuple[object, ...], Machine] = {}
         self._priors: Priors = {}
         self._problems: dict[Environment, frozenset[ConvProblem]] = {}

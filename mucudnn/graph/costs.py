@@ -29,6 +29,7 @@ from mucudnn.graph.windows import Convolution, convolutions_of
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer, format_of, peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock
+from mucudnn.measuring.heap import is_heap_kept
 from mucudnn.measuring.quiet import BUSY_TEXT, Quiet
 from mucudnn.measuring.turns import Rounds, compare_in_turns, in_turns
 from mucudnn.measuring.whole_runs import Machine
@@ -64,7 +65,8 @@ class Timings:
         what: says everything that the times depend on, apart from the machine and its software. in_any_case: whether to
         measure after the time limit, too; otherwise None is returned then for what is not known.
         """
-        subject, clock, watch = f"{VERSION}, {what}", self.machine.clock, self.machine.watch
+        heap = "heap kept, " if is_heap_kept() else ""
+        subject, clock, watch = f"{VERSION}, {heap}{what}", self.machine.clock, self.machine.watch
         known = self._store.timing(subject)
         if known is not None and not (is_busy(known[1]) and self._quiet.is_now()):
             return known[0]

@@ -80,6 +80,14 @@ def is_heap_kept() -> bool:
     return _is_kept
 
 
+def unkept_in_words(wanted: bool | None) -> str:
+    """Return how the heap differs from a kept one while candidates are timed; empty if it does not, as usual.
+
+    wanted: ``Config.keep_heap``.
+    """
+    return why_fixed() or ("the heap is not kept" if wanted is False and not _is_kept else "")
+
+
 def settle_heap(wanted: bool | None) -> None:
     """Keep the heap or not, as the user decides; None leaves it as it is. Warn if it cannot be kept."""
     if wanted is None:

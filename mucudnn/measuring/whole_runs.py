@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,6 +18,7 @@ from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.measuring.clocks import Clock, ColdClock, CudaClock, WallClock
+from mucudnn.measuring.heap import unkept_in_words
 from mucudnn.measuring.load import Watch, watch_of
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.proofs import Proofs
@@ -92,14 +93,18 @@ class Machine:
     prover: Prover | None = None
 
     @classmethod
-    def current(cls, device: str = "cpu") -> Machine:
+    def current(cls, device: str = "cpu", keep_heap: bool | None = None) -> Machine:
         """Return the machine with this device, with a warning, once, if it lacks compiled algorithms for it.
 
+        Times with and without a kept heap differ, so that ``Config.keep_heap`` is part of the environment on the CPU.
         Raises ``UnavailableError`` if the device is missing.
         """
         environment = current_environment(device)
-        if device == "cpu" and (lack := shortcoming()):
-            say_once(f"mucudnn's fast algorithms for this CPU are missing: {lack}")
+        if device == "cpu":
+            if lack := shortcoming():
+                say_once(f"mucudnn's fast algorithms for this CPU are missing: {lack}")
+            library = ", ".join(filter(None, (environment.library, unkept_in_words(keep_heap))))
+            environment = replace(environment, library=library)
         offered, watch = sources(device), watch_of(device)
         clock = ColdClock() if device == "cpu" else CudaClock()
         return cls(environment, algorithms(device), device, clock, sources=offered, watch=watch, prover=prover())

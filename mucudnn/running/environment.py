@@ -17,7 +17,8 @@ class Environment:
     """Machine and software of a measurement: part of its key, since times differ between machines.
 
     device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``), or the GPU's (``sm90``).
-    threads: torch's number of threads; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``).
+    threads: torch's number of threads; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``), and
+    whether the C library's heap is another than the kept one in which candidates are timed (measuring/heap.py).
     compiled: loaded build of mucudnn's C++ code (``avx512``, ``avx2``, ``plain``), the CUDA compiler on a GPU (``CuPy
     14.2.0``), or ``torch`` if there is neither. numerics: ``TorchSettings`` as text; empty on the CPU.
     """

@@ -31,6 +31,7 @@ from mucudnn.graph.schedule import Schedule
 from mucudnn.graph.windows import Convolution, convolutions_of
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithms
+from mucudnn.measuring.heap import settle_heap
 from mucudnn.measuring.whole_runs import Machine, run_torch, whole_run
 from mucudnn.store.database import Database
 
@@ -97,7 +98,7 @@ class MadeUpRuns:
         with ExitStack() as stack:
             for where, name, put in (
                 (memory_budget, "capture", captured_once),
-                (Machine, "current", lambda device="cpu": self.machine),
+                (Machine, "current", lambda *_: self.machine),
                 (Timings, "of", spy),
                 (Schedule, "operator_times", lambda schedule, arguments: self.operator_times(schedule)),
             ):
@@ -166,16 +167,18 @@ def test_what_is_stored_is_not_measured_again(way: dict[str, Any], stored: Path,
 
 
 def test_other_sizes_and_settings_are_measured(stored: Path, net: tuple[nn.Module, Tensor]) -> None:
-    """A graph with one more layer, another size, or kept filters is not what was timed."""
+    """A graph with one more layer, another size, kept filters or a kept heap is not what was timed."""
     model, x = net
     MadeUpRuns(stored).optimize(model, x, fuse=True)
     for other, given, config in (
         (DnCNN(5, 8).eval(), x, {}),
         (model, torch.randn(1, 1, 32, 40), {}),
         (model, x, {"cache_budget": None}),
+        (model, x, {"keep_heap": True}),
     ):
         runs = MadeUpRuns(stored)
         runs.optimize(other, given, fuse=True, **config)
+        settle_heap(False)
         assert sum(one.startswith(("calls in turns", "convolutions in place")) for one in runs.asked) >= 2
 
 

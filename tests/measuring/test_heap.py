@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mucudnn.core.config import Config
 from mucudnn.measuring import heap
 from mucudnn.measuring.heap import (
     HeapTrial,
@@ -20,6 +21,8 @@ from mucudnn.measuring.heap import (
     why_fixed,
     with_resident_bytes,
 )
+from mucudnn.running.environment import Environment, current_environment
+from mucudnn.tuning.tuner import machine_and_database
 
 needs_glibc = pytest.mark.skipif(why_fixed() is not None, reason="only glibc's heap can be kept")
 
@@ -84,6 +87,23 @@ def test_a_heap_that_cannot_be_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     settle_heap(False)
     with pytest.warns(UserWarning, match="cannot be kept: the C library is not glibc"):
         settle_heap(True)
+
+
+def test_times_of_another_heap_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def environment(wanted: bool | None) -> Environment:
+        with machine_and_database(Config(keep_heap=wanted)) as (machine, _):
+            return machine.environment
+
+    monkeypatch.setattr(heap, "why_fixed", lambda: None)
+    usual = environment(None)
+    assert usual == environment(True) == current_environment()  # rows of earlier versions count
+    assert environment(False).library == f"{usual.library}, the heap is not kept"
+    monkeypatch.setattr(heap, "_is_kept", True)  # ``tune`` leaves it so
+    assert environment(False) == usual
+    monkeypatch.setattr(heap, "why_fixed", lambda: "MALLOC_TOP_PAD_ is set")
+    assert {environment(wanted).library for wanted in (None, True, False)} == {
+        f"{usual.library}, MALLOC_TOP_PAD_ is set"
+    }
 
 
 def test_the_peak_of_resident_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

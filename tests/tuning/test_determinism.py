@@ -42,7 +42,7 @@ class Watched:
         self.clock.advance(10.0)
         self._note()
 
-    def current(self, device: str) -> Machine:
+    def current(self, *_: object) -> Machine:
         self._note()
         return self.machine
 
