@@ -91,6 +91,7 @@ def usable(device_type: str) -> list[str]:
 
     cases = product((*GEOMETRIES, *VOLUMES), MemoryFormat)
     problems = [geometry(name, Operation.FORWARD, memory_format=form)[0] for name, form in cases]
+    problems.append(ConvProblem(Operation.FORWARD, 3, 9, 9, 3, 5, 5, stride=(2, 2)))
     return [
         one.name
         for one in algorithms(device_type)

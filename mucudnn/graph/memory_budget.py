@@ -97,11 +97,15 @@ class Fitted:
     @property
     def choices(self) -> dict[str, tuple[TunedProblem, ...]]:
         """``tuned``, with what runs in place, which may be another algorithm: its time in the graph decides."""
-        runs = {self.schedule.operators[index].name: of for index, of in self.schedule.algorithms.items()}
-        words = {name: f"the graph runs {'PyTorch' if of is None else of.name}" for name, of in runs.items()}
         as_it_is = "the model runs as it is, which is faster" if self.runs_torchs else None
+        runs: dict[str, dict[str, None]] = {}
+        for index, algorithm in self.schedule.algorithms.items():  # of what is recomputed, several have one name
+            name = "PyTorch" if algorithm is None else algorithm.name
+            runs.setdefault(self.schedule.operators[index].name, {})[name] = None
         return {
-            name: tuple(replace(one, in_place=as_it_is or words[name]) for one in every)
+            name: tuple(
+                replace(one, in_place=as_it_is or f"the graph runs {' and '.join(runs[name])}") for one in every
+            )
             for name, every in self.tuned.items()
         }
 

@@ -48,7 +48,6 @@ _GEOMETRIES: dict[str, tuple[dict[str, object], int, int]] = {
     "wide-padding": ({"c": 3, "h": 6, "w": 5, "k": 4, "r": 3, "s": 3, "padding": (4, 3)}, 3, 2),
     "stride": ({"c": 3, "h": 12, "w": 11, "k": 4, "r": 3, "s": 3, "stride": (2, 3), "padding": (1, 1)}, 3, 2),
     "square-stride": ({"c": 5, "h": 13, "w": 10, "k": 6, "r": 3, "s": 3, "stride": (2, 2), "padding": (1, 0)}, 3, 2),
-    "stride-5x5": ({"c": 3, "h": 13, "w": 9, "k": 5, "r": 5, "s": 5, "stride": (2, 2), "padding": (2, 1)}, 3, 2),
     "dilation": ({"c": 3, "h": 12, "w": 11, "k": 4, "r": 3, "s": 3, "dilation": (2, 3), "padding": (2, 0)}, 3, 2),
     "groups": ({"c": 6, "h": 7, "w": 8, "k": 10, "r": 3, "s": 3, "padding": (1, 1), "groups": 2}, 3, 2),
     "depthwise": ({"c": 8, "h": 9, "w": 7, "k": 8, "r": 3, "s": 3, "padding": (1, 1), "groups": 8}, 3, 2),

@@ -115,19 +115,21 @@ def test_a_cupy_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch
 
 def test_what_is_not_compiled_is_not_listed_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """``Machine.current`` is where all tuning begins."""
-    monkeypatch.delenv("MUCUDNN_BUILD", raising=False)
-    monkeypatch.setattr("mucudnn.core.errors._said", set())
-    monkeypatch.setattr("mucudnn.running.eager.hot_path.extension", None)
-    monkeypatch.setattr(library, "builds", lambda: ())
     library.loaded_build.cache_clear()
     try:
-        told, listed = doctor.compiled(), doctor.usable("cpu")
-        with pytest.warns(RuntimeWarning, match="fast algorithms for this CPU are missing: no build for ") as warned:
-            machine, _ = Machine.current(), Machine.current()
-        monkeypatch.setenv("MUCUDNN_BUILD", "torch")
-        library.loaded_build.cache_clear()
-        monkeypatch.setattr("mucudnn.core.errors._said", set())
-        Machine.current()  # without a warning, since it is wanted
+        with monkeypatch.context() as patched:
+            patched.delenv("MUCUDNN_BUILD", raising=False)
+            patched.setattr("mucudnn.core.errors._said", set())
+            patched.setattr("mucudnn.running.eager.hot_path.extension", None)
+            patched.setattr(library, "builds", lambda: ())
+            told, listed = doctor.compiled(), doctor.usable("cpu")
+            missing = "fast algorithms for this CPU are missing: no build for "
+            with pytest.warns(RuntimeWarning, match=missing) as warned:
+                machine, _ = Machine.current(), Machine.current()
+            patched.setenv("MUCUDNN_BUILD", "torch")
+            library.loaded_build.cache_clear()
+            patched.setattr("mucudnn.core.errors._said", set())
+            Machine.current()  # without a warning, since it is wanted
     finally:
         library.loaded_build.cache_clear()
     assert len(warned) == 1
