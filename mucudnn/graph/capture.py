@@ -82,12 +82,11 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], *, puts_rows_first: bo
     if any(id(memory.of) in own for memory in memories.values()):
         raise NotCapturedError("a result is what a call keeps in the model")
     with torch.no_grad():
-        made = _graph_of(exported, puts_rows_first=puts_rows_first)
+        made = _graph_of(exported, memories, puts_rows_first=puts_rows_first)
     if puts_rows_first:
         made = made.in_order(_by_depth(made))
-    made.memories, made.kept = memories, kept or ()
-    viewed = {memory.of for memory in memories.values() if isinstance(memory.of, int)}
-    made.strides = {number: leaf.stride() for number, leaf in enumerate(flattened(arguments)) if number in viewed}
+    made.kept = kept or ()
+    made.strides = tuple(leaf.stride() for leaf in flattened(arguments) if isinstance(leaf, Tensor))
     return made
 
 
@@ -133,14 +132,16 @@ def _by_depth(made: Captured) -> list[int]:
     return sorted(range(len(behind)), key=lambda index: -behind[index])
 
 
-def _graph_of(exported: torch.export.ExportedProgram, *, puts_rows_first: bool) -> Captured:
+def _graph_of(
+    exported: torch.export.ExportedProgram, memories: dict[int, ResultMemory], *, puts_rows_first: bool
+) -> Captured:
     """Return a graph of ATen operators as one of ours, node by node."""
     graph, signature = exported.graph_module.graph, exported.graph_signature
     values = [node.meta.get("val") for node in graph.nodes if node.name in signature.user_inputs]
     image = next((value for value in values if isinstance(value, Tensor) and value.dim() in (4, 5)), torch.empty(1))
     if image.shape[0] == 0:
         raise no_images("")
-    builder = Builder(Captured(image.shape[0], image.device))
+    builder = Builder(Captured(image.shape[0], image.device, memories=memories))
     outputs = exported.call_spec.out_spec
     builder.made.template = tree_unflatten(range(outputs.num_leaves), outputs)
     state = {**exported.state_dict, **exported.constants}
@@ -153,6 +154,8 @@ def _graph_of(exported: torch.export.ExportedProgram, *, puts_rows_first: bool) 
         graph.eliminate_dead_code()
     fused = _fused_convolutions(graph, constants, builder.made.samples)
     inside = {node for parts in fused.values() for node in parts.nodes[:-1]}
+    (leaves,) = graph.output_node().args
+    strides = {leaves[number]: memory.stride for number, memory in memories.items()}
     results: dict[fx.Node, Any] = {}
     inputs = 0
     for node in graph.nodes:
@@ -168,10 +171,11 @@ def _graph_of(exported: torch.export.ExportedProgram, *, puts_rows_first: bool) 
         elif node.op == "call_function" and node not in inside:
             builder.values[node] = _value_of(builder, node, fused)
             if any(user.op == "output" for user in node.users):
-                results[node] = _result(builder, node)  # while its rows are there
+                results[node] = _result(builder, node, strides.get(node))  # while its rows are there
         elif node.op == "output":
-            (leaves,) = node.args
-            builder.made.results = [results[one] if one in results else _result(builder, one) for one in leaves]
+            builder.made.results = [
+                results[one] if one in results else _result(builder, one, strides.get(one)) for one in leaves
+            ]
     return builder.made
 
 
@@ -238,13 +242,16 @@ def _barrier(builder: Builder, node: Node) -> Barrier:
     )
 
 
-def _result(builder: Builder, leaf: Any) -> Any:
-    """Return a leaf of the output; images are copied into the memory format of the model's own, if it differs."""
+def _result(builder: Builder, leaf: Any, strides: tuple[int, ...] | None) -> Any:
+    """Return a leaf of the output, which bands write with the model's strides if they can.
+
+    strides: None if the leaf is no tensor. ``unshared`` copies results that have other strides.
+    """
     value = builder.values[leaf] if isinstance(leaf, fx.Node) else leaf
-    if not isinstance(value, Ref):
+    if not isinstance(value, Ref) or strides is None or 0 in strides:
         return value
     operators, direct = builder.made.operators, builder.made.direct_results
-    made, expected = operators[value.index], leaf.meta["val"]
+    made = operators[value.index]
     if isinstance(made, Barrier) and made.target in (*VIEWS, aten.permute.default) and made.wholes:
         before, is_view = operators[made.wholes[0]], made.target in VIEWS
         if is_view and before.rows == 1 and before.shape[2:] == (1, 1) and not isinstance(before, Moments):
@@ -252,37 +259,22 @@ def _result(builder: Builder, leaf: Any) -> Any:
             direct[made.wholes[0]] = dense_strides(before.shape, MemoryFormat.CHANNELS_LAST)
         elif before.rows and not isinstance(before, Moments) and made is operators[-1]:
             if not is_view:
-                strides = tuple(expected.stride(made.args[1].index(dim)) for dim in range(len(before.shape)))
-            elif expected.is_contiguous():
-                strides = dense_strides(before.shape, MemoryFormat.CONTIGUOUS)
+                written = tuple(strides[made.args[1].index(dim)] for dim in range(len(before.shape)))
+            elif strides == dense_strides(made.shape, MemoryFormat.CONTIGUOUS):
+                written = dense_strides(before.shape, MemoryFormat.CONTIGUOUS)
             else:
                 return value
             operators.pop()  # it views a copy, which is written in rows
             of_copy: dict[str, Any] = {"shape": before.shape, "dtype": before.dtype, "device": before.device}
             copied = builder.add(Copy(name=f"{before.name}, result", sources=made.wholes, **of_copy))
-            direct[copied.index] = strides
+            direct[copied.index] = written
             builder.values[leaf] = builder.add(made.renumbered({made.wholes[0]: copied.index}))
             return builder.values[leaf]
-    if made.rows == 0:
-        # A barrier may have read an image in channels_last.
-        if isinstance(made, Input) or not builder.is_image(expected) or not expected.is_contiguous():
-            return value
-        return builder.add(
-            Barrier(
-                **described(leaf, name=f"{leaf.name}, contiguous"),
-                wholes=(value.index,),
-                target=aten.contiguous.default,
-                args=(value,),
-                kwargs={},
-                nbytes=expected.nbytes,
-                aliases=(value.index,),
-            )
-        )
-    memory_format = MemoryFormat.CHANNELS_LAST
-    if not expected.is_contiguous(memory_format=format_of(memory_format, expected.dim())):
-        memory_format = MemoryFormat.CONTIGUOUS
-        value = builder.add(Copy(**described(leaf, name=f"{leaf.name}, result"), sources=(value.index,)))
-    direct[value.index] = dense_strides(expected.shape, memory_format)
+    if made.rows:
+        like = torch.empty_strided(made.shape, strides, device="meta")
+        if not like.is_contiguous(memory_format=format_of(MemoryFormat.CHANNELS_LAST, like.dim())):
+            value = builder.add(Copy(**described(leaf, name=f"{leaf.name}, result"), sources=(value.index,)))
+        direct[value.index] = strides
     return value
 
 

@@ -341,7 +341,7 @@ def unshared(
     arena: Tensor,
     own_memory: frozenset[int],
 ) -> list[Any]:
-    """Return results that share memory exactly where the model's do.
+    """Return results with the model's strides, which share memory exactly where the model's do.
 
     leaves: the arguments. arena, own_memory: memory that no result may share, the latter by the addresses of storages.
     The arena's storage is not asked for: with a Python object for it, the end of a thread that Python has not started,
@@ -360,8 +360,9 @@ def unshared(
             continue
         size, stride = memory.size, memory.stride
         if memory.of is None and memory.block is None:
-            if value.data_ptr() in in_arena or value.untyped_storage().data_ptr() in taken:
-                value = torch.empty_strided(size, stride, dtype=memory.dtype, device=value.device).copy_(value)
+            is_lent = value.data_ptr() in in_arena or value.untyped_storage().data_ptr() in taken
+            if value.stride() != stride or is_lent:
+                value = _fill(torch.empty_strided(size, stride, dtype=memory.dtype, device=value.device), value)
             taken.add(value.untyped_storage().data_ptr())
             found.append(value)
             continue
@@ -371,12 +372,19 @@ def unshared(
                 of_block = [one for one in memories.values() if one.block == memory.block]
                 ends = (one.offset + extent(one.size, one.stride) * one.dtype.itemsize for one in of_block)
                 blocks[memory.block] = torch.empty(max(ends), dtype=torch.uint8, device=value.device)
-            views[key] = memory.on(blocks[memory.block]).copy_(value)
+            views[key] = _fill(memory.on(blocks[memory.block]), value)
         elif key not in views:
             base: Any = leaves[memory.of] if isinstance(memory.of, int) else memory.of
             views[key] = memory.on(base)
         found.append(views[key])
     return found
+
+
+def _fill(result: Tensor, value: Tensor) -> Tensor:
+    """Copy a value into a result, once where the result repeats its elements (as ``expand`` does), and return it."""
+    once = tuple(slice(None if step else 1) for step in result.stride())
+    result[once].copy_(value[once])
+    return result
 
 
 def _memory(tensor: Tensor) -> int:

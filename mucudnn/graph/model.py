@@ -16,10 +16,11 @@ from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from mucudnn.core.errors import InvalidInputError, warn
-from mucudnn.graph.guards import Guards, has_kept
+from mucudnn.graph.guards import Guards, has_kept, memories_of_results
 from mucudnn.graph.schedule import Schedule
 from mucudnn.running.eager.hot_path import is_plain
 from mucudnn.running.modules import derived
+from mucudnn.tuning.model_state import undisturbed
 
 Signature = tuple[object, ...]
 _MISSING = object()
@@ -141,8 +142,6 @@ class Graphs:
             return None, "an argument is of a subclass of Tensor, or a view that is negated or conjugated lazily"
         if torch.is_grad_enabled() and any(one.requires_grad for one in chain(tensors, self.model.parameters())):
             return None, "gradients are recorded; call it in torch.no_grad()"
-        if any(leaves[number].stride() != of for number, of in schedule.captured.strides.items()):
-            return None, "a result is a view of an argument, which has other strides than the sample"
         if self._guards is None:
             return None, "it was copied after it had changed; optimize it again"
         why = self._guards.why_not()
@@ -151,6 +150,10 @@ class Graphs:
         if schedule.captured.kept and not has_kept(schedule.captured.kept):  # the model makes it now
             is_again, self._kept_for = self._kept_for == signature, signature
             return None, "what it keeps of a call depends on the input" if is_again else None
+        strides = tuple([one.stride() for one in tensors])
+        if strides not in schedule.memories:
+            with undisturbed(self.model), torch.no_grad():
+                schedule.memories[strides] = memories_of_results(self.model, arguments, self._guards.tensors)
         return schedule, None
 
     def __getstate__(self) -> dict[str, Any]:

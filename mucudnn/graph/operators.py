@@ -147,8 +147,8 @@ class Captured:
 
     results: of each leaf of its output, a ``Ref`` or a constant. template: the output, with numbers of leaves.
     direct_results: the results that operators write as the caller gets them, by index, with their strides.
-    memories: of the results, by their numbers. strides: of the arguments of which a result is a view, which must have
-    these. kept: what the model's first call makes and later ones read: the owner, its key and the value.
+    memories: of the results, by their numbers, for arguments of these strides. kept: what the model's first call makes
+    and later ones read: the owner, its key and the value.
     """
 
     samples: int
@@ -158,7 +158,7 @@ class Captured:
     results: list[Any] = field(default_factory=list)
     direct_results: dict[int, tuple[int, ...]] = field(default_factory=dict)
     memories: dict[int, ResultMemory] = field(default_factory=dict)
-    strides: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    strides: tuple[tuple[int, ...], ...] = ()
     kept: Sequence[tuple[Any, str, Any]] = ()
 
     def in_order(self, order: Sequence[int]) -> Captured:

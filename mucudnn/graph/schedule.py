@@ -82,13 +82,15 @@ class Schedule:
 
     algorithms: of convolutions, by index; None for torch's own. threads: the number of threads for which buffers are
     placed: torch's when the schedule was made. arena_bytes: what the arena has, which is allocated once. budget_bytes:
-    what calls with any number of threads may need. ``run`` may be called by several threads.
+    what calls with any number of threads may need. memories: of the results, by strides of the arguments. ``run`` may
+    be called by several threads.
 
     limit_bytes: buffers are placed by an integer program if the schedule would need more otherwise.
     """
 
     def __init__(self, captured: Captured, graph: bands.Graph, plan: Plan, limit_bytes: float = inf) -> None:
         self.captured, self.graph, self.plan = captured, graph, plan
+        self.memories = {captured.strides: captured.memories}
         self.operators = captured.operators
         cuts = {index: one.cut for one in plan.segments for index in range(one.start, one.stop)}
         self.algorithms: dict[int, Algorithm | None] = {
@@ -210,7 +212,8 @@ class Schedule:
         gc.collect()  # what is freed during the call counts against it
         found: list[Any] = []
         peak = peak_allocated_bytes(lambda: found.append(self.run(arguments)), self.captured.device.type)
-        own = {one.untyped_storage().data_ptr(): one.nbytes for one in tree_leaves(found) if isinstance(one, Tensor)}
+        storages = [one.untyped_storage() for one in tree_leaves(found) if isinstance(one, Tensor)]
+        own = {one.data_ptr(): one.nbytes() for one in storages}
         for given in tree_leaves(arguments):
             if isinstance(given, Tensor):
                 own.pop(given.untyped_storage().data_ptr(), None)
@@ -315,7 +318,8 @@ class Schedule:
                 if len({one.untyped_storage().data_ptr() for one in tensors}) == len(tensors):
                     self._programs[key] = program  # otherwise addresses do not tell arguments apart
             results = [frame[one.index] if isinstance(one, Ref) else one for one in self.captured.results]
-            results = unshared(results, self.captured.memories, frame.leaves, arena, self.own_memory)
+            memories = self.memories.get(key, self.captured.memories)
+            results = unshared(results, memories, frame.leaves, arena, self.own_memory)
             return tree_map(results.__getitem__, self.captured.template)
 
     @torch.no_grad()

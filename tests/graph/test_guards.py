@@ -449,14 +449,26 @@ def test_results_share_memory_exactly_where_the_models_do() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore:.*runs as it was")
-def test_a_view_of_an_argument_has_its_strides(runs: list[Schedule]) -> None:
+def test_every_result_has_the_strides_of_the_models_for_arguments_of_any_strides(runs: list[Schedule]) -> None:
+    def results(y: Tensor) -> tuple[Tensor, ...]:
+        mean = y.mean(1, keepdim=True)
+        of_images = (y > 0, y.sort(1)[1], F.max_pool2d(y, 2, return_indices=True)[1], y.long(), y.double(), mean)
+        of_parts = (y[:, ::2] + 1, (y > 0)[:, ::2], (y > 0)[0], torch.cat((y, y)), (y > 0).permute(0, 2, 3, 1))
+        of_views = (mean.expand_as(y), (mean + 1).expand_as(y), y.unfold(2, 3, 1), (y > 0).flatten(2), y[:, ::2])
+        return *of_images, *of_parts, *of_views, y.sum(1, keepdim=True), torch.complex(y, y)
+
     x = torch.randn(2, 3, 8, 7)
-    model = Returns(RESULTS["channels of the input"])
-    fitted = graph_of(model, x)
-    x = x.contiguous(memory_format=torch.channels_last)
-    assert [one.stride() for one in fitted(x)] == [one.stride() for one in model(x)]
-    assert not runs
+    formats = torch.contiguous_format, torch.channels_last
+    for memory_format in formats:
+        model = Returns(lambda model, x: (*results(model.conv(x)), x[:, 1:]))
+        fitted = graph_of(model, x.contiguous(memory_format=memory_format))
+        for other in formats:
+            given = x.contiguous(memory_format=other)
+            for _ in range(2):
+                for number, (mine, theirs) in enumerate(zip(fitted(given), model(given), strict=True)):
+                    assert mine.stride() == theirs.stride(), (memory_format, other, number)
+                    torch.testing.assert_close(mine, theirs)
+    assert len(runs) == 8
 
 
 @torch.no_grad()
