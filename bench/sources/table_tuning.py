@@ -114,8 +114,9 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
     """
     tasks = []
     for layer, problem in problems_to_tune(table, config):
-        limit = config.workspace_limit_bytes
-        if limits is not None:  # 0 for operations that the training step does not run, such as dw of a frozen layer
+        if limits is None:
+            limit = config.workspace_limit_bytes
+        else:  # 0 for operations that the training step does not run, such as dw of a frozen layer
             limit = min(limits.get((name, problem.operation), 0) for name in layer.names)
         tasks.append(
             Task(

@@ -12,7 +12,7 @@ from support.snapshots import assert_as_stored, printed
 
 from mucudnn.bench.results.tuning_report import account_in_words, tuning_record, tuning_table
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
-from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer, of_table, table_tasks
+from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer, of_table, table_tasks, table_with_headroom
 from mucudnn.cli.layers import layers_table
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
@@ -82,6 +82,18 @@ def test_tuning_record_is_json_with_seconds_and_bytes() -> None:
 
 def test_layers_table_lists_sizes() -> None:
     assert_as_stored("layers", layers_table(load_source("vgg16", batch=8)))
+
+
+def test_in_the_headroom_each_module_of_a_network_has_its_own_limit() -> None:
+    table, limits = table_with_headroom("squeezenet", batch=2, input_shape=(3, 32, 32))
+    config = Config(workspace_limit="headroom")
+    tasks = table_tasks(table, config, limits)
+    assert [task.limit_bytes for task in tasks] == [
+        min(limits[name, problem.operation] for name in layer.names)
+        for layer, problem in table.problems(config.operations)
+    ]
+    assert len({task.limit_bytes for task in tasks}) > 10
+    assert all(task.in_headroom for task in tasks)
 
 
 def replayed(**bounds: object) -> TableTuning:
