@@ -57,7 +57,7 @@ def require_feasible(jobs: Sequence[Job]) -> None:
     """Raise ``InfeasibleError`` if no configuration fits a job's limit, naming all such tasks."""
     without = [job for job in jobs if not is_feasible(job)]
     if without:
-        needed = {job.task: _smallest_usable(job) for job in without}
+        needed = {job.task: smallest_usable(job) for job in without}
         raise infeasible(needed, {job.task: _failed_candidates(job) for job in without})
 
 
@@ -66,8 +66,8 @@ def is_affordable(jobs: Sequence[Job], budget_bytes: int | None) -> bool:
 
     Configurations of the smallest micro-batches only are tried first, since they take few runs.
     """
-    in_pieces = (_smallest_usable(job, smallest_pieces=True) for job in jobs)
-    return _fit(in_pieces, budget_bytes) or _fit(map(_smallest_usable, jobs), budget_bytes)
+    in_pieces = (smallest_usable(job, smallest_pieces=True) for job in jobs)
+    return _fit(in_pieces, budget_bytes) or _fit(map(smallest_usable, jobs), budget_bytes)
 
 
 def is_divisible(jobs: Sequence[Job], budget_bytes: int | None) -> bool:
@@ -90,7 +90,7 @@ def _fit(sizes: Iterable[int | None], budget_bytes: int | None) -> bool:
 def require_affordable(jobs: Sequence[Job], budget_bytes: int | None) -> None:
     """Raise ``InfeasibleError`` if the budget is less than the smallest configurations of all jobs need."""
     if not is_affordable(jobs, budget_bytes):
-        needed = {job.task: _smallest_usable(job) for job in jobs}
+        needed = {job.task: smallest_usable(job) for job in jobs}
         raise unaffordable(needed, budget_bytes, {job.task: _failed_candidates(job) for job in jobs})
 
 
@@ -106,7 +106,7 @@ def _usable(job: Job) -> list[Candidate]:
     return [c for c in job.candidates if c.algorithm.name not in barred and c.micro_config not in failed]
 
 
-def _smallest_usable(job: Job, *, smallest_pieces: bool = False) -> int | None:
+def smallest_usable(job: Job, *, smallest_pieces: bool = False) -> int | None:
     """Return the smallest workspace of a configuration of usable candidates, or of their smallest sizes only."""
     usable = _usable(job)
     least = min((c.micro_batch_size for c in usable), default=0)

@@ -40,6 +40,7 @@ from mucudnn.tuning.feasible import (
     is_feasible,
     require_affordable,
     require_feasible,
+    smallest_usable,
 )
 from mucudnn.tuning.job import Context, Job, Priors, expected_s, job_of, permitted_algorithms
 from mucudnn.tuning.race import Race
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Priors", "Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
 
+_MOST_ATTEMPTS = 4  # to measure what fits a budget: quickly, thoroughly, and twice only what needs the least bytes
 _RACED = 2 / 3  # of the time limit; whole runs, and what a candidate takes beyond the limit, have the rest
 
 
@@ -226,15 +228,17 @@ def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> 
             job.forget_failures()
     require_affordable(jobs, budget_bytes)  # before minutes are spent on measuring
     own, ranks = _own(context, jobs), context.ranks
-    for thoroughly in (False, True):
+    for attempt in range(_MOST_ATTEMPTS):
         for number, job in enumerate(own):
-            _measure(context, job, budget_bytes, number / len(own), 1 / len(own), thoroughly=thoroughly)
+            # A race measures one candidate within its limit, even if there is no time left.
+            limit = budget_bytes if attempt < 2 else smallest_usable(job)
+            _measure(context, job, limit, number / len(own), 1 / len(own), thoroughly=attempt == 1)
         if ranks is not None:
             ranks.exchange(jobs)
         is_enough = is_divisible(jobs, budget_bytes)
         if is_enough if ranks is None else ranks.everywhere(is_enough):
             break
-    require_affordable(jobs, budget_bytes)  # now that some candidates may have failed
+        require_affordable(jobs, budget_bytes)  # now that some candidates may have failed
     choices, division = divide(jobs, budget_bytes, context)
     context.ready += [_tuned(context, job, choices[job.task]) for job in jobs]
     return division
@@ -316,7 +320,8 @@ def _measure(
         if baseline.is_countable():  # counted again, since an earlier run may have lacked memory
             job.declared_bytes = baseline.workspace_bytes()
     if config.time_limit_s is not None:
-        left_out = _race_of(context, job, limit_bytes, thorough=config.thorough).standings.missing()
+        bound = config.workspace_budget_bytes or limit_bytes
+        left_out = _race_of(context, job, bound, thorough=config.thorough).standings.missing()
         job.left_out = tuple(candidate.micro_config for candidate in left_out)
 
 

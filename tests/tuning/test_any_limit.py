@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.executable import Executable
+from mucudnn.store.database import Database
 from mucudnn.tuning.tuner import tune, tune_tasks
 
 BATCH = 4
@@ -81,6 +83,37 @@ def test_a_call_without_headroom_has_a_configuration_without_workspace(database:
     for tuned in tune_tasks(tasks, config, machine=machine()).problems:
         assert tuned.configuration.is_baseline or tuned.configuration.workspace_bytes == 0
         assert_computes(tuned.problem, tuned.configuration)
+
+
+@needs_compiled
+@pytest.mark.parametrize("bound", ["workspace_limit", "workspace_budget"])
+def test_a_time_limit_does_not_keep_a_larger_bound_from_working(bound: str) -> None:
+    problems = [problem for problem in PROBLEMS if problem.dtype == "float32"]
+    for size in (0, 1000, 16_000, 64_000, 200_000, 400_000):
+        config = Config(**{bound: size}, time_limit=1e-6)  # type: ignore[arg-type]
+        used = [
+            one.configuration.workspace_bytes
+            for one in tune(problems, BATCH, config, machine=machine(), database=Database(":memory:")).problems
+        ]
+        assert (sum(used) if bound == "workspace_budget" else max(used)) <= size
+
+
+@pytest.mark.parametrize("time_limit", [None, 1e-6])
+@pytest.mark.parametrize("bound", ["workspace_limit", "workspace_budget"])
+def test_the_smallest_bound_that_is_named_works(bound: str, time_limit: float | None) -> None:
+    config = Config(
+        **{bound: 0},
+        time_limit=time_limit,
+        algorithms=("gemm",),  # type: ignore[arg-type]
+    )
+    with pytest.raises(InfeasibleError) as refused:
+        tune(PROBLEMS[:6], BATCH, config, machine=machine(), database=Database(":memory:"))
+    assert (least := refused.value.smallest_feasible_bytes)
+    tuning = tune(PROBLEMS[:6], BATCH, replace(config, **{bound: least}), machine=machine())
+    used = [one.configuration.workspace_bytes for one in tuning.problems]
+    assert (sum(used) if bound == "workspace_budget" else max(used)) <= least
+    with pytest.raises(InfeasibleError):
+        tune(PROBLEMS[:6], BATCH, replace(config, **{bound: least - 1}), machine=machine())
 
 
 @pytest.mark.parametrize("bound", ["workspace_limit", "workspace_budget"])
