@@ -320,7 +320,7 @@ def _not_depthwise(problem: ConvProblem) -> str | None:
 
 
 class LoopNest(ExactAlgorithm):
-    """Convolution computed by its definition, as seven loops without any buffer (loop_nest.cpp).
+    """Convolution computed by its definition, of images and volumes, as loops without any buffer (loop_nest.cpp).
 
     This algorithm supports every problem without workspace, so it meets any workspace limit. It is mostly slower than
     other algorithms. Sums are in float32; in float64 if the problem is in float64, and for all filter gradients.
@@ -328,6 +328,7 @@ class LoopNest(ExactAlgorithm):
 
     __slots__ = ()
     is_last_resort = True
+    takes_volumes = True
 
     def supports(self, problem: ConvProblem) -> str | None:
         return loaded_build().why_not_compiled or why_too_large(problem)
@@ -339,6 +340,16 @@ class LoopNest(ExactAlgorithm):
 
     def can_run_undivided(self, problem: ConvProblem) -> bool:
         return True
+
+    def depth(self, problem: ConvProblem) -> tuple[int, int, int, int, int]:
+        if not problem.is_volume:
+            return super().depth(problem)
+        return problem.stride[0], problem.padding[0], problem.dilation[0], 0, problem.t
+
+    def band(
+        self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int
+    ) -> tuple[CompiledStage, Workspace] | None:
+        return None if problem.is_volume else super().band(problem, n, rows, above)
 
     def fuses(self, problem: ConvProblem) -> bool:
         return False

@@ -31,6 +31,7 @@ LAYERS = (
     {"c": 6, "h": 7, "w": 7, "k": 6, "r": 3, "s": 3, "padding": (1, 1), "groups": 6},
     {"c": 8, "h": 6, "w": 6, "k": 12, "r": 1, "s": 1, "dtype": "bfloat16"},
     {"c": 4, "h": 8, "w": 8, "k": 4, "r": 3, "s": 2, "dilation": (2, 1), "dtype": "float64"},
+    {"c": 4, "d": 5, "h": 4, "w": 5, "k": 6, "t": 3, "r": 3, "s": 3, "stride": (2, 1, 1), "padding": (2, 1, 1)},
 )
 PROBLEMS = [ConvProblem(operation, **layer) for layer, operation in product(LAYERS, Operation)]  # type: ignore[arg-type]
 needs_compiled = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")

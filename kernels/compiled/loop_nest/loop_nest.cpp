@@ -1,4 +1,4 @@
-// Convolution by its definition: seven loops, direct sums, no workspace, so that it runs under any workspace limit.
+// Convolution by its definition: loops, direct sums, no workspace, so that it runs under any workspace limit.
 // Vectors are neighbouring outputs of a row (forward, backward data) or channels (backward filter); operands that are
 // not contiguous, or are in half precision, are copied to the stack, a few hundred at a time.
 #include "common/stage.h"
@@ -39,9 +39,14 @@ struct LoopNest {
   static int require_call(const Stage& stage, const Slice& slice) {
     const TensorArgument &x = slice.x, &w = slice.w, &y = slice.y;
     const Geometry& g = stage.geometry;
-    require_images(g, x, y, FLOAT64);
+    x.require("x", FLOAT64);
+    y.require("y", FLOAT64);
+    require_volumes(g, x, y, FLOAT64);
+    require_equal("the depth of y", y.d, output_size(x.d, 2 * g.pad_d, g.taps, g.dilation_d, g.stride_d));
+    require_equal("the first tap", g.first_tap, 0);
+    require_between("the memory format", x.memory_format, CONTIGUOUS, CHANNELS_LAST);
     require_equal("the memory format of y", y.memory_format, x.memory_format);
-    w.require_filter(g.groups, g.r, g.s, FLOAT64);
+    w.require_filter(g.groups, g.r, g.s, FLOAT64, g.taps);
     require_equal("the type of elements of the filter", w.element, x.element);
     require_equal("the number of filters", w.n, y.c);
     require_equal("the number of channels of a filter", w.c, x.c / g.groups);
