@@ -15,9 +15,11 @@ from mucudnn.core import VERSION
 if TYPE_CHECKING:
     from mucudnn.core.config import BatchSizePolicy, Config
     from mucudnn.core.errors import (
+        BrokenDeviceError,
         DatabaseError,
         InfeasibleError,
         InvalidInputError,
+        LibraryError,
         MucudnnError,
         SharingError,
         UnavailableError,
@@ -32,13 +34,14 @@ if TYPE_CHECKING:
     from mucudnn.optimizing.report import report
     from mucudnn.running.modules import Conv1d, Conv2d, Conv3d, ConvTranspose2d
     from mucudnn.running.workspace import release_workspaces
-    from mucudnn.tuning.tuner import Tuning, tune
+    from mucudnn.tuning.tuner import Tuning, TuningInterrupted, tune
 
 __version__ = VERSION
 
 __all__ = [
     "BaseAlgorithm",
     "BatchSizePolicy",
+    "BrokenDeviceError",
     "Config",
     "Configuration",
     "Conv1d",
@@ -49,6 +52,7 @@ __all__ = [
     "DatabaseError",
     "InfeasibleError",
     "InvalidInputError",
+    "LibraryError",
     "MemoryFormat",
     "MicroConfig",
     "MucudnnError",
@@ -56,6 +60,7 @@ __all__ = [
     "SharingError",
     "Status",
     "Tuning",
+    "TuningInterrupted",
     "UnavailableError",
     "Workspace",
     "disable",
@@ -77,15 +82,15 @@ _MODULES = {
     "core.config": ("BatchSizePolicy", "Config"),
     "core.records": ("Configuration", "MicroConfig"),
     "core.errors": (
-        *("DatabaseError", "InfeasibleError", "InvalidInputError"),
-        *("MucudnnError", "SharingError", "UnavailableError"),
+        *("BrokenDeviceError", "DatabaseError", "InfeasibleError", "InvalidInputError"),
+        *("LibraryError", "MucudnnError", "SharingError", "UnavailableError"),
     ),
     "running.workspace": ("release_workspaces",),
     "optimizing.optimize": ("optimize",),
     "optimizing.report": ("report",),
     "running.modules": ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d"),
     "core.problem": ("ConvProblem", "MemoryFormat", "Operation"),
-    "tuning.tuner": ("Tuning", "tune"),
+    "tuning.tuner": ("Tuning", "TuningInterrupted", "tune"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -6,6 +6,7 @@ What stands in backquotes or between fences is code, and the code is asked about
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
 import re
@@ -92,6 +93,9 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
     shown = re.findall(r"^::: mucudnn\.([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     others = [f"testing.{name}" for name in mucudnn.testing.__all__]
     assert sorted(shown) == sorted([*mucudnn.__all__, *others])
+    described = " ".join(inspect.getdoc(getattr(mucudnn, name)) or "" for name in mucudnn.__all__)
+    raised = {*re.findall(r"``(\w+(?:Error|Interrupted))``", described)} - {*dir(builtins)}
+    assert raised <= {*mucudnn.__all__}, "what docstrings promise to raise can be caught"
 
 
 # Commands, their options, variables and targets
