@@ -222,7 +222,7 @@ def compare_runtimes(
                 entrants[runtime] = Entrant(worker, ready_s=READY_S, sample_s=SAMPLE_S)
             torchs = entrants[Runtime.TORCH]
             require_torch(torchs)
-            for done in sampled(entrants.values(), rounds):
+            for done in sampled([one.timer.sample for one in entrants.values()], rounds):
                 progress(f"round {done} of {rounds}", 0.5 + done / rounds / 2)
             require_torch(torchs)
             expected, _ = torchs.found or ([], {})

@@ -41,7 +41,7 @@ from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.choices import Choices, make_executable
 from mucudnn.running.modules import Conv2d, Conv3d, TunedModule
-from mucudnn.testing.checks import IMAGE, dependent, spoil
+from mucudnn.testing.checks import IMAGE, dependent, spoil, threads
 from mucudnn.tuning.job import permitted_algorithms
 
 ROUNDS = 15
@@ -155,7 +155,6 @@ def _rows(
     progress: Progress,
 ) -> list[Row]:
     """Return a row for each variant, with its metrics and its times, interleaved, or the reason for a failure."""
-    progress(f"{subject['layer']}, {problem}", 0.0)
     operands = random_operands(problem, n, machine.device)
     expected = reference(problem, operands.x, operands.w, operands.y)
     image = IMAGE[problem.operation]
@@ -164,7 +163,8 @@ def _rows(
     reached = int(dependent(problem, image, n).sum())
     rows: dict[str, Row] = {}
     calls: dict[str, Callable[[], Tensor]] = {}
-    for name, candidates in variants.items():
+    for done, (name, candidates) in enumerate(variants.items()):
+        progress(f"{subject['layer']}, {problem}: errors and gradients of {name}", done / (len(variants) + 1))
         configuration = asked[name]
         prepared = {one.algorithm.name: one.workspace.prepared_bytes for one in candidates}
         workspace_bytes = sum(prepared.values()) + max(one.scratch_bytes() for one in candidates)
@@ -186,7 +186,8 @@ def _rows(
             continue
         rows[name] = replace(row, relative_error=relative_l2_error(first, expected), more=more)
         calls[name] = call
-    rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S)
+    progress(f"{subject['layer']}, {problem}: {rounds} samples of each time, or more", 1 - 1 / (len(variants) + 1))
+    rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S, max_calls=1)  # emptying caches takes longer
     count = Rounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S)
     found = try_in_turns([Contestant(call) for call in calls.values()], count, machine.clock, rule)
     for name, times in zip(calls, found, strict=True):
@@ -212,8 +213,9 @@ def _gradcheck(configuration: Configuration, candidates: Sequence[Candidate], pr
     for small in cut_down(problem):
         reason = next(filter(None, (why_unsupported(one.algorithm, small) for one in candidates)), None)
         if reason is None:
-            module = module_of(few, small, random_operands(small, few.batch_size).w)
-            return gradcheck(module, small, few.batch_size)
+            with threads(1):  # it makes thousands of calls of a few sums, for which threads would wait
+                module = module_of(few, small, random_operands(small, few.batch_size).w)
+                return gradcheck(module, small, few.batch_size)
         reasons.append(reason)
     return f"not done: {reasons[0]}"
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import groupby, product
 from math import inf
 from pathlib import Path
@@ -256,8 +256,7 @@ def measured_rows(
 ) -> list[Row]:
     """Measure the variants of one setting, interleaved, and return a row for each variant.
 
-    After each sample of a variant, the parts of as many steps are timed, unless a step or this has failed before. The
-    model is left unchanged.
+    The model is left unchanged.
     """
     threads, clock = torch.get_num_threads(), options.clock or wall_clock(setting.device)
     variants = chosen_variants(options.variants, setting.device)
@@ -265,18 +264,15 @@ def measured_rows(
     parts: dict[Variant, list[_Parts]] = {variant: [] for variant in variants}
     with pickled(subject) as handed, ExitStack() as stack:
         for index, variant in enumerate(variants):
-            progress(f"{setting}: {variant} gets ready", index / len(variants))
+            work = "starts" + ", is tuned" * variant.is_ours + ", is compiled" * variant.is_compiled
+            progress(f"{setting}: {variant} {work}", 0.5 * index / len(variants))
             job = StepJob(handed, setting, variant, options.config, threads, clock)
             entrants[variant] = Entrant(stack.enter_context(contestant(job)))
-        for _ in sampled(entrants.values(), options.rounds):
-            for variant, one in entrants.items():
-                own = parts[variant]
-                if setting.device not in SPLIT_ON or one.failure or (own and isinstance(own[-1], str)):
-                    continue
-                try:
-                    own.append(one.ask(max(1, round(SAMPLED.sample_s / one.timer.samples_s[-1]))))
-                except WorkerError as error:
-                    one.timer.error = error
+        samples = [partial(_sample_with_parts, one, parts[variant], setting) for variant, one in entrants.items()]
+        for done in sampled(samples, options.rounds):
+            progress(
+                f"{setting}: {done} of {options.rounds} samples of each variant", 0.5 + 0.5 * done / options.rounds
+            )
         return [
             Row(
                 setting.subject(),
@@ -287,6 +283,18 @@ def measured_rows(
             )
             for variant, one in entrants.items()
         ]
+
+
+def _sample_with_parts(entrant: Entrant[int], parts: list[_Parts], setting: Setting) -> None:
+    """Time a sample, and add the parts of as many steps, unless a step or this has failed before."""
+    entrant.timer.sample()
+    if setting.device not in SPLIT_ON or entrant.failure or (parts and isinstance(parts[-1], str)):
+        return
+    try:
+        steps = min(SAMPLED.max_calls, round(SAMPLED.sample_s / entrant.timer.samples_s[-1]))
+        parts.append(entrant.ask(max(1, steps)))
+    except WorkerError as error:
+        entrant.timer.error = error
 
 
 def _median_parts(parts: Sequence[_Parts]) -> dict[str, Any]:

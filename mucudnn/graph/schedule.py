@@ -308,7 +308,7 @@ class Schedule:
         with borrowed_workspace(self.arena_bytes, self.captured.device) as arena:
             frame = Frame(self, flattened(arguments), arena)
             tensors = [one for one in frame.leaves if isinstance(one, Tensor) and one.layout is torch.strided]
-            key = tuple(one.stride() for one in tensors)
+            key = tuple([one.stride() for one in tensors])
             program = self._programs.get(key)
             if program is not None:
                 program.run(frame)

@@ -109,7 +109,8 @@ def test_the_smallest_bound_that_is_named_works(bound: str, time_limit: float | 
     )
     with pytest.raises(InfeasibleError) as refused:
         tune(PROBLEMS[:6], BATCH, config, machine=machine(), database=Database(":memory:"))
-    assert (least := refused.value.smallest_feasible_bytes)
+    least = refused.value.smallest_feasible_bytes
+    assert least
     tuning = tune(PROBLEMS[:6], BATCH, replace(config, **{bound: least}), machine=machine())
     used = [one.configuration.workspace_bytes for one in tuning.problems]
     assert (sum(used) if bound == "workspace_budget" else max(used)) <= least

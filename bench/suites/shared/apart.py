@@ -27,7 +27,8 @@ from mucudnn.measuring.turns import Runner, Stop, Timer, here, in_turns
 T = TypeVar("T")
 
 PAUSE_S = 0.2  # Pause before each sample, because idle threads of the previous contestant keep spinning for a while.
-SAMPLED = replace(EVERY_ROUND, sample_s=0.25)  # Many short steps per sample, back to back as in training.
+# Short steps back to back, as in training; of tiny ones no more than needed, since on a busy machine each may wait.
+SAMPLED = replace(EVERY_ROUND, sample_s=0.1, max_calls=25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +102,17 @@ class Entrant(WallClock, Generic[T]):
 
         Raises ``WorkerError`` if a call fails, which also ends the process.
         """
+        sleep(PAUSE_S)
         return float(self._sample("time", calls))
 
     def ask(self, calls: int) -> Any:
-        """Make additional calls in the process, and return the job's report on them.
+        """Make additional calls in the process, at once after a sample, and return the job's report on them.
 
         Raises ``WorkerError`` if a call fails, which also ends the process.
         """
         return self._sample("ask", calls)
 
     def _sample(self, method: str, calls: int) -> Any:
-        sleep(PAUSE_S)
         return self._asked(methodcaller(method, calls), self._sample_s, f"a sample of {calls} calls")
 
     def _asked(self, function: Callable[[Ready[T]], Any], limit_s: float, what: str) -> Any:
@@ -147,10 +148,9 @@ def _load(path: Path) -> Any:
         return pickle.load(stream)
 
 
-def sampled(entrants: Iterable[Entrant[T]], rounds: int) -> Iterator[int]:
-    """Time each contestant that has not failed once per round; yield the number of completed rounds."""
-    turns = in_turns([one.timer.sample for one in entrants])
-    return (done for done, _ in zip(range(1, rounds + 1), turns, strict=False))
+def sampled(samples: Iterable[Callable[[], None]], rounds: int) -> Iterator[int]:
+    """Take each sample, such as one of an entrant's timer, once per round; yield the number of completed rounds."""
+    return (done for done, _ in zip(range(1, rounds + 1), in_turns([*samples]), strict=False))
 
 
 def require_torch(torchs: Entrant[T]) -> None:

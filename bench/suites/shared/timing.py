@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import ParamSpec, Self
 
 import torch
@@ -36,13 +37,14 @@ def try_in_turns(
     """Time the contestants in turns, after a warm-up call of each; return the samples or the error of each.
 
     If a contestant fails, the others continue. The time limit of the rounds is of one contestant on average, so that
-    short calls get more samples: interruptions distort short times more. rule: of each contestant's samples; by default
-    the clock's.
+    short calls get more samples: interruptions distort short times more. It includes what the clock does beside the
+    calls, such as emptying caches. rule: of each contestant's samples; by default the clock's.
     """
-    rule = rule or clock.every_round
+    rule, began_s = rule or clock.every_round, perf_counter()
     timers = [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]
     for done, _ in enumerate(in_turns([timer.sample for timer in timers]), 1):
-        if not timers or rounds.is_enough(done, sum(timer.spent_s for timer in timers) / len(timers)):
+        spent_s = max(sum(timer.spent_s for timer in timers), perf_counter() - began_s)
+        if not timers or rounds.is_enough(done, spent_s / len(timers)):
             break
     return [timer.error or tuple(timer.samples_s) for timer in timers]
 

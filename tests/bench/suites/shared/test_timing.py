@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import sleep
 from typing import Any
 
 import torch
@@ -32,6 +33,17 @@ def test_every_round_runs_each_once() -> None:
     rounds = [order[:4], order[4:6], order[6:]]
     assert ["".join(sorted(each)) for each in rounds] == ["aabb", "ab", "ab"]  # the first of each does not count
     assert cells == [(1.0, 5.0, 1.0), (2.0, 2.0, 2.0)]
+
+
+def test_what_the_clock_does_beside_short_calls_counts_as_their_time() -> None:
+    class Slow(FakeClock):
+        def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
+            sleep(0.01)  # as emptying caches
+            return 1e-6
+
+    (samples,) = try_in_turns([Contestant(lambda: None)], Rounds(2, 50, 0.02), Slow())
+    assert not isinstance(samples, Exception)
+    assert len(samples) == 2
 
 
 def test_the_clock_is_read_where_the_call_is_made() -> None:
