@@ -399,7 +399,8 @@ def uses_vectors(captured: Captured) -> bool:
 def peak_beside(found: list[Tensor], call: Callable[[], object]) -> int:
     """Return the peak bytes that a call allocates, beside the tensors that it puts into ``found``."""
     release_workspaces()
-    return peak_allocated_bytes(lambda: found.extend(tree_leaves(call()))) - sum(one.nbytes for one in found)
+    peak_bytes = peak_allocated_bytes(lambda: found.extend(tree_leaves(call())))
+    return peak_bytes - sum(one.untyped_storage().nbytes() for one in found)  # slices have holes, as the model's have
 
 
 def check(seed: int) -> None:
@@ -428,7 +429,7 @@ def check_schedules(seed: int, model: nn.Module, x: Tensor, captured: Captured, 
         assert peak_beside(found, partial(schedule.run, (x,))) <= schedule.needed_bytes, f"seed {seed}, {plan}"
         for own, exact, of_torch in zip(found, expected, torchs, strict=True):
             assert own.shape == of_torch.shape, f"seed {seed}"
-            assert own.is_contiguous() or not (of_torch.is_contiguous() and x.is_contiguous()), f"seed {seed}"
+            assert own.stride() == of_torch.stride(), f"seed {seed}"
             scale = exact.abs().max().item() + 1e-3
             error, torchs_error = ((one - exact).abs().max().item() / scale for one in (own, of_torch))
             # Normalization of few, nearly equal numbers amplifies rounding, by another factor in each implementation.
