@@ -5,6 +5,7 @@ Warnings point to the user's line of code. They can be deferred, so that they in
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -88,8 +89,40 @@ class UnsoundError(RuntimeError):
 CANDIDATE_ERRORS = (RuntimeError, MemoryError, LibraryError)
 
 
+def raise_interruption(error: BaseException) -> None:
+    """Raise the error that a signal handler of the program raised, if it is this one or caused it.
+
+    Call it before an error of a type that others share is handled: like Ctrl-C, a timeout by ``signal.alarm`` ends the
+    work that it meets. Python calls a handler from any line, and passes the frame of that line.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        entry = cause.__traceback__
+        while entry is not None and entry.tb_next is not None:
+            called = inspect.getargvalues(entry.tb_next.tb_frame)
+            arguments = [called.locals.get(name) for name in called.args]
+            arguments += called.locals.get(called.varargs or "", ())
+            if any(value is entry.tb_frame for value in arguments):
+                raise cause
+            entry = entry.tb_next
+        cause = cause.__cause__
+
+
+@contextmanager
+def tolerated(*types: type[Exception]) -> Iterator[None]:
+    """End the block at an error of these types, but let those of signal handlers through."""
+    try:
+        yield
+    except types as error:
+        raise_interruption(error)
+
+
 def without_frames(error: Exception) -> Exception:
-    """Return the error without its traceback, whose frames would keep every tensor in them alive."""
+    """Return the error as a result, without its traceback, whose frames would keep every tensor in them alive.
+
+    Raises it if it is an interruption.
+    """
+    raise_interruption(error)
     return error.with_traceback(None)
 
 
@@ -121,7 +154,7 @@ def warn(message: Warning | str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning at the user's line that called mucudnn, or at the end of the outermost ``warnings_deferred``."""
     deferred = _deferred.get()
     if deferred is None:
-        warnings.warn(message, category, stacklevel=_level_of_caller())
+        _issue([(message, category)])
     else:
         deferred.append((message, category))
 
@@ -157,7 +190,9 @@ def warnings_deferred() -> Iterator[None]:
 
 def _issue(deferred: Iterable[_Given]) -> None:
     for message, category in deferred:
-        warnings.warn(message, category, stacklevel=_level_of_caller())
+        level = _level_of_caller()
+        with tolerated(AttributeError, ValueError):  # standard error is closed, or no stream
+            warnings.warn(message, category, stacklevel=level)
 
 
 def _level_of_caller() -> int:

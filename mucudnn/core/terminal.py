@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -71,7 +71,7 @@ def progress_bar(*, lines: bool = True) -> Iterator[Progress]:
     stream = sys.stderr
     if stream is None or os.environ.get("RANK", "0") != "0":
         yield silent
-    elif stream.isatty():
+    elif _is_terminal(stream):
         with _bar() as progress:
             yield progress
     elif lines:
@@ -122,7 +122,8 @@ def _lines() -> Iterator[Progress]:
         while not ended.wait(LINE_EVERY_S):
             text, fraction = latest
             elapsed = format_seconds(time.monotonic() - started_at)
-            print(f"{fraction:4.0%} after {elapsed}: {text}", file=sys.stderr, flush=True)  # noqa: T201
+            with suppress(AttributeError, ValueError):  # standard error was closed or replaced
+                print(f"{fraction:4.0%} after {elapsed}: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
     printing = Thread(target=print_lines, daemon=True)
     printing.start()
@@ -133,8 +134,15 @@ def _lines() -> Iterator[Progress]:
         printing.join()
 
 
+def _is_terminal(stream: object) -> bool:
+    """Return whether a stream is an open terminal; notebooks and services put streams that may lack the method."""
+    with suppress(AttributeError, ValueError):  # ValueError: it is closed
+        return bool(stream.isatty())  # type: ignore[attr-defined]
+    return False
+
+
 def output() -> Console:
     """Return a console on standard output; if that is not a terminal, the console is wide enough for every table."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
+    return Console(width=None if _is_terminal(sys.stdout) else PIPED_WIDTH, highlight=False, markup=False, emoji=False)

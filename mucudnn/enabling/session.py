@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.config import Config
-from mucudnn.core.errors import InfeasibleError, first_line, say_once, warnings_deferred
+from mucudnn.core.errors import InfeasibleError, first_line, raise_interruption, say_once, warnings_deferred
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Task
 from mucudnn.enabling.status import Origin, ShapeStats, Status
@@ -221,7 +221,7 @@ class Session:
     def decide(self, met: ShapeStats) -> None:
         """Choose the configuration to run for a problem from now on, without side effects on the user's call.
 
-        If that fails, torch's convolution runs. Raises only Ctrl-C.
+        If that fails, torch's convolution runs. Raises only Ctrl-C and what signal handlers of the program raise.
         """
         if met.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return  # nothing can be measured during capture; the next call tries again
@@ -237,6 +237,7 @@ class Session:
                     with _aside(met.device.type):
                         self._decide(met)
                 except Exception as error:
+                    raise_interruption(error)
                     self.failures += 1
                     met.has_failed, met.ask_at = True, inf
                     met.use_torchs_own(f"its tuning failed: {first_line(error)}")

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from mucudnn.core.errors import MucudnnError, first_line, no_images
+from mucudnn.core.errors import MucudnnError, first_line, no_images, raise_interruption
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.graph.guards import Guards, ResultMemory, memories_of_results, replaced_function
 from mucudnn.graph.makers import (
@@ -94,7 +94,11 @@ def _traced(
     model: nn.Module, arguments: tuple[Any, ...]
 ) -> tuple[torch.export.ExportedProgram, dict[int, ResultMemory], str | None]:
     """Return the graph of ATen operators, the memory of the results, and what a call changes in the model, if any."""
-    guards = Guards(model)
+    try:
+        guards = Guards(model)
+    except Exception as error:  # as may its attributes
+        raise_interruption(error)
+        raise NotCapturedError(f"its attributes cannot be watched: {first_line(error)}") from error
     if guards.unguarded:
         raise NotCapturedError(f"{guards.unguarded[0]} is a tensor of a kind whose values cannot be watched")
     try:
@@ -106,6 +110,7 @@ def _traced(
                 memories = memories_of_results(model, arguments, guards.tensors)
                 why = guards.why_not()
     except Exception as error:  # the model may raise anything
+        raise_interruption(error)
         raise NotCapturedError(f"torch.export cannot trace it: {type(error).__name__}: {first_line(error)}") from error
     return exported, memories, why or ("a global keeps what it computes" if changed else None)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mucudnn.core import VERSION
 from mucudnn.core.config import Config
-from mucudnn.core.errors import say_once
+from mucudnn.core.errors import raise_interruption, say_once
 from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.records import Comparison, is_busy
 from mucudnn.core.terminal import Progress
@@ -208,7 +208,8 @@ def _operator_costs(captured: Captured, index: int, key: str, timings: Timings |
             calls = [partial(one.call, {whole: _some(operators[whole]) for whole in one.wholes})]
             scratch_bytes = max(_allocated_bytes(calls[0], one.device) - one.nbytes, 0)
             seconds = _least_seconds(key, lambda: calls, one.device, timings)
-        except Exception:  # torch may raise anything for random operands
+        except Exception as error:  # torch may raise anything for random operands
+            raise_interruption(error)
             return Costs()
         call_s = CALL_S + BYTE_S * one.nbytes if seconds is None else seconds[0]
         return Costs(call_s=call_s, scratch_bytes=scratch_bytes)

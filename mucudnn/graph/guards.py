@@ -7,6 +7,7 @@ a tensor's version. Of each tensor some bytes are compared in each call, at plac
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from mucudnn.core.errors import raise_interruption, tolerated
 from mucudnn.running.eager.hot_path import is_plain
 from mucudnn.tuning.model_state import CONTAINERS, attributes, has_attributes, items, reachable, slots
 
@@ -59,12 +61,12 @@ class Guards:
         containers: list[tuple[str, Any]] = []
         tensors: list[tuple[str, Tensor]] = []
         for name, one in reachable(model, unread=_UNREAD):
-            if isinstance(one, np.ndarray) and one.dtype.kind in "biuf":
-                tensors.append((name, torch.from_numpy(one)))
+            if isinstance(one, np.ndarray) and not one.dtype.hasobject:
+                tensors += [(name, _bytes_of(one))] * (one.size > 0)
             elif isinstance(one, Tensor) and is_plain(one):
                 tensors.append((name, one))
-            elif isinstance(one, Tensor):
-                self.unguarded.append(name)
+            elif isinstance(one, (Tensor, np.ndarray)):
+                self.unguarded.append(_part(name))
             elif isinstance(one, CONTAINERS):
                 containers.append((name, one))
             elif has_attributes(one):
@@ -120,8 +122,8 @@ class Guards:
             of_slots = (_differences(attributes(one), noted) for _, one, noted in self._with_slots)
             if are_same and all(next(differing, None) is None for differing in of_slots):
                 return None
-        except Exception:  # what was assigned may raise anything when it is compared, as arrays do
-            pass
+        except Exception as error:  # what was assigned may raise anything when it is compared, as arrays do
+            raise_interruption(error)
         containers = [one.copy() for one in self._live]
         why = self._difference(containers)
         if why is None:
@@ -202,7 +204,7 @@ def _differences(live: Any, noted: Any) -> Iterator[Any]:
         one, other = live.get(key, _MISSING), noted.get(key, _MISSING)
         is_same = one is other
         if not (is_same or isinstance(one, Tensor) or isinstance(other, Tensor)):
-            with suppress(Exception):  # as arrays raise
+            with tolerated(Exception):  # as arrays raise
                 is_same = bool(one == other)
         if not is_same:
             yield key
@@ -245,6 +247,15 @@ class _TensorsInPython:
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _bytes_of(array: Any) -> Tensor:
+    """Return a tensor of the bytes of an array, of any dtype and strides, from its first to its last element."""
+    steps = [(count - 1) * step for count, step in zip(array.shape, array.strides, strict=True)]
+    before, behind = (abs(sum(step for step in steps if (step < 0) is is_back)) for is_back in (True, False))
+    memory: Any = (ctypes.c_uint8 * (before + behind + array.itemsize)).from_address(array.ctypes.data - before)
+    memory.array = array  # keeps the memory
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mucudnn.core.config import Config
-from mucudnn.core.errors import InfeasibleError, InvalidInputError, MucudnnError, UnavailableError, first_line, warn
+from mucudnn.core.errors import (
+    InfeasibleError,
+    InvalidInputError,
+    MucudnnError,
+    first_line,
+    raise_interruption,
+    warn,
+)
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
@@ -48,6 +55,7 @@ from mucudnn.solver.bands import Costs, Graph
 from mucudnn.solver.plans import Plan, closer, plans, undominated
 from mucudnn.solver.recompute import in_order, orders_within
 from mucudnn.tuning.model_state import undisturbed
+from mucudnn.tuning.own_step import is_training
 from mucudnn.tuning.tuner import machine_and_database
 
 _CONTENDERS = 4  # plans that are run whole
@@ -156,12 +164,9 @@ def fit_in_memory(model: nn.Module, sample_inputs: Sequence[Any], config: Config
     Returns the model itself, with a warning, if its graph cannot be captured or computes something else.
 
     Raises ``InfeasibleError`` with the smallest budget that would do, ``InvalidInputError`` for a model in training
-    mode, ``UnavailableError`` for one on another device than the CPU or CUDA, and the errors of ``tune``.
+    mode, and the errors of ``tune``.
     """
     require_inference(model, "memory_budget")
-    device = device_of_convolutions(model)
-    if device.type not in ("cpu", "cuda"):
-        raise UnavailableError(f"a memory budget is for models on the CPU and on CUDA, and this one is on {device}")
     try:
         return _banded(model, sample_inputs, config, progress)
     except NotCapturedError as error:
@@ -195,7 +200,7 @@ def run_as_graph(
 def require_inference(model: nn.Module, setting: str) -> None:
     """Raise ``InvalidInputError`` if a part of the model is in training mode. setting: the name of what needs it."""
     for name, module in model.named_modules():
-        if module.training:
+        if is_training(module):
             raise InvalidInputError(
                 f"{setting} is for inference, and {name or 'the model'} is in training mode: call model.eval() before, "
                 f"or leave {setting} out"
@@ -357,6 +362,7 @@ def _count(arguments: tuple[Any, ...], schedule: Schedule, expected: Sequence[An
     except MucudnnError:
         raise
     except Exception as error:  # torch's operators may raise anything
+        raise_interruption(error)
         raise NotCapturedError(f"its graph raises {type(error).__name__}: {first_line(error)}") from error
     for output in expected:
         _require_right(result, output)

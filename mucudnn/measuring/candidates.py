@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
+from mucudnn.core.errors import CANDIDATE_ERRORS, raise_interruption, without_frames
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, package_of
 from mucudnn.kernels.algorithm import Algorithm, BaseAlgorithm, Workspace, why_unsupported
@@ -195,6 +195,7 @@ def _why_not_at_all(algorithm: Algorithm, problem: ConvProblem) -> str | None:
     except Exception as error:
         if package_of(algorithm.name) is None:
             raise
+        raise_interruption(error)
         return f"supports() raised {type(error).__name__}: {error}"
 
 

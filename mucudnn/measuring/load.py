@@ -11,13 +11,13 @@ import resource
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import psutil
 
+from mucudnn.core.errors import tolerated
 from mucudnn.core.records import BUSY
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -91,7 +91,7 @@ def _affinity() -> frozenset[int]:
 
 def _busy_s(cores: frozenset[int]) -> float | None:
     """Return the busy seconds of these cores together, those that a hypervisor gave to other machines included."""
-    with suppress(*_UNREADABLE):
+    with tolerated(*_UNREADABLE):
         every = psutil.cpu_times(percpu=True)
         if len(every) != len(cores):  # if some cores are offline, the last numbers are missing
             every = [every[core] for core in cores]
@@ -101,7 +101,7 @@ def _busy_s(cores: frozenset[int]) -> float | None:
 
 def _throttled_s(group: Path) -> float | None:
     """Return the seconds for which a limit stopped a cgroup (a container's processes); None if not counted."""
-    with suppress(ValueError):
+    with tolerated(ValueError):
         words = dict(line.split() for line in _text(group / "cpu.stat").splitlines())
         return int(words["throttled_usec"]) / _US_PER_S if "throttled_usec" in words else None
     return None
@@ -109,7 +109,7 @@ def _throttled_s(group: Path) -> float | None:
 
 def _quota(group: Path) -> float | None:
     """Return the number of cores that a cgroup (a container's processes) may keep busy; None if there is no limit."""
-    with suppress(ValueError, ZeroDivisionError):  # "max" means no limit
+    with tolerated(ValueError, ZeroDivisionError):  # "max" means no limit
         quota, period = _text(group / "cpu.max").split()
         return int(quota) / int(period)
     return None
@@ -129,7 +129,7 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
 
 def _text(path: Path) -> str:
     """Return the text of a file; an empty text if the file does not exist or cannot be read."""
-    with suppress(OSError):
+    with tolerated(OSError):
         return path.read_text(errors="replace")
     return ""
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mucudnn.core.errors import CANDIDATE_ERRORS, say_once, without_frames
+from mucudnn.core.errors import CANDIDATE_ERRORS, raise_interruption, say_once, without_frames
 from mucudnn.core.problem import ConvProblem, Operation, Sizes
 from mucudnn.core.records import Comparison, Configuration
 from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
@@ -142,6 +142,7 @@ class Machine:
                 baseline = partial(self.run_torch, problem, operands)
                 return [*compare_in_turns(baseline, runs, self.clock, rounds, self.watch)]
         except CANDIDATE_ERRORS as error:
+            raise_interruption(error)
             if not is_out_of_memory(error):
                 raise
         give_back_cache()

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mucudnn.core.errors import CANDIDATE_ERRORS, UnavailableError, UnsoundError
+from mucudnn.core.errors import CANDIDATE_ERRORS, UnavailableError, UnsoundError, raise_interruption
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.values import format_bytes
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory, peak_allocated_bytes
@@ -232,6 +232,7 @@ class Workbench:
             if self._device != "cpu":
                 torch.empty(comparing_bytes, dtype=torch.uint8, device=self._device)
         except CANDIDATE_ERRORS as error:
+            raise_interruption(error)
             if is_out_of_memory(error):
                 return None
             raise

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from mucudnn.core.config import Config
-from mucudnn.core.errors import SharingError, first_line, warn
+from mucudnn.core.errors import SharingError, first_line, raise_interruption, warn
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison, Configuration, MicroConfig, is_busy
 from mucudnn.core.terminal import Progress
@@ -53,7 +54,7 @@ from mucudnn.optimizing.steps import (
 from mucudnn.running.choices import TunedProblem, relative_error_of
 from mucudnn.running.modules import TunedModule
 from mucudnn.tuning.choose import baseline_of, with_noise
-from mucudnn.tuning.own_step import OwnStep
+from mucudnn.tuning.own_step import OwnStep, is_training
 
 SHORTEST_S, LONGEST_S = 0.002, 2.5  # range of the step time for automatic confirmation
 RECORD_S = 6e-5  # upper bound on the time to record a call, reached by torch's own
@@ -183,6 +184,7 @@ def confirm_model(
                 with _parameters_kept(model) if step is not None or has_hooks else nullcontext():
                     found = confirm(steps, automatic=step is None and not config.confirm)
     except Exception as error:
+        raise_interruption(error)
         if isinstance(error, SharingError) and not error.failures:
             raise
         give_back_cache()
@@ -192,8 +194,9 @@ def confirm_model(
             why = f"{type(error).__name__}: {first_line(error)}"
         found = f"the step failed: {why}"
         warn(f"the tuned choices could not be confirmed in the model's own step: {why}", RuntimeWarning)
+    confirmation, unconfirmed = (None, found) if isinstance(found, str) else (found, None)
     for module in modules.values():
-        module.confirmation, module.unconfirmed = (None, found) if isinstance(found, str) else (found, None)
+        vars(module).update(confirmation=confirmation, unconfirmed=unconfirmed)
     if isinstance(found, str):
         return None
     progress(str(found), 1.0)
@@ -218,10 +221,11 @@ def _why_not(
         return "PyTorch's own convolution is barred in some layers, so there is no step to compare with"
     ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
     # Cooperating processes must run the same number of steps, and gradient hooks may train the model
-    runs_unasked = model.training and not has_hooks and (ranks.are_several or not _is_one_of_several())
+    trains = is_training(model)
+    runs_unasked = trains and not has_hooks and (ranks.are_several or not _is_one_of_several())
     if ranks.everywhere(bool(config.confirm) or step is not None or runs_unasked):
         return None
-    if not model.training:
+    if not trains:
         return "the model is in eval mode; Config(confirm=True) confirms anyway"
     if has_hooks:
         return "its parameters have gradient hooks, which may train the model; Config(confirm=True) confirms anyway"
@@ -241,14 +245,14 @@ def _restored_on_failure(modules: Mapping[str, TunedModule]) -> Iterator[None]:
         yield
     except BaseException:
         for module, tuned, choices in before:
-            module.tuned, module.choices = tuned, choices
+            vars(module).update(tuned=tuned, choices=choices)
         raise
 
 
 @contextmanager
 def _parameters_kept(model: nn.Module) -> Iterator[None]:
     """Restore the values of all parameters of the model when the block ends."""
-    before = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
+    before = [(one, one.detach().clone()) for one in model.parameters() if not is_lazy(one)]
     try:
         yield
     finally:

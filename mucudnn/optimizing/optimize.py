@@ -28,11 +28,11 @@ from mucudnn.optimizing.confirm import confirm_model
 from mucudnn.optimizing.steps import Step
 from mucudnn.running.choices import Choices, TunedProblem, configurations_of
 from mucudnn.running.devices import device_of_convolutions, made_current
-from mucudnn.running.dispatcher import untouched
+from mucudnn.running.dispatcher import DEVICE_TYPES, untouched
 from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
 from mucudnn.tuning.model_state import undisturbed
 from mucudnn.tuning.trace import trace
-from mucudnn.tuning.tuner import machine_and_database, tune_tasks
+from mucudnn.tuning.tuner import machine_and_database, openmp_threads_ended, tune_tasks
 
 if TYPE_CHECKING:
     from mucudnn.distributed import Team
@@ -41,6 +41,7 @@ _Wanted = dict[str, list[Task]]  # module name -> its tasks, largest batch first
 
 
 @warnings_deferred()
+@openmp_threads_ended()
 def optimize(
     model: nn.Module,
     sample_input: Any,
@@ -83,6 +84,8 @@ def optimize(
     the same shape. Each measures its share, all make the same choices, and all run the same steps to confirm them. So
     ``step`` may contain collectives; pass it on all ranks or on none. ``process_group`` replaces the default group.
 
+    A model whose convolutions are neither on the CPU nor on CUDA is returned as it is, with a warning.
+
     Raises the errors of ``tune``; ``InvalidInputError`` for convolutions on several devices, for parameters made in
     ``torch.inference_mode()``, and for a model in training mode with ``config.fuse``; and any error of the model on
     ``sample_input``. The model is then unchanged. Warnings are issued at the end, so that the model is tuned even if
@@ -92,11 +95,17 @@ def optimize(
     if not (step is None or callable(step)):
         raise InvalidInputError(f"step is {shown(step)}; give a function that runs a step of a model, or None")
     for name, tensor in chain(instance(nn.Module, model, "model").named_parameters(), model.named_buffers()):
-        if not is_lazy(tensor) and tensor.is_inference():
+        with torch._C.DisableTorchFunctionSubclass():
+            is_inference = not is_lazy(tensor) and tensor.is_inference()
+        if is_inference:
             raise InvalidInputError(
                 f"{name} of the model was made in torch.inference_mode() and can never be saved for gradients: make "
                 "the model outside of that mode, or give copy.deepcopy(model), copied outside of it"
             )
+    device = device_of_convolutions(model)
+    if device.type not in DEVICE_TYPES:
+        warn(f"the model runs as it is: it is on {device}, and mucudnn measures on {' and '.join(DEVICE_TYPES)}")
+        return model
     settle_heap(config.keep_heap)
     model = getattr(model, "untuned_model", model)  # of one that runs as a graph
     if config.memory_budget_bytes is not None:
@@ -144,7 +153,7 @@ def _optimize_modules(
                 its_own = tuple(tuned[task] for task in tasks)
                 make_tunable(modules[name])
                 swapped = cast(TunedModule, modules[name])
-                swapped.confirmation = swapped.unconfirmed = None
+                vars(swapped).update(confirmation=None, unconfirmed=None)
                 _put_in(swapped, its_own, config, kept_bytes)
         confirm_model(
             model,
@@ -228,7 +237,6 @@ def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config
     Divisions of torch's own convolution are not used for batches smaller than the tuned one, since they were not
     compared with the undivided convolution there.
     """
-    module.tuned = tuple(its_own)
     limit_bytes = config.workspace_budget_bytes
     if limit_bytes is None and not config.has_headroom_limit:
         limit_bytes = config.workspace_limit_bytes
@@ -245,7 +253,8 @@ def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config
             are_torchs = are_torchs and configuration.is_baseline
             most_bytes = max(most_bytes, kept_bytes + configuration.workspace_bytes)
     if are_torchs and (limit_bytes is None or most_bytes <= limit_bytes):
-        module.choices = None
+        choices = None
     else:
         device_type = cast(_ConvNd, module).weight.device.type
-        module.choices = Choices.of(configurations, device_type, not config.has_headroom_limit, limit_bytes)
+        choices = Choices.of(configurations, device_type, not config.has_headroom_limit, limit_bytes)
+    vars(module).update(tuned=tuple(its_own), choices=choices)

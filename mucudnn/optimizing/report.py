@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import FailureKind
@@ -235,6 +236,9 @@ def _why_untuned(module: _ConvNd) -> str | None:
         return reason
     if isinstance(module, TunedModule) and module.tuned:
         return _why_torchs_own(module)
+    wrapped = next(filter(is_traceable_wrapper_subclass, module.parameters()), None)
+    if wrapped is not None:
+        return f"its parameters are {type(wrapped).__name__}, of which PyTorch computes convolutions"
     if cls.forward is not torchs.forward:
         return f"{_UNREACHED}, or {cls.__name__}.forward does not call super().forward"
     return _UNREACHED

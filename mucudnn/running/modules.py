@@ -19,7 +19,7 @@ from torch.nn.modules import conv
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
-from mucudnn.core.errors import InvalidInputError, say_once
+from mucudnn.core.errors import InvalidInputError, raise_interruption, say_once
 from mucudnn.core.problem import ITEM_BYTES, Operation
 from mucudnn.kernels.torch_convolution import functions
 from mucudnn.running import operators
@@ -51,6 +51,7 @@ _METHODS = {
 class TunedModule:
     """A convolution module that runs its tuned choices.
 
+    These attributes are set in ``vars(module)``, since the user's class may refuse or convert what is set.
     tuned: the choice for each operation, as reported. choices: the choices to run; None to run torch's convolution for
     every input. confirmation: the comparison of whole steps of the model with torch's, or None. unconfirmed: the reason
     why there was no comparison.
@@ -86,16 +87,17 @@ def running_torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
     before = [(module, module.choices) for module in modules]
     try:
         for module, _ in before:
-            module.choices = None
+            vars(module)["choices"] = None
         yield
     finally:
         for module, choices in before:
-            module.choices = choices
+            vars(module)["choices"] = choices
 
 
 def operator_takes(x: Tensor, weight: Tensor, dims: tuple[int, int]) -> bool:
     """Return whether our operators accept x: a dense, real tensor whose number of dimensions is one of ``dims``.
 
+    Returns False for tensors that wrap others, such as DTensor, of which PyTorch knows what its own operators compute.
     Returns False under forward-mode AD and ``torch.func``, which the operators do not support, also while
     ``torch.compile`` traces them, if x is not a tensor, for example a ``torch.fx.Proxy``, if the weight handles torch's
     functions itself, and under ``torch.export``, whose graphs are for programs without mucudnn. The operator checks
@@ -104,6 +106,8 @@ def operator_takes(x: Tensor, weight: Tensor, dims: tuple[int, int]) -> bool:
     if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.dim() not in dims:
         return False
     if x.is_nested or x.layout is not torch.strided or x.is_meta:
+        return False
+    if hasattr(type(x), "__tensor_flatten__") or hasattr(type(weight), "__tensor_flatten__"):
         return False
     if torch.compiler.is_exporting() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return False
@@ -312,6 +316,7 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
 }
 _Class = type[nn.Module]
 _made: dict[tuple[_Class, _Class], _Class] = {}  # by our class and the user's
+_ATTRIBUTES = *TunedModule.__annotations__, "untuned_class"
 _NOT_COPIED = ("__dict__", "__weakref__")  # class attributes that Python makes itself
 
 
@@ -320,7 +325,7 @@ def make_tunable(module: nn.Module) -> None:
 
     Raises ``InvalidInputError`` if ``why_left_alone`` has a reason.
     """
-    module.__class__ = _tuned_class(module)
+    object.__setattr__(module, "__class__", _tuned_class(module))
 
 
 def why_left_alone(module: nn.Module) -> str | None:
@@ -331,7 +336,8 @@ def why_left_alone(module: nn.Module) -> str | None:
         object.__setattr__(there, "__class__", made)
     except InvalidInputError as error:
         return str(error)
-    except TypeError as error:
+    except Exception as error:  # the class may raise anything when it is asked for attributes
+        raise_interruption(error)
         return f"{type(module).__name__} cannot be changed: {error}"
     return None
 
@@ -362,6 +368,9 @@ def _tuned_class(module: nn.Module) -> _Class:
         return cls
     if (torchs := torchs_class(cls)) and (name := _CALLED[torchs][0]) in vars(module):
         raise InvalidInputError(f"it has a {name} of its own")
+    taken = next((name for name in _ATTRIBUTES if hasattr(module, name)), None)
+    if taken is not None:
+        raise InvalidInputError(f"{cls.__name__} has an attribute '{taken}' of its own, as tuned modules have")
     if is_parametrized(module):
         return _parametrized(module)
     return _of_class(cls)
@@ -431,6 +440,7 @@ def derived(name: str, ours: _Class, users: _Class, attributes: Mapping[str, Any
     try:
         made = new_class(name, (ours, users), exec_body=lambda namespace: namespace.update(attributes))
     except Exception as error:  # metaclasses and __init_subclass__ may raise anything
+        raise_interruption(error)
         raise InvalidInputError(f"no class can derive from {users.__name__}: {error}") from error
     return cast(_Class, made)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from mucudnn.core.errors import InvalidInputError, MisalignedError, UnavailableError, say_once
+from mucudnn.core.errors import InvalidInputError, MisalignedError, UnavailableError, raise_interruption, say_once
 from mucudnn.core.problem import Operation
 from mucudnn.kernels.memory import TORCH_FORMATS, is_out_of_memory
 from mucudnn.kernels.torch_convolution import Geometry, functions, torch_convolution
@@ -89,6 +89,7 @@ def computed(
                 if cached is executable:
                     choices.executables.pop(key, None)
         except (RuntimeError, MemoryError) as error:
+            raise_interruption(error)
             if not is_out_of_memory(error):
                 raise
             tuned_for = f"{operation}, x {tuple(x.shape)}, w {tuple(w.shape)}"

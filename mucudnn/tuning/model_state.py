@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import _lru_cache_wrapper, partial
+from itertools import chain
 from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -15,12 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from mucudnn.core.errors import raise_interruption
 from mucudnn.kernels.memory import is_free
 from mucudnn.running.eager.hot_path import is_plain
 from mucudnn.running.modules import TunedModule
+from mucudnn.tuning.own_step import is_training, set_gradients
 
 CONTAINERS = dict, list, set, deque
 _OPAQUE = {"torch", "logging", "threading", "weakref", "multiprocessing", "concurrent", "asyncio", "queue", "mucudnn"}
@@ -73,6 +78,15 @@ def has_attributes(part: Any) -> bool:
     return hasattr(part, "__dict__") or bool(slots(part))
 
 
+def _may_be_read(part: Any) -> bool:
+    try:
+        attributes(part)
+    except Exception as error:  # objects may refuse to be looked at
+        raise_interruption(error)
+        return False
+    return True
+
+
 def package_of(code: type | FunctionType) -> str:
     return str(code.__module__).partition(".")[0]
 
@@ -114,13 +128,19 @@ class ModelState:
         def belongs(part: Any) -> bool:
             if isinstance(part, nn.Module):
                 return not isinstance(part, LazyModuleMixin)
-            return isinstance(part, (*CONTAINERS, tuple, frozenset)) or package_of(type(part)) in packages
+            if isinstance(part, (*CONTAINERS, tuple, frozenset)):
+                return True
+            return package_of(type(part)) in packages and _may_be_read(part)
 
         parts = [part for _, part in reachable(model, is_followed=belongs)]
         own = [part for part in parts if belongs(part)]
         self.kinds = [(part, type(part)) for part in own if isinstance(part, nn.Module)]
         self.owners = [(part, entries_of(part)) for part in own if isinstance(part, CONTAINERS) or has_attributes(part)]
-        self.tensors = [part for part in parts if isinstance(part, Tensor)]
+        scripted = chain(model.parameters(), model.buffers())  # ScriptModules do not have theirs in attributes
+        initialized = {
+            id(part): part for part in chain(parts, scripted) if isinstance(part, Tensor) and not is_lazy(part)
+        }
+        self.tensors = [*initialized.values()]
         self.arrays = [part for part in parts if isinstance(part, np.ndarray) and part.dtype.kind in "biufc"]
         self.generators = [part for part in parts if isinstance(part, torch.Generator)]
 
@@ -143,7 +163,8 @@ def undisturbed(model: nn.Module) -> Iterator[ModelState]:
 
     What the model refers to is restored too: containers, objects, and the values of tensors and arrays; those of
     parameters only if there is memory for copies. Modules that were tuned in the block stay tuned, unless it raises;
-    lazy modules stay initialized. In the block, autograd is enabled, and the model's gradients start as None.
+    lazy modules stay initialized, with new running statistics. In the block, autograd is enabled, and the model's
+    gradients start as None.
     """
     state, tuned = ModelState(model), set[str]()
     parameters = [parameter for parameter in model.parameters() if is_plain(parameter)]
@@ -155,16 +176,21 @@ def undisturbed(model: nn.Module) -> Iterator[ModelState]:
             stack.callback(generator.set_state, generator.get_state())
         for array in state.arrays:
             stack.callback(_put_back_array, array, array.copy())
-        for tensor in state.tensors:
-            values = tensor.detach().clone() if has_copies or not isinstance(tensor, nn.Parameter) else None
-            stack.callback(_put_back_tensor, tensor, tensor.detach(), values, tensor.requires_grad)
+        with torch._C.DisableTorchFunctionSubclass():
+            for tensor in state.tensors:
+                values = tensor.detach().clone() if has_copies or not isinstance(tensor, nn.Parameter) else None
+                stack.callback(_put_back_tensor, tensor, tensor.detach(), values, tensor.requires_grad)
         for owner, entries in state.owners:
             stack.callback(put_back, owner, entries, tuned)
         for module, kind in state.kinds:
             stack.callback(_put_back_class, module, kind, tuned)
-        for parameter in model.parameters():
-            stack.callback(setattr, parameter, "grad", parameter.grad)
-            parameter.grad = None
+        for module in model.modules():  # a ScriptModule's mode is no attribute of Python
+            stack.callback(_put_back_mode, module, is_training(module))
+            if isinstance(module, LazyModuleMixin):
+                stack.callback(_put_back_statistics, module)
+        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        stack.callback(set_gradients, gradients)
+        set_gradients((parameter, None) for parameter, _ in gradients)
         gpus = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
         with torch.random.fork_rng(sorted(gpus)), torch.inference_mode(False), torch.enable_grad():
             yield state
@@ -176,18 +202,31 @@ def _put_back_array(array: Any, values: Any) -> None:
         array[...] = values
 
 
+def _put_back_mode(module: nn.Module, mode: bool) -> None:
+    if is_training(module) is not mode:
+        module.training = mode
+
+
+def _put_back_statistics(module: Any) -> None:
+    """Restore the running statistics that a lazy module had when it was initialized, if it is a norm and has been."""
+    if isinstance(module, _NormBase) and not any(map(is_lazy, module.buffers())):
+        module.reset_running_stats()
+
+
 def _put_back_tensor(tensor: Tensor, memory: Tensor, values: Tensor | None, requires_grad: bool) -> None:
     """Restore a tensor's memory, and the values that this had, if there is a copy."""
     is_same = False
-    if is_plain(memory):
-        if (tensor.data_ptr(), tensor.shape, tensor.stride()) != (memory.data_ptr(), memory.shape, memory.stride()):
-            tensor.data = memory
-        is_same = values is not None and torch.equal(tensor, values)  # writing would raise the version
-    if values is not None and not is_same:
-        with suppress(Exception), torch.no_grad():  # of elements that share memory, or of a subclass
-            tensor.copy_(values)
-    if tensor.is_leaf and tensor.requires_grad is not requires_grad:
-        tensor.requires_grad_(requires_grad)
+    with torch._C.DisableTorchFunctionSubclass():
+        if is_plain(memory):
+            if (tensor.data_ptr(), tensor.shape, tensor.stride()) != (memory.data_ptr(), memory.shape, memory.stride()):
+                tensor.data = memory
+            with suppress(Exception):  # some dtypes cannot be compared
+                is_same = values is not None and torch.equal(tensor, values)  # writing would raise the version
+        if values is not None and not is_same:
+            with suppress(Exception), torch.no_grad():  # of elements that share memory, or of a subclass
+                tensor.copy_(values)
+        if tensor.is_leaf and tensor.requires_grad is not requires_grad:
+            tensor.requires_grad_(requires_grad)
 
 
 def put_back(owner: Any, entries: Any, tuned: Collection[str] = ()) -> None:
@@ -223,7 +262,7 @@ def _identities(entries: Any) -> Any:
 
 def _put_back_class(module: nn.Module, kind: type, tuned: Collection[str]) -> None:
     if type(module) is not kind and not (tuned and isinstance(module, TunedModule)):
-        module.__class__ = kind
+        object.__setattr__(module, "__class__", kind)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,12 +26,11 @@ class OwnStep:
 
     def __call__(self, model: nn.Module) -> None:
         arguments = tree_map(leaf, self.arguments)
-        if not model.training:
+        if not is_training(model):
             with torch.no_grad():
                 model(*arguments)
             return
-        for parameter in model.parameters():
-            parameter.grad = None
+        set_gradients((parameter, None) for parameter in model.parameters())
         if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
             torch.clear_autocast_cache()
         output = model(*arguments)
@@ -51,3 +51,15 @@ def leaf(value: Any) -> Any:
         return value
     trainable = value.clone() if value.is_inference() else value.detach()
     return trainable.requires_grad_(value.requires_grad)
+
+
+def is_training(module: nn.Module) -> bool:
+    """Return whether a module is in training mode; what ``torch.jit.freeze`` makes has no mode, and is not."""
+    return bool(getattr(module, "training", False))
+
+
+def set_gradients(gradients: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+    """Assign gradients where they differ: a module may refuse assignments."""
+    for parameter, gradient in gradients:
+        if parameter.grad is not gradient:
+            parameter.grad = gradient

@@ -8,12 +8,11 @@ passes over nothing that may win, and takes many samples of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 
-from mucudnn.core.errors import BrokenDeviceError, UnsoundError, first_line, without_frames
+from mucudnn.core.errors import BrokenDeviceError, UnsoundError, first_line, tolerated, without_frames
 from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, Task
 from mucudnn.core.statistics import spread
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
@@ -331,7 +330,7 @@ class Race:
         own = [c for c in self.candidates if c.algorithm.name == name and not (c.is_foreign or self.thorough)]
         smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
         for part in [c for c in smaller if self.standings.is_large_enough(c)][:1]:
-            with suppress(*candidate.errors):
+            with tolerated(*candidate.errors):
                 return self._checked(part)
         return self._checked(candidate)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from mucudnn.core.errors import no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
@@ -140,6 +141,8 @@ def _problem(module: nn.Module, x: Tensor, second: Any) -> ConvProblem | None:
             without_data, padding = padded(module, torch.empty_like(x, device="meta"), w)
             shape = without_data.shape
     except (RuntimeError, ValueError):
+        return None
+    if is_traceable_wrapper_subclass(x) or is_traceable_wrapper_subclass(w):
         return None
     dtype, steps = _dtype(x), (module.stride, padding, module.dilation, module.groups)
     return problem_of_call(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -14,16 +13,17 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.errors import InvalidInputError, tolerated
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.memory import block_bytes, torch_format
 from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.running.problems import problem_operation
 from mucudnn.tuning.model_state import free_of_fakes, undisturbed
-from mucudnn.tuning.own_step import leaf
+from mucudnn.tuning.own_step import is_training, leaf
 from mucudnn.tuning.trace import Call, call_of, observed
 
 _FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
@@ -77,7 +77,7 @@ def trace_step(model: nn.Module, sample_input: Any) -> TracedStep:
     tuned = [module for module in model.modules() if isinstance(module, TunedModule)]
     with undisturbed(model), running_torchs_own(tuned):
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with suppress(Exception), free_of_fakes(model):
+        with tolerated(Exception), free_of_fakes(model):
             with FakeCopyMode(fake):
                 without_memory = copy.deepcopy(model)
             inputs = tree_map(lambda value: fake.from_tensor(value) if isinstance(value, Tensor) else value, arguments)
@@ -88,7 +88,7 @@ def trace_step(model: nn.Module, sample_input: Any) -> TracedStep:
 
 def _trace(model: nn.Module, arguments: tuple[Any, ...]) -> TracedStep:
     inputs = tree_map(leaf, arguments)
-    base = [*model.parameters(), *model.buffers(), *_tensors(inputs)]
+    base = _tensors((*model.parameters(), *model.buffers(), inputs))
     tracer = _Tracer(base, base[0].device.type if base else "cpu")
     base_bytes = tracer.live_bytes
     with observed(model, tracer.run), tracer:
@@ -102,7 +102,7 @@ def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
     A model in training mode keeps the modes of its parts, which may be frozen; any other is switched to training mode.
     Raises ``InvalidInputError`` if the output has no floating tensor, and any error of the model.
     """
-    if not model.training:
+    if not is_training(model):
         model.train()
     output = model(*arguments)
     floating = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
@@ -247,5 +247,6 @@ def _identity(tensor: Tensor) -> tuple[int, int]:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    """Return the tensors in ``values`` that have a storage, which sparse tensors do not have."""
-    return [v for v in tree_leaves(values) if isinstance(v, Tensor) and v.layout is torch.strided]
+    """Return the tensors in ``values`` that have a storage, which sparse and uninitialized ones do not have."""
+    tensors = [v for v in tree_leaves(values) if isinstance(v, Tensor) and not is_lazy(v)]
+    return [tensor for tensor in tensors if tensor.layout is torch.strided]

@@ -5,8 +5,9 @@ The method is that of Oyama et al., 2018: workspace reuse (section III-B) and wo
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -52,9 +53,21 @@ if TYPE_CHECKING:
 __all__ = ["Priors", "Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
 
 _MOST_ATTEMPTS = 4  # to measure what fits a budget: quickly, thoroughly, and twice only what needs the least bytes
+_SOFT = 1  # omp_pause_soft; GNU's runtime ends the threads, others survive a fork and need not
 _RACED = 2 / 3  # of the time limit; whole runs, and what a candidate takes beyond the limit, have the rest
 
 
+@contextmanager
+def openmp_threads_ended() -> Iterator[None]:
+    """End the OpenMP threads of this thread after the block: a process that is forked while they are there may hang."""
+    try:
+        yield
+    finally:
+        with suppress(AttributeError):  # the runtime is older than OpenMP 5
+            ctypes.CDLL(None).omp_pause_resource_all(_SOFT)
+
+
+@openmp_threads_ended()
 def tune(
     problems: Iterable[ConvProblem] | ConvProblem,
     batch_size: int,

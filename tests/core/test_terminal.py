@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from threading import Event
+from time import sleep
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 import mucudnn
 from mucudnn.core import terminal as module
+from mucudnn.core.errors import warn
 from mucudnn.core.terminal import progress_bar, progress_of
 
 
@@ -71,7 +74,19 @@ def test_lines_say_what_is_done_also_while_the_work_reports_nothing(monkeypatch:
     assert last.endswith(": conv2: measuring")
 
 
-def test_progress_without_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    with progress_bar() as move:
+CLOSED = Stream(is_terminal=True)
+CLOSED.close()
+del CLOSED.isatty
+
+
+@pytest.mark.parametrize("stream", [None, CLOSED, object()], ids=["none", "closed", "no stream"])
+def test_without_standard_error_work_goes_on(stream: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(module, "LINE_EVERY_S", 0.001)
+    with progress_bar() as move, progress_of(None):
         move("on", 0.5)
+        sleep(0.01)
+    monkeypatch.setattr(warnings, "showwarning", lambda *_: sys.stderr.write("as Python does"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warn("nobody reads this")

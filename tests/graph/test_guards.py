@@ -252,6 +252,43 @@ def test_each_change_of_a_model_is_noticed_and_said_once(language: str) -> None:
         Block.offset = 0.5
 
 
+def without_writing(array: Any) -> Any:
+    array.flags.writeable = False
+    return array
+
+
+ARRAYS: dict[str, Callable[[Any], Any]] = {
+    "reversed": lambda array: array[::-1],
+    "reversed in two directions": lambda array: array.reshape(4, 6)[::-1, ::-2],
+    "of another byte order": lambda array: array.view(">f8"),
+    "long double": lambda array: array.view(np.longdouble),
+    "packed": lambda array: array.view([("first", "u1"), ("second", "f4"), ("third", "u1", 3)])["second"],
+    "records": lambda array: array.view([("first", "f4"), ("second", "f4")]),
+    "complex": lambda array: array.view(complex),
+    "text": lambda array: array.view("U2"),
+    "dates": lambda array: array.view("M8[s]"),
+    "repeated": lambda array: np.broadcast_to(array[:1], (3, 1)),
+    "without writing": lambda array: without_writing(array.view()),
+    "a number": lambda array: array[:1].reshape(()),
+    "empty": lambda array: array[:0],
+}
+
+
+def test_arrays_of_every_kind_are_watched(language: str) -> None:
+    for name, view in ARRAYS.items():
+        memory = np.arange(24.0)
+        model = nn.ReLU()
+        model.table = view(memory)
+        watching = Guards(model)
+        assert watching.why_not() is None, name
+        assert not watching.unguarded
+        if name != "empty":
+            memory.view(np.uint8)[:] += 1
+            assert watching.why_not() == "the values of table have changed", name
+    model.table = np.array([None])
+    assert Guards(model).unguarded == ["table"]
+
+
 @torch.no_grad()
 def test_what_users_put_in_place_of_torchs_functions_is_called(language: str, runs: list[Schedule]) -> None:
     def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -645,7 +682,7 @@ def test_what_a_graph_cannot_be() -> None:
         capture(Counts(3, 4, 3).eval(), (x,))
     sparse = nn.Sequential(nn.Conv2d(3, 4, 3))
     sparse.register_buffer("mask", torch.eye(3).to_sparse())
-    with pytest.raises(NotCapturedError, match="mask is a tensor of a kind whose values cannot be watched"):
+    with pytest.raises(NotCapturedError, match=r"^mask is a tensor of a kind whose values cannot be watched"):
         capture(sparse.eval(), (x,))
     hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
     with pytest.raises(NotCapturedError, match="hooks for all modules"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import signal
 from collections.abc import Callable
 from importlib import import_module
 from math import inf
@@ -120,6 +121,10 @@ def test_a_step_that_fails_or_is_interrupted_leaves_what_was_tuned(machine: Mach
         assert confirmed(net, step=failing(RuntimeError("no memory\nand a stack"))) is None
     with pytest.raises(KeyboardInterrupt):
         confirmed(net, step=failing(KeyboardInterrupt()))
+    before = signal.signal(signal.SIGUSR1, lambda *_: failing(TimeoutError())(net))
+    with pytest.raises(TimeoutError):
+        confirmed(net, step=lambda _: signal.raise_signal(signal.SIGUSR1))
+    signal.signal(signal.SIGUSR1, before)
     assert not torchs(net)
     assert net.first.choices is not None
     assert net.second.choices is not None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +47,20 @@ def test_a_budget_is_divided_over_the_whole_model(database: Path) -> None:
         model(x).square().sum().backward()
     for a, b in zip(torchs.parameters(), ours.parameters(), strict=True):
         torch.testing.assert_close(b.grad, a.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_process_that_is_forked_afterwards_computes_with_threads(database: Path) -> None:
+    torch.set_num_threads(2)
+    model, x = nn.Conv2d(3, 16, 3), torch.randn(4, 3, 48, 48)
+    before = threading.enumerate()
+    mucudnn.optimize(model, x, mucudnn.Config(time_limit="20ms", database=database, operations="forward"))
+    assert threading.enumerate() == before
+    if not (child := os.fork()):
+        signal.alarm(20)  # ends a process that hangs
+        model(x)
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
 
 
 def test_warnings_that_are_errors_come_when_the_model_is_tuned(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

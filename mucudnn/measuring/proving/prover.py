@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -20,7 +19,7 @@ from typing import BinaryIO
 
 import torch
 
-from mucudnn.core.errors import first_line
+from mucudnn.core.errors import first_line, raise_interruption, tolerated
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import package_of
 from mucudnn.core.torch_settings import TorchSettings
@@ -78,12 +77,13 @@ class Prover:
             with self._lock:
                 verdicts = iter(self._ask(batch) if batch else ())
         except (OSError, EOFError, subprocess.SubprocessError) as error:
+            raise_interruption(error)
             return [_unproven(error) for _ in candidates]
         return [next(verdicts) if isinstance(one, Trial) else one for one in made]
 
     def start(self) -> None:
         """Start the proving process, and wait until it is ready; ignore a failure, which ``prove`` reports."""
-        with suppress(OSError, EOFError):  # ``prove`` reports the error
+        with tolerated(OSError, EOFError):  # ``prove`` reports the error
             self.heap_checks()
 
     def heap_checks(self) -> dict[str, bool]:
@@ -102,8 +102,9 @@ class Prover:
                 try:
                     self._connection.send(())
                     self._connection.recv()
-                except (OSError, EOFError):
+                except (OSError, EOFError) as error:
                     self.close()
+                    raise_interruption(error)
 
     def close(self) -> None:
         """End the proving process."""
@@ -131,8 +132,9 @@ class Prover:
                 connection.send(batch)
                 verdicts: list[Proof | Exception] = connection.recv()
                 return verdicts
-            except (OSError, EOFError):
+            except (OSError, EOFError) as error:
                 self.close()
+                raise_interruption(error)
                 if is_last:
                     raise
             except BaseException:  # it is still busy with the batch
@@ -192,6 +194,7 @@ def _trial_or_error(bench: Bench, candidate: Candidate) -> Trial | UnprovenError
         try:
             pickled = cloudpickle.dumps(candidate.algorithm)
         except Exception as error:
+            raise_interruption(error)
             return _unproven(error)
     return Trial(bench, name, candidate.micro_batch_size, pickled)
 
