@@ -12,7 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import FunctionType
 from typing import Any
@@ -343,6 +343,14 @@ def memories_of_results(model: nn.Module, arguments: tuple[Any, ...], own: Seque
             block = blocks.index(memory) if base is None and blocks.count(memory) > 1 else None
             found[number] = ResultMemory(of, block, one.dtype, tuple(one.shape), one.stride(), offset)
         return found
+
+
+def correct_strides(memories: dict[int, ResultMemory], output: Any) -> None:
+    """Give new results the strides of a call of the model, which those of tensors without values may differ from."""
+    for number, result in enumerate(tree_leaves(output)):
+        memory = memories.get(number)
+        if memory is not None and memory.of is None and memory.block is None:
+            memories[number] = replace(memory, stride=result.stride())
 
 
 def unshared(

@@ -40,6 +40,7 @@ from mucudnn.graph.convolution_choices import (
     tuned_convolutions,
 )
 from mucudnn.graph.costs import Timings, digest, estimated_costs, every_cost, operator_costs, schedule_key
+from mucudnn.graph.guards import correct_strides
 from mucudnn.graph.model import BandedModel, Graphs, banded, signature_of
 from mucudnn.graph.operators import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule, solver_graph
@@ -357,6 +358,8 @@ def _count(arguments: tuple[Any, ...], schedule: Schedule, expected: Sequence[An
 
     Raises ``NotCapturedError`` if the schedule fails, or gives another output.
     """
+    for output in expected:
+        correct_strides(schedule.captured.memories, output)
     try:
         result = schedule.count(arguments)
     except MucudnnError:
