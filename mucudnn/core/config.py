@@ -149,7 +149,7 @@ class Config:
     time_limit: most seconds per problem, above 0, as a number or text such as ``"60s"``; None measures until the noise
     is small. Two thirds are for measuring candidates, the rest for whole runs; what a problem takes beyond its time,
     since PyTorch's own and one that fits are always measured, is taken from the next ones. With ``enable`` and
-    ``tuned``, None is one second, which the first call of a problem then takes.
+    ``tuned``, None is one second, which one call of a problem then takes.
     database: SQLite file of the measurements, where ``~`` is the home folder; None for one in the user's cache folder.
     strict: use only algorithms with which a NaN or an infinity in x or dy affects the same results as with torch's own:
     no Winograd or Fourier transforms (docs/compatibility.md), and no library algorithm that may be one.

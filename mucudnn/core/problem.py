@@ -180,7 +180,7 @@ class ConvProblem:
         return replace(self, d=depth[0] if depth else 0, h=h, w=w)
 
     def with_operation(self, operation: Operation) -> ConvProblem:
-        return replace(self, operation=operation)
+        return self if operation is self.operation else replace(self, operation=operation)
 
     def __str__(self) -> str:
         """Return text for people such as ``forward 64x56x56 -> 64, 3x3, padding 1x1, float32 contiguous``."""

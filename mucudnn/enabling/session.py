@@ -1,16 +1,18 @@
 """Sessions, which compute torch's convolutions and choose for each problem what runs.
 
-That is its tuned configuration, the nearest tuned size's, or torch's convolution. The first size of a layer (its
-problem without batch size, height and width) is measured at the first call. Usually all calls have that size, so
-training is tuned in its first step. Once k sizes of the layer are known, another size is measured only after 2**k
-calls, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image sizes cost little. Until
-a size is measured, the choice of the nearest size runs. Stored results are used immediately.
+That is its tuned configuration, the nearest tuned size's, or torch's convolution. Stored results are used immediately.
+A layer (a problem without batch size, height and width) is tuned once calls of its sizes that are not tuned have taken
+``PATIENCE`` times as long as tuning is expected to: what is called a few times costs next to nothing, and tuning never
+takes more than about the time of the convolutions. The 1st, 2nd, 4th, ... call of a size is timed, for those until the
+next one; then the size may also be tuned. Once k sizes of a layer are known, another one is tuned only at its 2**k-th
+call or later, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image sizes cost
+little. Until a size is tuned, the choice of the nearest size runs.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +28,7 @@ from mucudnn.core.errors import InfeasibleError, first_line, raise_interruption,
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Task
 from mucudnn.enabling.status import Origin, ShapeStats, Status
-from mucudnn.enabling.workshop import Workshop, nearest
+from mucudnn.enabling.workshop import FIRST_CALL_S, Workshop, nearest
 from mucudnn.kernels.memory import torch_format
 from mucudnn.measuring.heap import HeapTrial
 from mucudnn.running import operators
@@ -34,6 +36,7 @@ from mucudnn.running.dispatcher import Kernel, untouched
 from mucudnn.running.problems import problem_of_call, problem_operation
 from mucudnn.running.workspace import make_room
 
+PATIENCE = 1.0  # seconds of untuned calls for each second that tuning is expected to take
 _MOST_KEPT = 4096  # shapes, so that memory stays bounded
 _LOOK_CALLS = 4  # calls of a problem between two looks at what a kept heap saves
 _MOST_FAILURES = 3  # consecutive ones, so that a permanent fault, such as a locked file, does not delay every layer
@@ -63,8 +66,9 @@ class Session:
 
     calls: by shapes, strides and geometry; None for calls that are never tuned. met: statistics by problem, batch size,
     device and number of threads. passed_by: number of shapes that are never tuned, by reason. spent_s: time of look-ups
-    and measurements. failures: number of tuning errors since the last success. is_deciding: whether other threads must
-    wait before they compute, so that they do not disturb a measurement.
+    and measurements. expected_s: seconds that the next tuning is expected to take. untuned_s: by layer, seconds of
+    calls of its untuned sizes since one was tuned. failures: number of tuning errors since the last success.
+    is_deciding: whether other threads must wait before they compute, so that they do not disturb a measurement.
     """
 
     def __init__(self, config: Config, workshop: Workshop | None = None, clock: Callable[[], float] = monotonic):
@@ -76,11 +80,13 @@ class Session:
         self.met: dict[tuple[object, ...], ShapeStats] = {}
         self.passed_by: Counter[str] = Counter()
         self.spent_s = 0.0
+        self.expected_s = min(config.time_limit_s or FIRST_CALL_S, FIRST_CALL_S)
+        self.untuned_s: defaultdict[tuple[object, ...], float] = defaultdict(float)
         self.is_deciding = False
         self.failures = 0
         self.heap = HeapTrial() if config.keep_heap is None else None
         self._tells_steps: ShapeStats | None = None  # its calls tell when to look at the heap
-        self._layers: dict[tuple[object, ...], list[ShapeStats]] = {}
+        self._layers: defaultdict[tuple[object, ...], list[ShapeStats]] = defaultdict(list)
         self._lock = threading.RLock()
 
     def forward(self, following: Kernel, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
@@ -90,13 +96,19 @@ class Session:
         R, S). geometry: the arguments from stride to groups.
         """
         call = self._call(x, w, *geometry)
-        if call is not None:
-            met = call.y = call.y or self._met(call, Operation.FORWARD)
-            y = self._computed(met, call, x, w, None, None if call.is_transposed else bias)
-            if y is not None:
-                return y.add_(bias.view(-1, *[1] * (y.dim() - 2))) if call.is_transposed and bias is not None else y
+        if call is None:
+            return following(x, w, bias, *geometry)
+        met = call.y = call.y or self._met(call, Operation.FORWARD)
+        timed = self._counted(met)
+        began = self._now(call.device) if timed else 0.0
+        y = self._computed(met, call, x, w, None, None if call.is_transposed else bias)
+        if y is None:
             self._make_room(met)
-        return following(x, w, bias, *geometry)
+            y = following(x, w, bias, *geometry)
+        elif call.is_transposed and bias is not None:
+            y = y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
+        self._account(timed, began)
+        return y
 
     def backward(
         self,
@@ -115,20 +127,25 @@ class Session:
         call = self._call(x, w, *geometry)
         if call is None:
             return following(dy, x, w, bias_sizes, *geometry_and_mask)
-        dx = dw = None
         if of_x:
             call.dx = call.dx or self._met(call, Operation.BACKWARD_DATA)
-            dx = self._computed(call.dx, call, x, w, dy)
         if of_w:
             call.dw = call.dw or self._met(call, Operation.BACKWARD_FILTER)
-            dw = self._computed(call.dw, call, x, w, dy)
+        timed = self._counted(call.dx if of_x else None, call.dw if of_w else None)
+        began = self._now(call.device) if timed else 0.0
+        dx = self._computed(call.dx, call, x, w, dy) if of_x else None
+        dw = self._computed(call.dw, call, x, w, dy) if of_w else None
+        db = None
         missing = [of_x and dx is None, of_w and dw is None, of_bias]
-        if not (missing[0] or missing[1]):
-            return dx, dw, dy.sum((0, *range(2, dy.dim()))) if of_bias else None
-        for met in (call.dx if missing[0] else None, call.dw if missing[1] else None):
-            self._make_room(met)
-        torchs = following(dy, x, w, bias_sizes, *geometry, missing)
-        return torchs[0] if missing[0] else dx, torchs[1] if missing[1] else dw, torchs[2]
+        if missing[0] or missing[1]:
+            for met in (call.dx if missing[0] else None, call.dw if missing[1] else None):
+                self._make_room(met)
+            torchs = following(dy, x, w, bias_sizes, *geometry, missing)
+            dx, dw, db = torchs[0] if missing[0] else dx, torchs[1] if missing[1] else dw, torchs[2]
+        elif of_bias:
+            db = dy.sum((0, *range(2, dy.dim())))
+        self._account(timed, began)
+        return dx, dw, db
 
     def _call(
         self,
@@ -177,13 +194,8 @@ class Session:
         dy: Tensor | None,
         bias: Tensor | None = None,
     ) -> Tensor | None:
-        """Count a call for a problem, and return its result by the choice; None if torch's convolution is to run."""
-        if met is None:
-            return None
-        met.calls += 1
-        if met.calls >= met.ask_at:
-            self.decide(met)
-        if met.choices is None:
+        """Return the result of a call for a problem by the choice; None if torch's convolution is to run."""
+        if met is None or met.choices is None:
             return None
         p, operation = call.problem, met.problem.operation
         third = bias if operation is Operation.FORWARD else dy
@@ -203,34 +215,65 @@ class Session:
         met.ours += result is not None
         return result.squeeze(2) if result is not None and call.is_1d else result
 
+    def _counted(self, *every: ShapeStats | None) -> list[ShapeStats]:
+        """Count a call for each of its problems and decide on those that are due; return those to be timed in it."""
+        known = [met for met in every if met is not None]
+        for met in known:
+            met.calls += 1
+        return [met for met in known if met.calls >= met.ask_at and self.decide(met)]
+
+    def _now(self, device: torch.device) -> float:
+        """Return the time at which a device has done its work so far."""
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        return self.clock()
+
+    def _account(self, timed: Sequence[ShapeStats], began: float) -> None:
+        """Add the seconds of a timed call to the layers of its problems, for all calls until the next timed one."""
+        if timed:
+            share_s = (self._now(timed[0].device) - began) / len(timed)
+            with self._lock:
+                for met in timed:
+                    self.untuned_s[met.layer] += share_s * met.calls
+
     def _met(self, call: DispatchedCall, of_call: Operation) -> ShapeStats | None:
         """Return the statistics of an operation of a call; None if the config excludes the operation."""
         if of_call not in self.config.operations:
             return None
         operation = problem_operation(of_call, transposed=call.is_transposed)
-        key = (operation, call.problem, call.batch_size, call.device, threads := torch.get_num_threads())
-        if key not in self.met:
-            if len(self.met) >= _MOST_KEPT:
-                self.passed_by["too many shapes"] += 1
-                return None
-            new = ShapeStats(call.problem.with_operation(operation), call.batch_size, call.device, threads)
-            with self._lock:
-                self._layers.setdefault(new.layer, []).append(self.met.setdefault(key, new))
-        return self.met[key]
+        key = (operation, call.problem, call.batch_size, call.device, torch.get_num_threads())
+        with self._lock:
+            if key not in self.met:
+                if len(self.met) >= _MOST_KEPT:
+                    self._forget()
+                self.met[key] = new = ShapeStats(call.problem.with_operation(operation), *key[2:])
+                self._layers[new.layer].append(new)
+            return self.met[key]
 
-    def decide(self, met: ShapeStats) -> None:
+    def _forget(self) -> None:
+        """Forget the problems that are not tuned, most of which came once, to make room for others."""
+        kept = {key: met for key, met in self.met.items() if met.ask_at == inf or met is self._tells_steps}
+        self.passed_by[f"more than {_MOST_KEPT} shapes came, and these were forgotten"] += len(self.met) - len(kept)
+        self.met = kept
+        for each in (self.calls, self.untuned_s, self._layers):
+            each.clear()
+        for met in kept.values():
+            self._layers[met.layer].append(met)
+
+    def decide(self, met: ShapeStats) -> bool:
         """Choose the configuration to run for a problem from now on, without side effects on the user's call.
 
-        If that fails, torch's convolution runs. Raises only Ctrl-C and what signal handlers of the program raise.
+        If that fails, torch's convolution runs. Returns whether the problem is still to be tuned. Raises only Ctrl-C and
+        what signal handlers of the program raise.
         """
         if met.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return  # nothing can be measured during capture; the next call tries again
+            return False  # nothing can be measured during capture; the next call tries again
         with self._lock:
             if met.calls < met.ask_at:
-                return  # another thread has decided in the meantime
+                return False  # another thread has decided in the meantime
             if met is self._tells_steps:
                 met.ask_at = met.calls + _LOOK_CALLS if self.heap is not None and self.heap.look() else inf
-                return
+                return False
             began, self.is_deciding = self.clock(), True
             with warnings_deferred():  # as errors, they would end the tuning
                 try:
@@ -245,13 +288,16 @@ class Session:
                 finally:
                     self.is_deciding = False
                     self.spent_s += self.clock() - began
-                    self._try_heap(met)
+            if met.ask_at < inf:
+                return True
+            self._try_heap(met)
+            return False
 
     def _try_heap(self, decided: ShapeStats) -> None:
         """Begin, or begin again, the trial of a kept heap, now that a problem was decided on."""
         if self.heap is not None and self.heap.verdict is None and decided.device.type == "cpu":
             self.heap.begin()
-            if self._tells_steps is None and decided.ask_at == inf:
+            if self._tells_steps is None:
                 self._tells_steps, decided.ask_at = decided, decided.calls + _LOOK_CALLS
 
     def _make_room(self, met: ShapeStats | None) -> None:
@@ -273,16 +319,19 @@ class Session:
                 self._spread(met)
                 return
         known = sum(one.tuned is not None or one.has_failed for one in self._layers[met.layer])
-        if met.calls < 2**known:
-            met.ask_at = 2**known
+        if self.untuned_s[met.layer] < PATIENCE * self.expected_s or met.calls < 2**known:
+            met.ask_at = 2 * met.calls
             self._use_nearest(met)
             return
+        began, self.untuned_s[met.layer] = self.clock(), 0.0
         try:
             tuned = self.workshop.tune(task, met.device)
         except InfeasibleError as error:  # the user's call must still return a result
             met.ask_at = inf
             met.use_torchs_own(first_line(error))
             return
+        finally:
+            self.expected_s = (self.expected_s + self.clock() - began) / 2
         met.use(tuned, Origin.MEASURED)
         self.failures = 0
         self._spread(met)
@@ -299,7 +348,7 @@ class Session:
         if found is not None:
             met.use_nearest(*found)
         else:
-            met.use_torchs_own(f"to be measured at call {met.ask_at}")
+            met.use_torchs_own("to be tuned once its calls have taken as long as tuning would")
 
     def status(self) -> Status:
         """Return the status of all problems seen so far, in the order of their first calls."""

@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 
 def enable(config: Config | None = None) -> None:
-    """Tune every convolution that torch computes from now on, on the CPU or a GPU, at its first call.
+    """Tune the convolutions that torch computes from now on, on the CPU or a GPU, once they have taken long enough.
 
     No module is changed, and no sample input is needed: subclasses of ``torch.nn.Conv2d``, functional calls, 1-D and
     transposed convolutions are tuned, in training and inference, with ``torch.compile``, autocast and ``torch.func``.
-    The first call of a size may take up to ``config.time_limit``, or a second; stored results are not measured again.
-    This affects the whole process, and each process of a group tunes for itself. Another call of ``enable`` replaces
-    the config. ``mucudnn.status()`` returns the choices, and ``disable()`` ends the tuning; a heap that is kept
-    (``config.keep_heap``) stays kept.
+    A layer is tuned, in one of its calls, once they have taken as long as tuning is expected to: a second or
+    ``config.time_limit``, which also limits the tuning, later what tunings took. Stored results are used from the first
+    call on. This affects the whole process, and each process of a group tunes for itself. Another call of ``enable``
+    replaces the config. ``mucudnn.status()`` returns the choices, and ``disable()`` ends the tuning; a heap that is
+    kept (``config.keep_heap``) stays kept.
 
     Raises ``InvalidInputError`` for a workspace budget or the headroom, which need a whole model, and for an unknown
     algorithm; ``DatabaseError`` if the database cannot be read; ``UnavailableError`` if torch is too old or another

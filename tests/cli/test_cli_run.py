@@ -27,6 +27,8 @@ ENDINGS = {
 }
 TRAINING = """
 import os, signal, sys, torch
+import mucudnn.enabling.session
+mucudnn.enabling.session.PATIENCE = 0.0  # tuned at the first call
 layer = torch.nn.Conv2d(3, 8, 3)
 for _ in range(3):
     layer(torch.randn(2, 3, 16, 16)).sum().backward()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from mucudnn.core.records import Task
 from mucudnn.core.tables import WIDTH
 from mucudnn.enabling.session import Session
 from mucudnn.enabling.status import Origin, Status
+from mucudnn.running.dispatcher import Kernel, Wrapper, wrapped
 
 
 @pytest.fixture
@@ -75,6 +78,46 @@ def test_a_further_size_is_tuned_when_it_has_come_often_enough(session: Session,
     assert sizes(workshop) == [(8, 8, 8), (4, 8, 8)]
     convolve(2)
     assert sizes(workshop)[2:] == [(2, 8, 8)]
+
+
+def test_a_layer_is_tuned_once_its_calls_have_taken_as_long_as_tuning_is_expected_to(workshop: MadeUpWorkshop) -> None:
+    def slowly(following: Kernel, *arguments: Any) -> Any:
+        workshop.clock.advance(0.25)
+        return following(*arguments)
+
+    x = torch.randn(2, 4, 8, 8, requires_grad=True)
+    with wrapped(Wrapper(slowly, slowly)), enabled(workshop, patience=1.0) as session:
+        for _ in range(8):  # 0.25 s each, a second and more at the 8th
+            assert not workshop.tuned
+            F.conv2d(x, W)
+        assert [(met.calls, met.ours) for met in session.status().problems] == [(8, 1)]
+        assert session.expected_s == 1.0
+        for height in range(5, 10):  # once each, a second together
+            assert len(workshop.tuned) == 1
+            F.conv2d(torch.zeros(2, 4, height, 6), W, dilation=2)
+        assert len(workshop.tuned) == 2
+        for _ in range(16):  # half as long for each of the two gradients, which are computed by one call
+            F.conv2d(x, W.clone().requires_grad_(), stride=2).sum().backward()
+        assert Counter(workshop.operations) == {"forward": 3, "backward_data": 1, "backward_filter": 1}
+    with enabled(again := MadeUpWorkshop(stored=True), patience=1.0) as session:
+        F.conv2d(x, W)
+        assert [met.origin for met in session.status().problems] == [Origin.DATABASE]
+        assert not again.tuned
+
+
+def test_shapes_that_come_once_are_forgotten_to_make_room(
+    workshop: MadeUpWorkshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mucudnn.enabling.session._MOST_KEPT", 8)
+    with enabled(workshop, patience=inf) as session, torch.no_grad():
+        for width in range(9, 40):
+            convolve(width=width)
+            assert len(session.calls) <= len(session.met) + 1 <= 9
+        assert session.status().passed_by == (("more than 8 shapes came, and these were forgotten", 24),)
+        monkeypatch.setattr("mucudnn.enabling.session.PATIENCE", 0.0)
+        for width in range(40, 60):
+            F.conv2d(torch.zeros(1, 4, 3, width), W, stride=width)
+    assert len(workshop.tuned) == len(session.met) == 20, "what is tuned is kept"
 
 
 def test_near_sizes_run_the_choice_of_the_tuned_one_and_others_torchs_own(
@@ -233,7 +276,7 @@ def test_the_table_fits_and_names_what_was_met() -> None:
     assert "~gemm 1×3 2.00×" in lines[2]
     assert "PyTorch, untuned" in lines[3]
     assert "4 problems: 2 measured, 1 nearest size, 1 not tuned; tuning took 2 s" in text
-    assert "to be measured at call 2" in text
+    assert "to be tuned once its calls have taken as long as tuning would" in text
     assert "never tuned, 1 shape of call: torch.float32 on cpu, or not a convolution of images or" in text
 
 

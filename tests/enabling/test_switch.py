@@ -23,7 +23,8 @@ QUICK: dict[str, Any] = {"time_limit": "5ms", "algorithms": "gemm"}
 
 
 @pytest.fixture(autouse=True)
-def torchs_own_before_and_after() -> Iterator[None]:
+def torchs_own_before_and_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("mucudnn.enabling.session.PATIENCE", 0.0)  # tuned at the first call
     switch._sessions.clear()
     switch._state.last = None
     with no_wrapper_left():

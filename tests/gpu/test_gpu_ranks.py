@@ -279,7 +279,7 @@ class Trainer:
     def _enabled(self, way: Way, expected: Sequence[Tensor]) -> Found:
         """A new session, so that what is counted is this way's."""
         switch._sessions.clear()
-        with mucudnn.tuned(self.config):
+        with mucudnn.tuned(self.config), patch("mucudnn.enabling.session.PATIENCE", 0.0):  # tuned at the first call
             parameters, equal = final(way(self.net()))
         computed = {one.problem.operation for one in mucudnn.status().problems if one.ours}
         return {"difference": difference(parameters, expected), "equal": equal, "ran": sorted(computed)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import torch
 from support.clock.machine import FakeClock
@@ -66,11 +67,12 @@ class MadeUpWorkshop:
 
 
 @contextmanager
-def enabled(workshop: MadeUpWorkshop, config: Config | None = None) -> Iterator[Session]:
-    """Have everything in the process tuned by a made-up workshop inside."""
+def enabled(workshop: MadeUpWorkshop, config: Config | None = None, *, patience: float = 0.0) -> Iterator[Session]:
+    """Have everything in the process tuned by a made-up workshop inside; without patience, at the first call."""
     session = Session(config or Config(workspace_limit=None, keep_heap=False), workshop, workshop.clock.now)  # type: ignore[arg-type]
     switch._state.begin(session)
     try:
-        yield session
+        with patch("mucudnn.enabling.session.PATIENCE", patience):
+            yield session
     finally:
         switch._state.end(session)
