@@ -234,7 +234,8 @@ class Session:
             share_s = (self._now(timed[0].device) - began) / len(timed)
             with self._lock:
                 for met in timed:
-                    self.untuned_s[met.layer] += share_s * met.calls
+                    met.call_s = min(met.call_s, share_s)
+                    self.untuned_s[met.layer] += met.call_s * met.calls
 
     def _met(self, call: DispatchedCall, of_call: Operation) -> ShapeStats | None:
         """Return the statistics of an operation of a call; None if the config excludes the operation."""

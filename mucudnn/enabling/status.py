@@ -37,10 +37,10 @@ class ShapeStats:
     """Statistics of one problem with its batch size on one device, with one number of threads.
 
     calls: number of calls. ours: number of calls that did not run torch's convolution. ask_at: number of calls at which
-    the next decision is due, or inf if there is none. choices: the choices to run; None for torch's convolution. tuned:
-    the result of tuning this exact size. baseline_s, time_s: seconds per call, torch's and ours; estimates if derived
-    from the nearest size, None if unknown. was_looked_up: whether the database was searched. has_failed: whether an
-    error ended the tuning.
+    the next decision is due, or inf if there is none. call_s: least seconds of a timed call, before tuning. choices:
+    the choices to run; None for torch's convolution. tuned: the result of tuning this exact size. baseline_s, time_s:
+    seconds per call, torch's and ours; estimates if derived from the nearest size, None if unknown. was_looked_up:
+    whether the database was searched. has_failed: whether an error ended the tuning.
     """
 
     problem: ConvProblem
@@ -50,6 +50,7 @@ class ShapeStats:
     calls: int = 0
     ours: int = 0
     ask_at: float = 1
+    call_s: float = inf
     origin: Origin = Origin.NONE
     why: str = ""
     choices: Choices | None = None
