@@ -253,7 +253,7 @@ class Session:
 
     def _forget(self) -> None:
         """Forget the problems that are not tuned, most of which came once, to make room for others."""
-        kept = {key: met for key, met in self.met.items() if met.ask_at == inf or met is self._tells_steps}
+        kept = {key: met for key, met in self.met.items() if met.is_settled}
         self.passed_by[f"more than {_MOST_KEPT} shapes came, and these were forgotten"] += len(self.met) - len(kept)
         self.met = kept
         for each in (self.calls, self.untuned_s, self._layers):
@@ -283,22 +283,21 @@ class Session:
                 except Exception as error:
                     raise_interruption(error)
                     self.failures += 1
-                    met.has_failed, met.ask_at = True, inf
+                    met.ask_at = inf
                     met.use_torchs_own(f"its tuning failed: {first_line(error)}")
                     say_once(f"{met.problem}, batch {met.batch_size}: PyTorch's own convolution runs, {met.why}")
                 finally:
                     self.is_deciding = False
                     self.spent_s += self.clock() - began
-            if met.ask_at < inf:
-                return True
-            self._try_heap(met)
-            return False
+            if met.is_settled:
+                self._try_heap(met)
+            return not met.is_settled
 
     def _try_heap(self, decided: ShapeStats) -> None:
         """Begin, or begin again, the trial of a kept heap, now that a problem was decided on."""
         if self.heap is not None and self.heap.verdict is None and decided.device.type == "cpu":
             self.heap.begin()
-            if self._tells_steps is None:
+            if self._tells_steps is None and decided.tuned is not None:
                 self._tells_steps, decided.ask_at = decided, decided.calls + _LOOK_CALLS
 
     def _make_room(self, met: ShapeStats | None) -> None:
@@ -312,14 +311,13 @@ class Session:
             met.use_torchs_own(f"tuning of other problems failed {_MOST_FAILURES} times in a row")
             return
         task = Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
-        if not met.was_looked_up:
-            met.was_looked_up = True
+        if met.ask_at == 1:
             stored = self.workshop.look_up(task, met.device)
             if stored is not None:
                 met.use(stored, Origin.DATABASE)
                 self._spread(met)
                 return
-        known = sum(one.tuned is not None or one.has_failed for one in self._layers[met.layer])
+        known = sum(one.is_settled for one in self._layers[met.layer])
         if self.untuned_s[met.layer] < PATIENCE * self.expected_s or met.calls < 2**known:
             met.ask_at = 2 * met.calls
             self._use_nearest(met)
@@ -340,7 +338,7 @@ class Session:
     def _spread(self, tuned: ShapeStats) -> None:
         """Apply the choice of the nearest tuned size to the layer's untuned sizes, after one size was tuned."""
         for other in self._layers[tuned.layer]:
-            if other.tuned is None and not other.has_failed:
+            if not other.is_settled:
                 self._use_nearest(other)
 
     def _use_nearest(self, met: ShapeStats) -> None:

@@ -39,8 +39,7 @@ class ShapeStats:
     calls: number of calls. ours: number of calls that did not run torch's convolution. ask_at: number of calls at which
     the next decision is due, or inf if there is none. call_s: least seconds of a timed call, before tuning. choices:
     the choices to run; None for torch's convolution. tuned: the result of tuning this exact size. baseline_s, time_s:
-    seconds per call, torch's and ours; estimates if derived from the nearest size, None if unknown. was_looked_up:
-    whether the database was searched. has_failed: whether an error ended the tuning.
+    seconds per call, torch's and ours; estimates if derived from the nearest size, None if unknown.
     """
 
     problem: ConvProblem
@@ -58,8 +57,11 @@ class ShapeStats:
     tuned: TunedProblem | None = None
     baseline_s: float | None = None
     time_s: float | None = None
-    was_looked_up: bool = False
-    has_failed: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this size was tuned, or cannot be."""
+        return self.tuned is not None or self.ask_at == inf
 
     @property
     def layer(self) -> tuple[object, ...]:
