@@ -3,10 +3,10 @@
 That is its tuned configuration, the nearest tuned size's, or torch's convolution. Stored results are used immediately.
 A layer (a problem without batch size, height and width) is tuned once calls of its sizes that are not tuned have taken
 ``PATIENCE`` times as long as tuning is expected to: what is called a few times costs next to nothing, and a tuning that
-takes longer than expected makes the next ones wait longer. The 1st, 2nd, 4th, ... call of a size is timed, for those until the
-next one; then the size may also be tuned. Once k sizes of a layer are known, another one is tuned only at its 2**k-th
-call or later, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image sizes cost
-little. Until a size is tuned, the choice of the nearest size runs.
+takes longer than expected makes the next ones wait longer. The 1st, 2nd, 4th, ... call of a size is timed, for those
+until the next one; then the size may also be tuned. Once k sizes of a layer are known, another one is tuned only at its
+2**k-th call or later, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image sizes
+cost little. Until a size is tuned, the choice of the nearest size runs.
 """
 
 from __future__ import annotations
