@@ -241,7 +241,9 @@ def names_elsewhere() -> frozenset[str]:
     with warnings.catch_warnings(action="ignore"):
         for name in TORCHS:
             importlib.import_module(f"torch.{name}")
-    modules = [vars(one) for name, one in sys.modules.items() if name.split(".")[0] in ("torch", "builtins", "enum", "signal")]
+    modules = [
+        vars(one) for name, one in sys.modules.items() if name.split(".")[0] in ("torch", "builtins", "enum", "signal")
+    ]
     found = set().union(*modules, dir(nn.Module), dir(torch.Tensor), dir(dict), dir(str), sys.stdlib_module_names)
     found |= {part for name in sys.modules for part in name.split(".")}
     for kind in (torch.load, nn.parallel.DistributedDataParallel, nn.SyncBatchNorm):

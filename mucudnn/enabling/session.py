@@ -264,8 +264,8 @@ class Session:
     def decide(self, met: ShapeStats) -> bool:
         """Choose the configuration to run for a problem from now on, without side effects on the user's call.
 
-        If that fails, torch's convolution runs. Returns whether the problem is still to be tuned. Raises only Ctrl-C and
-        what signal handlers of the program raise.
+        If that fails, torch's convolution runs. Returns whether the problem is still to be tuned. Raises only Ctrl-C
+        and what signal handlers of the program raise.
         """
         if met.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return False  # nothing can be measured during capture; the next call tries again
