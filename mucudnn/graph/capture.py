@@ -37,7 +37,7 @@ from mucudnn.kernels.algorithm import ACTIVATIONS
 from mucudnn.kernels.memory import dense_strides, format_of, is_free, torch_format
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.problems import problem_of_call
-from mucudnn.tuning.model_state import free_of_fakes, undisturbed
+from mucudnn.tuning.model_state import additions, free_of_fakes, undisturbed
 
 _TRANSPOSED = {aten.conv_transpose2d.input, aten.conv_transpose3d.input}
 _CONVOLUTIONS = {
@@ -70,7 +70,7 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], *, puts_rows_first: bo
     if why and is_free(_activation_bytes(exported), device_of_convolutions(model)):
         with undisturbed(model) as before, torch.no_grad():
             model(*arguments)  # the first call may keep what later ones only read
-            kept = before.added()
+            kept = additions(before)
             exported, memories, why = _traced(model, arguments) if kept is not None else (exported, memories, why)
     signature = exported.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:

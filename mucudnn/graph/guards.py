@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,9 +22,18 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from mucudnn.core.errors import raise_interruption, tolerated
+from mucudnn.core.errors import tolerated
 from mucudnn.running.eager.hot_path import is_plain
-from mucudnn.tuning.model_state import CONTAINERS, attributes, has_attributes, items, reachable, slots
+from mucudnn.tuning.model_state import (
+    CONTAINERS,
+    attributes,
+    entries_of,
+    has_attributes,
+    items,
+    layout,
+    reachable,
+    slots,
+)
 
 try:
     from mucudnn.graph import _guards
@@ -117,13 +125,11 @@ class Guards:
             self._copies[number].pop(key, None)
             if key in live:
                 self._copies[number][key] = live[key]
-        try:
+        with tolerated(Exception):  # what was assigned may raise anything when it is compared, as arrays do
             are_same = self._are_same() and all(of.get(key) is tensor for of, key, tensor in self._scalars)
             of_slots = (_differences(attributes(one), noted) for _, one, noted in self._with_slots)
             if are_same and all(next(differing, None) is None for differing in of_slots):
                 return None
-        except Exception as error:  # what was assigned may raise anything when it is compared, as arrays do
-            raise_interruption(error)
         containers = [one.copy() for one in self._live]
         why = self._difference(containers)
         if why is None:
@@ -164,11 +170,13 @@ def replaced_function() -> str | None:
     Tracers call it more than once: PyTorch's own functions refer to what is under their names.
     """
     own = {"torch", "typing", "typing_extensions", "warnings"}
-    for name, namespace in _NAMESPACES.items():
-        for key, value in namespace.items():
-            if isinstance(value, FunctionType) and value.__globals__["__name__"].partition(".")[0] not in own:
-                return f"{name}.{key}"
-    return None
+    functions = (
+        (f"{name}.{key}", value.__globals__["__name__"])
+        for name, namespace in _NAMESPACES.items()
+        for key, value in namespace.items()
+        if isinstance(value, FunctionType)
+    )
+    return next((name for name, module in functions if module.partition(".")[0] not in own), None)
 
 
 def has_kept(kept: Iterable[tuple[Any, str, Any]]) -> bool:
@@ -197,9 +205,7 @@ def _part(name: str) -> str:
 
 def _differences(live: Any, noted: Any) -> Iterator[Any]:
     """Yield the keys of a dictionary, or the numbers of elements, whose values differ."""
-    if isinstance(noted, set):
-        live, noted = dict.fromkeys(live), dict.fromkeys(noted)
-    live, noted = (dict(enumerate(one)) if isinstance(one, (list, deque)) else dict(one) for one in (live, noted))
+    live, noted = map(entries_of, (live, noted))
     for key in {**noted, **live}:
         one, other = live.get(key, _MISSING), noted.get(key, _MISSING)
         is_same = one is other
@@ -217,7 +223,7 @@ class _TensorsInPython:
     """Tensors as they were when this object was made: the Python version of ``_guards.Tensors``, for every device."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors, self.layouts, self.versions = tensors, list(map(_layout, tensors)), list(map(_version, tensors))
+        self.tensors, self.layouts, self.versions = tensors, list(map(layout, tensors)), list(map(_version, tensors))
         self.chunks = [_chunks(one) for one in tensors]
         self.suspects: set[int] = set()
         self.are_few = sum(map(len, self.chunks)) <= _WHOLE_CHUNKS
@@ -229,7 +235,7 @@ class _TensorsInPython:
         of one in turn.
         """
         for number, (tensor, noted) in enumerate(zip(self.tensors, self.chunks, strict=True)):
-            if _layout(tensor) != self.layouts[number]:
+            if layout(tensor) != self.layouts[number]:
                 return number
             version = _version(tensor)
             is_whole = version != self.versions[number] or number in self.suspects or self.are_few
@@ -243,10 +249,6 @@ class _TensorsInPython:
             self.suspects.discard(number)
             self.versions[number] = version
         return -1
-
-
-def _layout(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _bytes_of(array: Any) -> Tensor:

@@ -6,8 +6,7 @@ and the whole step is compared again. The steps are the user's, or steps on the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from mucudnn.core.config import Config
 from mucudnn.core.errors import SharingError, first_line, raise_interruption, warn
@@ -54,6 +52,7 @@ from mucudnn.optimizing.steps import (
 from mucudnn.running.choices import TunedProblem, relative_error_of
 from mucudnn.running.modules import TunedModule
 from mucudnn.tuning.choose import baseline_of, with_noise
+from mucudnn.tuning.model_state import undisturbed
 from mucudnn.tuning.own_step import OwnStep, is_training
 
 SHORTEST_S, LONGEST_S = 0.002, 2.5  # range of the step time for automatic confirmation
@@ -154,7 +153,7 @@ def confirm_model(
     of steps, rank 0 decides for all, and the team is closed. Returns the confirmation (the result of the comparison),
     which is also set on every module as ``confirmation``. Returns None if there was nothing to confirm, if torch's
     convolution must not run somewhere, or, after a warning, if a step failed on any rank; the tuned choices then stay.
-    Restores parameters that a step may change. The caller restores buffers, gradients, mode and random state.
+    What steps change in the model is put back.
 
     Raises ``SharingError`` if a rank has ended, or has no ``step`` while others have one.
     """
@@ -163,7 +162,7 @@ def confirm_model(
     }
     ranks = team or Team()
     try:
-        with ranks.propagate_errors(), _restored_on_failure(modules):
+        with ranks.propagate_errors():
             has_hooks = any(p._post_accumulate_grad_hooks or p._backward_hooks for p in model.parameters())
             found: Confirmation | str | None = _why_not(model, modules, config, ranks, step, has_hooks=has_hooks)
             if found is None:
@@ -181,7 +180,7 @@ def confirm_model(
                     quiet,
                     ranks,
                 )
-                with _parameters_kept(model) if step is not None or has_hooks else nullcontext():
+                with undisturbed(model, with_values=step is not None or has_hooks):  # which may train it
                     found = confirm(steps, automatic=step is None and not config.confirm)
     except Exception as error:
         raise_interruption(error)
@@ -235,29 +234,6 @@ def _why_not(
 def _is_one_of_several() -> bool:
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
-@contextmanager
-def _restored_on_failure(modules: Mapping[str, TunedModule]) -> Iterator[None]:
-    """Restore the modules' current choices if the block raises an error."""
-    before = [(module, module.tuned, module.choices) for module in modules.values()]
-    try:
-        yield
-    except BaseException:
-        for module, tuned, choices in before:
-            vars(module).update(tuned=tuned, choices=choices)
-        raise
-
-
-@contextmanager
-def _parameters_kept(model: nn.Module) -> Iterator[None]:
-    """Restore the values of all parameters of the model when the block ends."""
-    before = [(one, one.detach().clone()) for one in model.parameters() if not is_lazy(one)]
-    try:
-        yield
-    finally:
-        for parameter, value in before:
-            parameter.detach().copy_(value)
 
 
 def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str:

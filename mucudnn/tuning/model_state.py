@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import _lru_cache_wrapper, partial
 from itertools import chain
+from operator import delitem, setitem
 from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from mucudnn.core.errors import raise_interruption
+from mucudnn.core.errors import tolerated
 from mucudnn.kernels.memory import is_free
 from mucudnn.running.eager.hot_path import is_plain
 from mucudnn.running.modules import TunedModule
@@ -30,6 +31,10 @@ from mucudnn.tuning.own_step import is_training, set_gradients
 CONTAINERS = dict, list, set, deque
 _OPAQUE = {"torch", "logging", "threading", "weakref", "multiprocessing", "concurrent", "asyncio", "queue", "mucudnn"}
 _EMPTY_CELL = CellType()
+_MISSING = object()
+_OF_TUNING = {"__class__", *TunedModule.__annotations__}  # attributes that a tuned module keeps
+
+Owners = list[tuple[Any, dict[Any, Any]]]  # containers and objects, each with what it holds by key or name
 
 
 def reachable(
@@ -79,12 +84,10 @@ def has_attributes(part: Any) -> bool:
 
 
 def _may_be_read(part: Any) -> bool:
-    try:
+    with tolerated(Exception):  # objects may refuse to be looked at
         attributes(part)
-    except Exception as error:  # objects may refuse to be looked at
-        raise_interruption(error)
-        return False
-    return True
+        return True
+    return False
 
 
 def package_of(code: type | FunctionType) -> str:
@@ -99,8 +102,9 @@ def slots(part: Any) -> list[str]:
 
 
 def attributes(part: Any) -> dict[str, Any]:
-    """Return a copy of an object's attributes."""
-    return {**getattr(part, "__dict__", {}), **{name: getattr(part, name) for name in slots(part)}}
+    """Return a copy of an object's attributes, of which the class is the first."""
+    own = {name: getattr(part, name) for name in slots(part)}
+    return {"__class__": type(part), **getattr(part, "__dict__", {}), **own}
 
 
 def items(owner: Any) -> dict[Any, Any]:
@@ -108,82 +112,70 @@ def items(owner: Any) -> dict[Any, Any]:
     return owner if isinstance(owner, dict) else vars(owner)
 
 
-def entries_of(owner: Any) -> Any:
-    """Return a copy of what a container holds, or of an object's attributes."""
-    if isinstance(owner, CONTAINERS):
-        return dict(owner) if isinstance(owner, dict) else list(owner)
-    return attributes(owner)
+def entries_of(owner: Any) -> dict[Any, Any]:
+    """Return what a container holds by key, number or the element itself, or an object's attributes by name."""
+    return {element: element for element in owner} if isinstance(owner, set) else dict(_children(owner))
 
 
-class ModelState:
-    """A model as it was when this object was made: its modules, and what belongs to them.
+def _assigned(entries: dict[Any, Any], before: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the entries that are not the same objects as before."""
+    return {key: value for key, value in entries.items() if before.get(key, _MISSING) is not value}
 
-    These are containers, and objects of classes that come with the model: others, such as a trainer or a logger, may be
-    at work. Lazy modules that are not initialized are left out.
-    """
 
-    def __init__(self, model: nn.Module) -> None:
-        packages = {"types", *(package_of(type(module)) for module in model.modules())}
-
-        def belongs(part: Any) -> bool:
-            if isinstance(part, nn.Module):
-                return not isinstance(part, LazyModuleMixin)
-            if isinstance(part, (*CONTAINERS, tuple, frozenset)):
-                return True
-            return package_of(type(part)) in packages and _may_be_read(part)
-
-        parts = [part for _, part in reachable(model, is_followed=belongs)]
-        own = [part for part in parts if belongs(part)]
-        self.kinds = [(part, type(part)) for part in own if isinstance(part, nn.Module)]
-        self.owners = [(part, entries_of(part)) for part in own if isinstance(part, CONTAINERS) or has_attributes(part)]
-        scripted = chain(model.parameters(), model.buffers())  # ScriptModules do not have theirs in attributes
-        initialized = {
-            id(part): part for part in chain(parts, scripted) if isinstance(part, Tensor) and not is_lazy(part)
-        }
-        self.tensors = [*initialized.values()]
-        self.arrays = [part for part in parts if isinstance(part, np.ndarray) and part.dtype.kind in "biufc"]
-        self.generators = [part for part in parts if isinstance(part, torch.Generator)]
-
-    def added(self) -> list[tuple[Any, str, Any]] | None:
-        """Return what has been assigned since: the owner, its key and the value; None if that is not all."""
-        found = []
-        for owner, entries in self.owners:
-            current, before = _identities(entries_of(owner)), _identities(entries)
-            if current == before:
-                continue
-            if not isinstance(entries, dict) or slots(owner) or before.keys() - current.keys():
-                return None
-            found += [(owner, key, items(owner)[key]) for key in current if current[key] != before.get(key)]
-        return found
+def additions(owners: Owners) -> list[tuple[Any, str, Any]] | None:
+    """Return what has been assigned since: the owner, its key and the value; None if that is not all."""
+    found = []
+    for owner, before in owners:
+        entries = entries_of(owner)
+        assigned, removed = _assigned(entries, before), before.keys() - entries.keys()
+        is_listed = isinstance(owner, (set, list, deque)) or bool(slots(owner))
+        if removed or "__class__" in assigned or (assigned and is_listed):
+            return None
+        found += [(owner, key, value) for key, value in assigned.items()]
+    return found
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[ModelState]:
+def undisturbed(model: nn.Module, *, with_values: bool | None = None) -> Iterator[Owners]:
     """Restore the model and the random states after the block: all attributes, buffers, gradients, modes and hooks.
 
-    What the model refers to is restored too: containers, objects, and the values of tensors and arrays; those of
-    parameters only if there is memory for copies. Modules that were tuned in the block stay tuned, unless it raises;
-    lazy modules stay initialized, with new running statistics. In the block, autograd is enabled, and the model's
-    gradients start as None.
+    What the model refers to is restored too: containers, the values of tensors and arrays, and objects of classes that
+    come with the model (others, such as a trainer or a logger, may be at work). The block gets these containers and
+    objects. Modules that were tuned in the block stay tuned, unless it raises; lazy modules stay initialized, with new
+    running statistics. In the block, autograd is enabled, and the model's gradients start as None.
+
+    with_values: whether the values of parameters are restored, of which copies are kept; None if there is memory.
     """
-    state, tuned = ModelState(model), set[str]()
-    parameters = [parameter for parameter in model.parameters() if is_plain(parameter)]
-    has_copies = not parameters or is_free(sum(one.nbytes for one in parameters), parameters[0].device)
+    packages = {"types", *(package_of(type(module)) for module in model.modules())}
+
+    def belongs(part: Any) -> bool:
+        if isinstance(part, nn.Module):
+            return not isinstance(part, LazyModuleMixin)
+        if isinstance(part, (*CONTAINERS, tuple, frozenset)):
+            return True
+        return package_of(type(part)) in packages and _may_be_read(part)
+
+    parts = [part for _, part in reachable(model, is_followed=belongs)]
+    owners = _owners(part for part in parts if belongs(part))
+    scripted = chain(model.parameters(), model.buffers())  # ScriptModules do not have theirs in attributes
+    tensors = {id(part): part for part in chain(parts, scripted) if isinstance(part, Tensor) and not is_lazy(part)}
+    if with_values is None:
+        plain = [parameter for parameter in model.parameters() if is_plain(parameter)]
+        with_values = not plain or is_free(sum(one.nbytes for one in plain), plain[0].device)
     with ExitStack() as stack:  # in which each is restored, whatever the others raise
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
-        for generator in state.generators:
-            stack.callback(generator.set_state, generator.get_state())
-        for array in state.arrays:
-            stack.callback(_put_back_array, array, array.copy())
+        for part in parts:
+            if isinstance(part, torch.Generator):
+                stack.callback(part.set_state, part.get_state())
+            elif isinstance(part, np.ndarray) and part.dtype.kind in "biufc":
+                stack.callback(_put_back_array, part, part.copy())
         with torch._C.DisableTorchFunctionSubclass():
-            for tensor in state.tensors:
-                values = tensor.detach().clone() if has_copies or not isinstance(tensor, nn.Parameter) else None
+            for tensor in tensors.values():
+                values = tensor.detach().clone() if with_values or not isinstance(tensor, nn.Parameter) else None
                 stack.callback(_put_back_tensor, tensor, tensor.detach(), values, tensor.requires_grad)
-        for owner, entries in state.owners:
-            stack.callback(put_back, owner, entries, tuned)
-        for module, kind in state.kinds:
-            stack.callback(_put_back_class, module, kind, tuned)
+        for owner, entries in owners:
+            stack.callback(put_back, owner, entries)
         for module in model.modules():  # a ScriptModule's mode is no attribute of Python
             stack.callback(_put_back_mode, module, is_training(module))
             if isinstance(module, LazyModuleMixin):
@@ -193,8 +185,15 @@ def undisturbed(model: nn.Module) -> Iterator[ModelState]:
         set_gradients((parameter, None) for parameter, _ in gradients)
         gpus = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
         with torch.random.fork_rng(sorted(gpus)), torch.inference_mode(False), torch.enable_grad():
-            yield state
-        tuned.update(TunedModule.__annotations__)
+            yield owners
+        for owner, entries in owners:
+            if isinstance(owner, TunedModule):
+                entries |= {name: value for name, value in attributes(owner).items() if name in _OF_TUNING}
+
+
+def _owners(parts: Iterable[Any]) -> Owners:
+    """Return the containers and the objects with attributes among these parts, and what they hold."""
+    return [(part, entries_of(part)) for part in parts if isinstance(part, CONTAINERS) or has_attributes(part)]
 
 
 def _put_back_array(array: Any, values: Any) -> None:
@@ -213,56 +212,44 @@ def _put_back_statistics(module: Any) -> None:
         module.reset_running_stats()
 
 
-def _put_back_tensor(tensor: Tensor, memory: Tensor, values: Tensor | None, requires_grad: bool) -> None:
-    """Restore a tensor's memory, and the values that this had, if there is a copy."""
-    is_same = False
+def _put_back_tensor(tensor: Tensor, memory: Tensor, values: Any, requires_grad: bool) -> None:
+    """Restore a tensor's memory, and the values that this had; None if there is no copy."""
     with torch._C.DisableTorchFunctionSubclass():
-        if is_plain(memory):
-            if (tensor.data_ptr(), tensor.shape, tensor.stride()) != (memory.data_ptr(), memory.shape, memory.stride()):
-                tensor.data = memory
-            with suppress(Exception):  # some dtypes cannot be compared
-                is_same = values is not None and torch.equal(tensor, values)  # writing would raise the version
-        if values is not None and not is_same:
+        if is_plain(memory) and layout(tensor) != layout(memory):
+            tensor.data = memory
+        is_same = values is None
+        with suppress(Exception):  # some dtypes and layouts cannot be compared
+            is_same = is_same or torch.equal(tensor, values)  # writing would raise the version
+        if not is_same:
             with suppress(Exception), torch.no_grad():  # of elements that share memory, or of a subclass
                 tensor.copy_(values)
         if tensor.is_leaf and tensor.requires_grad is not requires_grad:
             tensor.requires_grad_(requires_grad)
 
 
-def put_back(owner: Any, entries: Any, tuned: Collection[str] = ()) -> None:
-    """Restore a container or an object's attributes. tuned: the names of attributes that a tuned module keeps."""
+def layout(tensor: Tensor) -> tuple[object, ...]:
+    """Return where the elements of a tensor are."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def put_back(owner: Any, entries: dict[Any, Any]) -> None:
+    """Restore a container or an object's attributes: only what differs, since writing changes a dictionary's version.
+
+    A dictionary is never empty in between: it may be a module's, which other threads read.
+    """
     current = entries_of(owner)
-    if isinstance(owner, TunedModule):
-        ours = {name: value for name, value in current.items() if name in tuned}
-        entries = {name: value for name, value in entries.items() if name not in tuned} | ours
-    if _identities(current) == _identities(entries):  # writing would raise the version of a dictionary
+    changed, added = _assigned(entries, current), current.keys() - entries.keys()
+    if isinstance(owner, (set, list, deque)):
+        if changed or added:
+            owner.clear()
+            (owner.update if isinstance(owner, set) else owner.extend)(entries.values())
         return
-    if isinstance(owner, dict):  # never empty in between: it may be a module's, which other threads read
-        for key in current.keys() - entries.keys():
-            del owner[key]
-        owner.update(entries)
-    elif isinstance(owner, set):
-        owner.clear()
-        owner.update(entries)
-    elif isinstance(owner, (list, deque)):
-        owner.clear()
-        owner.extend(entries)
-    else:
-        for name in current.keys() - entries.keys():
-            object.__delattr__(owner, name)
-        for name, value in entries.items():
-            object.__setattr__(owner, name, value)
-
-
-def _identities(entries: Any) -> Any:
-    if isinstance(entries, dict):
-        return {key: id(value) for key, value in entries.items()}
-    return list(map(id, entries))
-
-
-def _put_back_class(module: nn.Module, kind: type, tuned: Collection[str]) -> None:
-    if type(module) is not kind and not (tuned and isinstance(module, TunedModule)):
-        object.__setattr__(module, "__class__", kind)
+    is_dict = isinstance(owner, dict)
+    assign, delete = (setitem, delitem) if is_dict else (object.__setattr__, object.__delattr__)
+    for key, value in changed.items():  # the class first, whose descriptors other names may have
+        assign(owner, key, value)
+    for key in added:
+        delete(owner, key)
 
 
 @contextmanager
@@ -276,22 +263,20 @@ def free_of_fakes(model: nn.Module) -> Iterator[list[Any]]:
     spaces = [vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules]
     values = [value for space in (*spaces, *map(vars, kinds)) for value in [*space.values()]]
     values = [value.__func__ if isinstance(value, staticmethod) else value for value in values]
-    cached = [value for value in values if isinstance(value, _lru_cache_wrapper)]
-    functions = [one for one in (*values, *(one.__wrapped__ for one in cached)) if isinstance(one, FunctionType)]
+    misses = {value: value.cache_info().misses for value in values if isinstance(value, _lru_cache_wrapper)}
+    functions = [one for one in (*values, *(one.__wrapped__ for one in misses)) if isinstance(one, FunctionType)]
     spaces += [one.__globals__ for one in functions if not _is_opaque(one)]
     beside = reachable(spaces, is_followed=lambda part: isinstance(part, (*CONTAINERS, tuple)))
-    owners = [part for _, part in (*reachable(model), *beside) if isinstance(part, CONTAINERS) or has_attributes(part)]
-    noted = [(owner, entries_of(owner)) for owner in owners]
-    misses = [one.cache_info().misses for one in cached]
+    owners = _owners(part for _, part in chain(reachable(model), beside))
     changed: list[Any] = []
     try:
         yield changed
     finally:
-        for owner, entries in noted:
+        for owner, entries in owners:
             if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(entries_of(owner))):
                 changed.append(owner)
                 put_back(owner, entries)
-        for function, before in zip(cached, misses, strict=True):
+        for function, before in misses.items():
             if function.cache_info().misses != before:
                 changed.append(function)
                 function.cache_clear()

@@ -23,7 +23,6 @@ from mucudnn.optimizing.optimize import _put_in
 from mucudnn.running import operators
 from mucudnn.running.choices import TunedProblem
 from mucudnn.running.dispatcher import torchs_kernel
-from mucudnn.tuning.model_state import undisturbed
 from mucudnn.tuning.trace import trace
 
 N = 2
@@ -104,16 +103,15 @@ def tuned_net(config: Config = ASKED, algorithm: str = "gemm", limit_bytes: int 
 
 
 def confirmed(net: nn.Module, config: Config = ASKED, x: Any = X, **given: Any) -> Confirmation | None:
-    with undisturbed(net):
-        return confirm_model(
-            net,
-            x,
-            config,
-            lambda layer, tuned: _put_in(layer, tuned, config),
-            device_type="cpu",
-            progress=given.pop("progress", lambda text, fraction: None),
-            **given,
-        )
+    return confirm_model(
+        net,
+        x,
+        config,
+        lambda layer, tuned: _put_in(layer, tuned, config),
+        device_type="cpu",
+        progress=given.pop("progress", lambda text, fraction: None),
+        **given,
+    )
 
 
 def torchs(net: Net) -> set[tuple[str, Operation]]:
