@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, SharingError, first_line
-from mucudnn.core.values import shown
+from mucudnn.core.values import grouped, shown
 
 T = TypeVar("T")
 
@@ -331,10 +331,7 @@ class Fingerprint:
 
 def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
     """Return the rank numbers by kind of device, ascending for each kind."""
-    found: dict[str, list[int]] = {}
-    for rank, fingerprint in enumerate(fingerprints):
-        found.setdefault(fingerprint.kind, []).append(rank)
-    return found
+    return grouped((fingerprint.kind, rank) for rank, fingerprint in enumerate(fingerprints))
 
 
 def require_alike(fingerprints: Sequence[Fingerprint], remedy: str) -> None:
@@ -378,9 +375,7 @@ def by_rank(values: Mapping[int, str]) -> str:
     >>> by_rank({0: "2", 1: "1", 2: "2"})
     '1 on rank 1, 2 on ranks 0, 2'
     """
-    ranks: dict[str, list[int]] = {}
-    for rank, value in values.items():
-        ranks.setdefault(value, []).append(rank)
+    ranks = grouped((value, rank) for rank, value in values.items())
     few_first = sorted(ranks.items(), key=lambda item: (len(item[1]), item[1]))
     named = [f"{value[:_LONGEST]} on {ranks_in_words(of)}" for value, of in few_first]
     return ", ".join([*named[:_MOST_SHOWN], *(["others elsewhere"] if len(named) > _MOST_SHOWN else [])])

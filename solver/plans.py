@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from mucudnn.core.values import grouped
 from mucudnn.solver.bands import Cut, Graph, Indices, Ranges, Segment, Vertex
 
 # Results written over others
@@ -184,9 +185,7 @@ def plans(graph: Graph) -> tuple[Plan, ...]:
     # start of its last segment, and that segment.
     fronts = [(nothing, nothing.astype(np.float64), nothing, list[Segment]())]
     for of_stop in _segments(graph):
-        options: dict[int, list[tuple[int, float, Segment]]] = {}
-        for memory_bytes, seconds, segment in of_stop:
-            options.setdefault(segment.start, []).append((memory_bytes, seconds, segment))
+        options = grouped((segment.start, (nbytes, seconds, segment)) for nbytes, seconds, segment in of_stop)
         found = [
             (segment, np.maximum(fronts[start][0], memory_bytes), fronts[start][1] + seconds)
             for start, of_start in options.items()

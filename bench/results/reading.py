@@ -31,7 +31,7 @@ from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Measurement
 from mucudnn.core.statistics import spread
 from mucudnn.core.tables import memory_bound
-from mucudnn.core.values import shown
+from mucudnn.core.values import grouped, shown
 from mucudnn.running.environment import Environment
 from mucudnn.store.exports import read_profile
 
@@ -359,10 +359,7 @@ class ResultFolder:
     @property
     def left_out_by_reason(self) -> dict[str, list[str]]:
         """The names of the subjects that the benchmark did not measure, grouped by reason."""
-        found: dict[str, list[str]] = {}
-        for one in self.left_out:
-            found.setdefault(one.reason, []).append(one.what)
-        return found
+        return grouped((one.reason, one.what) for one in self.left_out)
 
 
 def read_folder(path: Path) -> ResultFolder:

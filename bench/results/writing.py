@@ -35,6 +35,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, OutputError
 from mucudnn.core.files import json_line, write_json
 from mucudnn.core.terminal import Progress, share_of, silent
+from mucudnn.core.values import grouped
 from mucudnn.measuring.load import Load, Watch
 
 _DECIDE_NOTHING = ("confirm", "keep_heap", "database")  # fields of a config
@@ -73,11 +74,8 @@ class FolderWriter:
     def __init__(self, path: Path, header: Header, stream: IO[bytes], found: Rows) -> None:
         self.path, self.header = path, header
         self._stream = stream
-        self._known: dict[Key, list[Line]] = {}
-        for line in found.lines:
-            if line["turns"] in found.incomplete:
-                continue
-            self._known.setdefault(subject_key(line, header), []).append(line)
+        complete = (line for line in found.lines if line["turns"] not in found.incomplete)
+        self._known = grouped((subject_key(line, header), line) for line in complete)
         self._measured = set(self._known)
         self._turns = found.last_turns
 

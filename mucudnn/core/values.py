@@ -24,6 +24,8 @@ from mucudnn.core.errors import InvalidInputError
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _Kind = TypeVar("_Kind")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 LARGEST = 2**63 - 1  # largest integer that SQLite and C++ can hold
 _MOST_SHOWN = 80  # characters
@@ -274,3 +276,15 @@ def format_seconds(value: float) -> str:
     if value < 1e-3:
         return f"{value * 1e6:.3g} us"
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """Return the values of each key, in the order of the pairs.
+
+    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    groups: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups

@@ -21,7 +21,7 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison, Configuration, MicroConfig, is_busy
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.core.values import format_seconds
+from mucudnn.core.values import format_seconds, grouped
 from mucudnn.distributed import Team
 from mucudnn.kernels.memory import give_back_cache
 from mucudnn.measuring.clocks import wall_clock
@@ -40,6 +40,7 @@ from mucudnn.measuring.turns import Rounds
 from mucudnn.optimizing.steps import (
     LEAST_CHANGE,
     InPlaceTimes,
+    Layer,
     ModelSteps,
     PutIn,
     Step,
@@ -47,6 +48,7 @@ from mucudnn.optimizing.steps import (
     TimedRounds,
     compared,
     load_of,
+    step_s,
     steps_in_turns,
 )
 from mucudnn.running.choices import TunedProblem, relative_error_of
@@ -270,8 +272,7 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
             if in_place is not None and is_ours and in_place.is_slower(LEAST_CHANGE) and not is_disturbed:
                 lost.append(PutBack(name, one.problem, one.batch_size, f"slower in the step, {with_noise(in_place)}"))
     steps.put_in(noted)
-    put_back = _put_back(steps, lost)
-    kept = [one for one in lost if one not in put_back]
+    put_back, kept = _put_back(steps, lost)
     if of_rank_0(bool(put_back)):
         recorded = steps_in_turns(steps, steps.torchs_and_ours(recorded=True))
 
@@ -281,8 +282,8 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
         last = steps_in_turns(steps, steps.torchs_and_ours(recorded=False))
     found = of_rank_0(
         Confirmation(
-            compared(last, _step_s),
-            compared(recorded, _step_s),
+            compared(last, step_s),
+            compared(recorded, step_s),
             compared(recorded, _convolutions_s),
             load=load_of(recorded, last),
             heap=heap,
@@ -297,8 +298,7 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
             for one in every
             if not one.configuration.is_baseline
         ]
-        withdrawn = _put_back(steps, lost)
-        kept = [one for one in lost if one not in withdrawn]
+        _, kept = _put_back(steps, lost)
     return replace(found, put_back=tuple(put_back), is_withdrawn=is_withdrawn, kept=tuple(kept))
 
 
@@ -327,7 +327,7 @@ def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
     is_kept = False
     try:
         rounds = steps_in_turns(steps, (partial(run, kept=False), partial(run, kept=True)), HEAP_ROUNDS)
-        step = compared(rounds, _step_s)
+        step = compared(rounds, step_s)
         without, within = zip(*rounds, strict=True)
         saved = median(one.kernel_share for one in without) - median(one.kernel_share for one in within)
         is_clear = saved >= LEAST_GAIN or (step.is_faster(LEAST_GAIN) and not is_busy(load_of(rounds)))
@@ -342,31 +342,25 @@ def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
     )
 
 
-_Layer = tuple[ConvProblem, int, bool]  # forward problem, batch size, whether in the backward pass
 _InPlace = tuple[frozenset[Operation], Comparison]  # the operations that the pass computes, and all its times
 
 
-def _compared_by_layer(rounds: TimedRounds) -> dict[_Layer, _InPlace]:
+def _compared_by_layer(rounds: TimedRounds) -> dict[Layer, _InPlace]:
     """Compare the times of torch's convolutions with ours in each pass of each layer; equal layers are added up."""
-    operations: dict[_Layer, set[Operation]] = {}
-    for _, ours in rounds:
-        for call in ours.convolutions:
-            if call.problem is not None:
-                layer = call.problem, call.batch_size, call.in_backward
-                operations.setdefault(layer, set()).update(call.operations)
+    calls = [call for _, ours in rounds for call in ours.convolutions if call.problem is not None]
+    operations = grouped((call.layer, operation) for call in calls for operation in call.operations)
     found = {}
     for layer, computed in operations.items():
 
-        def seconds(times: StepTimes, layer: _Layer = layer) -> float:
-            calls = times.convolutions.items()
-            return sum(s.time_s for call, s in calls if (call.problem, call.batch_size, call.in_backward) == layer)
+        def seconds(times: StepTimes, layer: Layer = layer) -> float:
+            return sum(spent.time_s for call, spent in times.convolutions.items() if call.layer == layer)
 
         if all(seconds(times) for both in rounds for times in both):
             found[layer] = frozenset(computed), compared(rounds, seconds)
     return found
 
 
-def _layer_of(one: TunedProblem, layers: Mapping[_Layer, _InPlace]) -> tuple[frozenset[Operation], Comparison | None]:
+def _layer_of(one: TunedProblem, layers: Mapping[Layer, _InPlace]) -> tuple[frozenset[Operation], Comparison | None]:
     """Return the pass in which a tuned problem was computed; None without one."""
     forward = one.problem.with_operation(Operation.FORWARD)
     for in_backward in (False, True):
@@ -384,8 +378,11 @@ def _in_words(operations: frozenset[Operation], in_place: Comparison | None) -> 
     return f"{seconds}, {with_noise(in_place)}{f' ({names})' if len(operations) > 1 else ''}"
 
 
-def _put_back(steps: ModelSteps, lost: list[PutBack]) -> list[PutBack]:
-    """Restore torch's own convolution for these problems, where ours runs and the limit allows it; return those."""
+def _put_back(steps: ModelSteps, lost: list[PutBack]) -> tuple[list[PutBack], list[PutBack]]:
+    """Restore torch's own convolution for these problems, where ours runs and the limit allows it.
+
+    Returns the problems for which that was done, and the others.
+    """
     why = {(one.module, one.problem, one.batch_size): one for one in lost}
     done = []
     after: dict[str, tuple[TunedProblem, ...]] = {}
@@ -404,7 +401,7 @@ def _put_back(steps: ModelSteps, lost: list[PutBack]) -> list[PutBack]:
             chosen.append(one)
         after[name] = tuple(chosen)
     steps.put_in(after)
-    return done
+    return done, [one for one in lost if one not in done]
 
 
 def _is_slowed(rounds: TimedRounds) -> bool:
@@ -414,10 +411,6 @@ def _is_slowed(rounds: TimedRounds) -> bool:
         for both in rounds
         for times in both
     )
-
-
-def _step_s(times: StepTimes) -> float:
-    return times.time_s
 
 
 def _convolutions_s(times: StepTimes) -> float:

@@ -19,9 +19,10 @@ from mucudnn.core.config import Config, config_or_default, without_cache_budget
 from mucudnn.core.errors import InvalidInputError, warn, warnings_deferred
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, Task
+from mucudnn.core.tables import short_name
 from mucudnn.core.terminal import Progress, progress_of
 from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
-from mucudnn.core.values import instance, shown
+from mucudnn.core.values import grouped, instance, shown
 from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.measuring.heap import settle_heap
 from mucudnn.optimizing.confirm import confirm_model
@@ -174,16 +175,11 @@ def _tuned(
 
     ``+3`` counts the other modules that share the task with the first one.
     """
-    needing: dict[Task, list[str]] = {}
-    for name, of_module in wanted.items():
-        for task in of_module:
-            needing.setdefault(task, []).append(name)
+    needing = grouped((task, name) for name, tasks in wanted.items() for task in tasks)
     tasks = sorted(needing, key=lambda task: -task.batch_size)
-    named = []
-    for task in tasks:
-        first, *others = needing[task]
-        text = f"{first or 'the model itself'}{f' +{len(others)}' if others else ''}, {task.problem}"
-        named.append(replace(task, count=len(needing[task]), name=text))
+    named = [
+        replace(task, count=len(needing[task]), name=f"{short_name(needing[task])}, {task.problem}") for task in tasks
+    ]
     with machine_and_database(config, device_type) as (machine, database):
         tuning = tune_tasks(named, config, progress=progress, machine=machine, database=database, team=team)
     return dict(zip(tasks, tuning.problems, strict=True))
@@ -241,18 +237,15 @@ def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config
     if limit_bytes is None and not config.has_headroom_limit:
         limit_bytes = config.workspace_limit_bytes
     configurations: dict[ConvProblem, dict[int, Configuration]] = {}
-    are_torchs, most_bytes = True, kept_bytes
     for tuned in its_own:  # largest batch first, so that tuned smaller batches override
         for n, configuration in configurations_of(tuned).items():
             if n == tuned.batch_size or configuration.algorithms != (TORCHS_OWN,):
                 if config.baseline_exempt and configuration.is_baseline:
                     configuration = replace(configuration, workspace_bytes=0)
                 configurations.setdefault(tuned.problem, {})[n] = configuration
-    for by_size in configurations.values():
-        for configuration in by_size.values():
-            are_torchs = are_torchs and configuration.is_baseline
-            most_bytes = max(most_bytes, kept_bytes + configuration.workspace_bytes)
-    if are_torchs and (limit_bytes is None or most_bytes <= limit_bytes):
+    every = [configuration for by_size in configurations.values() for configuration in by_size.values()]
+    most_bytes = kept_bytes + max((one.workspace_bytes for one in every), default=0)
+    if all(one.is_baseline for one in every) and (limit_bytes is None or most_bytes <= limit_bytes):
         choices = None
     else:
         device_type = cast(_ConvNd, module).weight.device.type

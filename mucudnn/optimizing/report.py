@@ -13,10 +13,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.problem import Operation
 from mucudnn.core.records import FailureKind
 from mucudnn.core.tables import Column, Table, choice_cell, filled, listed, speedup_cell
-from mucudnn.core.values import format_bytes, format_seconds, instance
+from mucudnn.core.values import format_bytes, format_seconds, grouped, instance
 from mucudnn.optimizing.confirm import Confirmation, PutBack
 from mucudnn.running.choices import TunedProblem, left_out_in_words, row_of
 from mucudnn.running.modules import OURS, ConvTranspose2d, TunedModule, torchs_class, why_left_alone
@@ -114,11 +114,12 @@ class Report:
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the cells of a table row for each layer and shape of its calls."""
-        calls: dict[tuple[str, int, ConvProblem], dict[Operation, TunedProblem]] = {}
-        for name, tuned in self.layers:
-            key = name, tuned.batch_size, tuned.problem.with_operation(Operation.FORWARD)
-            calls.setdefault(key, {})[tuned.problem.operation] = tuned
-        for (name, batch_size, _), of_call in calls.items():
+        calls = grouped(
+            ((name, tuned.batch_size, tuned.problem.with_operation(Operation.FORWARD)), tuned)
+            for name, tuned in self.layers
+        )
+        for (name, batch_size, _), every in calls.items():
+            of_call = {tuned.problem.operation: tuned for tuned in every}
             transposed = name in self.transposed
             batch = f", batch {batch_size}" if len(self._batch_sizes) > 1 else ""
             kind = ", transposed" if transposed else ""
@@ -166,28 +167,21 @@ class Report:
 
         Another line follows if foreign code was not proven.
         """
-        barred: dict[str, list[str]] = {}
-        slow = [(name, tuned) for name, tuned in self.layers if tuned.barred and tuned.barred.least_s]
-        if slow:
-            where = listed([f"{_named(name)} ({tuned.problem.operation})" for name, tuned in slow])
+        places = [(f"{_named(name)} ({tuned.problem.operation})", tuned) for name, tuned in self.layers]
+        barred = [(place, tuned, tuned.barred) for place, tuned in places if tuned.barred is not None]
+        if slow := [(place, tuned) for place, tuned, failure in barred if failure.least_s]:
             all_s = format_seconds(sum(tuned.least_baseline_s or 0.0 for _, tuned in slow))
+            where = listed([place for place, _ in slow])
             yield filled(f"PyTorch's own is too slow to measure in {where}: more than {all_s} in all")
-        for name, tuned in self.layers:
-            if tuned.barred is not None and not tuned.barred.least_s:
-                barred.setdefault(tuned.barred.reason, []).append(f"{_named(name)} ({tuned.problem.operation})")
-        for reason, places in barred.items():
-            yield filled(f"PyTorch's own is barred in {listed(places)}: {reason}")
+        others = ((place, failure.reason) for place, _, failure in barred if not failure.least_s)
+        yield from _by_reason("PyTorch's own is barred in", others)
         failures = (failure for _, tuned in self.layers for failure in tuned.failures)
         if unproven := next((f.reason for f in failures if f.kind is FailureKind.UNPROVEN), None):
             yield filled(f"code of libraries was not tried: {unproven}")
 
     def _untuned_in_words(self) -> Iterator[str]:
         """Yield a line for each reason why modules run torch's convolution."""
-        reasons: dict[str, list[str]] = {}
-        for name, reason in self.untuned:
-            reasons.setdefault(reason, []).append(_named(name))
-        for reason, names in reasons.items():
-            yield filled(f"PyTorch's own in {listed(names)}: {reason}")
+        return _by_reason("PyTorch's own in", ((_named(name), reason) for name, reason in self.untuned))
 
 
 def report(model: torch.nn.Module) -> Report:
@@ -216,6 +210,12 @@ def report(model: torch.nn.Module) -> Report:
 def _layers(held: Iterable[Mapping[str, tuple[TunedProblem, ...]]]) -> tuple[tuple[str, TunedProblem], ...]:
     """Return the choices that modules, or the convolutions of graphs, hold by name."""
     return tuple((name, tuned) for one in held for name, its_own in one.items() for tuned in its_own)
+
+
+def _by_reason(what: str, places: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield a line of ``what`` for each reason. places: each with its reason."""
+    for reason, names in grouped((reason, place) for place, reason in places).items():
+        yield filled(f"{what} {listed(names)}: {reason}")
 
 
 def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:

@@ -41,6 +41,7 @@ Step = Callable[[nn.Module], object]  # runs one step of the given model
 PutIn = Callable[[TunedModule, Sequence[TunedProblem]], None]  # applies choices to a module
 TunedModules = Mapping[str, tuple[TunedProblem, ...]]  # module name -> its tuned problems
 
+Layer = tuple[ConvProblem | None, int, bool]  # forward problem, batch size, whether in the backward pass
 _Result = TypeVar("_Result")
 _FORWARD, _DATA, _FILTER = ((operation,) for operation in Operation)
 
@@ -57,6 +58,11 @@ class StepCall:
     batch_size: int
     operations: tuple[Operation, ...]
     in_backward: bool
+
+    @property
+    def layer(self) -> Layer:
+        """What calls have in common that are compared together."""
+        return self.problem, self.batch_size, self.in_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +158,22 @@ def steps_in_turns(
     for first, second in in_turns(both):
         is_disturbed = is_busy(first.load) or is_busy(second.load)
         (disturbed if is_disturbed else quiet).append((first, second))
-        is_over = False
-        for done in (quiet, disturbed):
-            spent_s = sum(times.time_s for pair in done for times in pair)
-            is_clear = False
-            if done is quiet and done:
-                step = compared(done, lambda times: times.time_s)
-                is_clear = step.is_faster(LEAST_CHANGE) or step.is_slower(LEAST_CHANGE)
-            is_over = is_over or rounds.is_enough(len(done), spent_s, is_clear=is_clear)
-        if steps.ranks.of_rank_0(is_over):
+        step = compared(quiet, step_s) if quiet else None
+        is_clear = step is not None and (step.is_faster(LEAST_CHANGE) or step.is_slower(LEAST_CHANGE))
+        ends = (
+            rounds.is_enough(len(done), sum(step_s(times) for pair in done for times in pair), is_clear=is_decided)
+            for done, is_decided in ((quiet, is_clear), (disturbed, False))
+        )
+        if steps.ranks.of_rank_0(any(ends)):
             break
         if is_disturbed:
             steps.quiet.wait()
     return quiet if len(quiet) >= rounds.least else disturbed
+
+
+def step_s(times: StepTimes) -> float:
+    """Return the seconds of the whole step, which ``compared`` may compare."""
+    return times.time_s
 
 
 def compared(rounds: TimedRounds, seconds: Callable[[StepTimes], float]) -> Comparison:

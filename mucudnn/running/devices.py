@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.core.errors import InvalidInputError, UnavailableError
-from mucudnn.core.values import shown, text
+from mucudnn.core.tables import listed
+from mucudnn.core.values import grouped, shown, text
 from mucudnn.running.environment import require_cuda
 
 _NAMES_SHOWN = 3
@@ -75,13 +76,8 @@ def made_current(device: torch.device) -> AbstractContextManager[object]:
 
 def _only_device(tensors: Iterable[tuple[str, Tensor]], what: str, remedy: str) -> torch.device:
     """Return the only device of the tensors. The error names some tensors of each, such as ``cuda:1 (head)``."""
-    named: dict[torch.device, list[str]] = {}
-    for name, tensor in tensors:
-        named.setdefault(tensor.device, []).append(name)
+    named = grouped((tensor.device, name) for name, tensor in tensors)
     if len(named) > 1:
-        parts = []
-        for device, names in named.items():
-            more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-            parts.append(f"{device} ({', '.join(names[:_NAMES_SHOWN])}{more})")
-        raise InvalidInputError(f"the model {what}: {', '.join(parts)}; {remedy}")
+        places = ", ".join(f"{device} ({listed(names, _NAMES_SHOWN)})" for device, names in named.items())
+        raise InvalidInputError(f"the model {what}: {places}; {remedy}")
     return next(iter(named), torch.device("cpu"))

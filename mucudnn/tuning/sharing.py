@@ -11,8 +11,8 @@ from itertools import chain
 
 from mucudnn.core import VERSION
 from mucudnn.core.config import Config
-from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Task
+from mucudnn.core.values import grouped
 from mucudnn.distributed import Fingerprint, Team
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.choices import TunedProblem
@@ -51,10 +51,7 @@ class Sharing:
 
         Only the costs of the first rank of each kind of device count.
         """
-        numbers: dict[ConvProblem, list[int]] = {}
-        for number, job in enumerate(jobs):
-            numbers.setdefault(job.task.problem, []).append(number)
-        pieces = [*numbers.values()]
+        pieces = [*grouped((job.task.problem, number) for number, job in enumerate(jobs)).values()]
         taken = self.team.own([sum(costs[number] for number in piece) for piece in pieces])
         own = frozenset(chain.from_iterable(pieces[piece] for piece in taken))
         for number, job in enumerate(jobs):

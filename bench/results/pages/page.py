@@ -25,7 +25,7 @@ from mucudnn.core.errors import InvalidInputError, OutputError, UnavailableError
 from mucudnn.core.files import whole_file, whole_text
 from mucudnn.core.records import BUSY
 from mucudnn.core.tables import Table
-from mucudnn.core.values import format_bytes
+from mucudnn.core.values import format_bytes, grouped
 
 RESULT_FOLDER = "result_folder"  # the column that names the folder of a row
 # Columns that are not written to CSV files.
@@ -64,11 +64,9 @@ def report_of(folder: ResultFolder) -> Report:
         layer_table(layers),
         problem_table(rows, header.subject_columns),
     )
-    missing: dict[str, list[str]] = {}
-    for reason, text in missing_in(folder, rows):
-        missing.setdefault(reason, []).append(text)
     title = f"{header.benchmark}: {header.source}"
-    return Report(folder, title, rows, layers, [table for table in tables if table.rows], missing)
+    shown = [table for table in tables if table.rows]
+    return Report(folder, title, rows, layers, shown, grouped(missing_in(folder, rows)))
 
 
 def missing_in(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, str]]:
