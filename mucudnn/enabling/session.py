@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
@@ -283,8 +283,7 @@ class Session:
                 except Exception as error:
                     raise_interruption(error)
                     self.failures += 1
-                    met.ask_at = inf
-                    met.use_torchs_own(f"its tuning failed: {first_line(error)}")
+                    met.use_torchs_own(f"its tuning failed: {first_line(error)}", for_good=True)
                     say_once(f"{met.problem}, batch {met.batch_size}: PyTorch's own convolution runs, {met.why}")
                 finally:
                     self.is_deciding = False
@@ -307,8 +306,7 @@ class Session:
 
     def _decide(self, met: ShapeStats) -> None:
         if self.failures >= _MOST_FAILURES:
-            met.ask_at = inf
-            met.use_torchs_own(f"tuning of other problems failed {_MOST_FAILURES} times in a row")
+            met.use_torchs_own(f"tuning of other problems failed {_MOST_FAILURES} times in a row", for_good=True)
             return
         task = Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
         if met.ask_at == 1:
@@ -326,8 +324,7 @@ class Session:
         try:
             tuned = self.workshop.tune(task, met.device)
         except InfeasibleError as error:  # the user's call must still return a result
-            met.ask_at = inf
-            met.use_torchs_own(first_line(error))
+            met.use_torchs_own(first_line(error), for_good=True)
             return
         finally:
             self.expected_s = (self.expected_s + self.clock() - began) / 2
@@ -372,11 +369,8 @@ def _aside(device_type: str) -> Iterator[None]:
     def itself(tensor: Tensor) -> Tensor:
         return tensor
 
-    with ExitStack() as stack:
-        stack.enter_context(untouched)
-        stack.enter_context(torch._C.DisableTorchFunction())
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.autocast(device_type, enabled=False))
-        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:  # torch calls only the last hooks
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(itself, itself))
+    has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None  # torch calls only the last ones
+    last_hooks = torch.autograd.graph.saved_tensors_hooks(itself, itself) if has_hooks else nullcontext()
+    mode, autocast = torch.inference_mode(False), torch.autocast(device_type, enabled=False)
+    with untouched, torch._C.DisableTorchFunction(), mode, autocast, last_hooks:
         yield

@@ -14,7 +14,7 @@ import torch
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration
 from mucudnn.core.tables import Column, Table, choice_cell, filled, speedup_cell
-from mucudnn.core.values import format_seconds
+from mucudnn.core.values import format_seconds, grouped
 from mucudnn.running.choices import Choices, TunedProblem
 
 if TYPE_CHECKING:
@@ -89,7 +89,10 @@ class ShapeStats:
         self.time_s = of.time_s * share
         self._run(configuration, of.limit_bytes)
 
-    def use_torchs_own(self, why: str) -> None:
+    def use_torchs_own(self, why: str, *, for_good: bool = False) -> None:
+        """Run torch's convolution. for_good: whether no further decision is due."""
+        if for_good:
+            self.ask_at = inf
         self.origin, self.why, self.choices, self.configuration = Origin.NONE, why, None, None
         self.baseline_s = self.time_s = None
 
@@ -162,13 +165,13 @@ class Status:
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the cells of a table row for each geometry and batch size."""
-        shapes: dict[tuple[object, ...], dict[Operation, ShapeStats]] = {}
-        for one in self.problems:
-            key = one.problem.with_operation(Operation.FORWARD), one.batch_size, one.device, one.threads
-            shapes.setdefault(key, {})[one.problem.operation] = one
-        for of_shape in shapes.values():
-            first = next(iter(of_shape.values()))
-            calls = max(one.calls for one in of_shape.values())
+        shapes = grouped(
+            ((one.problem.with_operation(Operation.FORWARD), one.batch_size, one.device, one.threads), one)
+            for one in self.problems
+        )
+        for every in shapes.values():
+            of_shape = {one.problem.operation: one for one in every}
+            first, calls = every[0], max(one.calls for one in every)
             # such as ``64x56x56 -> 64, 3x3, padding 1x1, batch 8``; dtype and format if not the defaults
             words = str(first.problem).removeprefix(f"{first.problem.operation} ").removesuffix(", float32 contiguous")
             cells = (_cell(of_shape.get(operation)) for operation in Operation)
