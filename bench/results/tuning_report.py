@@ -25,29 +25,29 @@ def tuning_table(tuning: TableTuning) -> Table:
 
     If needed, more columns count candidates left out by a time limit, and explain choices slower than the baseline.
     """
-    left_out = left_out_in_words([row.tuned for row in tuning.rows])
-    why_slower = [_why_slower(row.tuned) for row in tuning.rows]
-    totals = ("", "", "", "")
-    if tuning.rows:
-        totals = (*_against_torch(tuning), format_bytes(tuning.workspace_bytes))
-    more = ("not measured",) * bool(left_out) + ("why slower",) * any(why_slower)
+    every = [row.tuned for row in tuning.rows]
+    columns = {"not measured": [*map(_unmeasured, every)], "why slower": [*map(_why_slower, every)]}
+    more = {title: cells for title, cells in columns.items() if any(cells)}
+    totals = (*_against_torch(tuning), format_bytes(tuning.workspace_bytes)) if every else ("", "", "", "")
     printed = new_table(
         f"{tuning.source}, {memory_bound(tuning.config)}",
         ("layer", "operation", "configuration"),
         ("count", "PyTorch ms", "chosen ms", "speedup", "workspace", "rel. error", *more),
         footer=("total", "", "", "", *totals, "", *("" for _ in more)),
     )
-    for row, why in zip(tuning.rows, why_slower, strict=True):
-        tuned, unmeasured = row.tuned, len(row.tuned.left_out)
-        cells = [short_name(row.names), str(tuned.problem.operation), str(tuned.configuration), str(row.count)]
-        cells += [*_against_torch(tuned), format_bytes(tuned.configuration.workspace_bytes)]
-        cells.append("" if tuned.relative_error is None else f"{tuned.relative_error:.1e}")
-        if left_out:
-            cells.append(f"{unmeasured} of {unmeasured + len(tuned.measurements)}" if unmeasured else "")
-        if any(why_slower):
-            cells.append(why)
-        printed.add_row(*cells)
-    printed.caption = left_out
+    for row, *cells in zip(tuning.rows, *more.values(), strict=True):
+        tuned = row.tuned
+        printed.add_row(
+            short_name(row.names),
+            str(tuned.problem.operation),
+            str(tuned.configuration),
+            str(row.count),
+            *_against_torch(tuned),
+            format_bytes(tuned.configuration.workspace_bytes),
+            "" if tuned.relative_error is None else f"{tuned.relative_error:.1e}",
+            *cells,
+        )
+    printed.caption = left_out_in_words(every)
     return printed
 
 
@@ -68,6 +68,12 @@ def account_in_words(tuning: TableTuning) -> str:
         f"{desirable} desirable configurations from {measured} measurements, "
         f"{format_seconds(sum(account.solve_time_s for _, account in known))}"
     )
+
+
+def _unmeasured(tuned: TunedProblem) -> str:
+    """Return how many candidates a time limit left unmeasured, or an empty string if there are none."""
+    unmeasured = len(tuned.left_out)
+    return f"{unmeasured} of {unmeasured + len(tuned.measurements)}" if unmeasured else ""
 
 
 def _why_slower(tuned: TunedProblem) -> str:

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import pairwise
+from traceback import walk_tb
 
 DATABASE_OPTION = "Config(database=...)"  # in messages; the command line replaces it by its option
 
@@ -97,14 +99,12 @@ def raise_interruption(error: BaseException) -> None:
     """
     cause: BaseException | None = error
     while cause is not None:
-        entry = cause.__traceback__
-        while entry is not None and entry.tb_next is not None:
-            called = inspect.getargvalues(entry.tb_next.tb_frame)
+        for (caller, _), (frame, _) in pairwise(walk_tb(cause.__traceback__)):
+            called = inspect.getargvalues(frame)
             arguments = [called.locals.get(name) for name in called.args]
             arguments += called.locals.get(called.varargs or "", ())
-            if any(value is entry.tb_frame for value in arguments):
+            if any(value is caller for value in arguments):
                 raise cause
-            entry = entry.tb_next
         cause = cause.__cause__
 
 

@@ -157,12 +157,11 @@ class Graphs:
         return schedule, None
 
     def __getstate__(self) -> dict[str, Any]:
-        is_as_noted = self._guards is not None and self._guards.why_not() is None
         return {
             "model": self.model,
             "schedules": self.schedules,
             "findings": self.findings,
-            "are_valid": is_as_noted,
+            "are_valid": self._guards is not None and self._guards.why_not() is None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -196,11 +195,13 @@ def banded(graphs: Graphs) -> BandedModel:
 
 def _is_watched() -> bool:
     """Return whether something changes what PyTorch's operators do; a default device does not."""
-    if torch._C._is_any_autocast_enabled() or torch._C._len_torch_dispatch_stack():
-        return True
-    if torch._C._are_functorch_transforms_active():
-        return True
-    if torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0:
+    if (
+        torch._C._is_any_autocast_enabled()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    ):
         return True
     if not torch._C._len_torch_function_stack():
         return False
