@@ -18,7 +18,6 @@ micro-config.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.records import Configuration, Measurement, MicroConfig
-from mucudnn.core.values import whole
+from mucudnn.core.values import grouped, whole
 
 # The cost model
 
@@ -88,8 +87,6 @@ def pool(measurements: Sequence[Measurement], batch_size: int) -> CostArrays:
     or not finite.
     """
     batch_size = whole(batch_size, "batch_size", 1)
-    by_algorithm: dict[str, list[Measurement]] = defaultdict(list)
-    by_micro_config: dict[MicroConfig, list[Measurement]] = defaultdict(list)
     for measurement in measurements:
         what = f"measurement of {measurement.micro_config.algorithm} {measurement.micro_config.micro_batch_size}"
         for name in ("setup_s", "step_s", "prepared_bytes", "scratch_bytes"):
@@ -98,8 +95,8 @@ def pool(measurements: Sequence[Measurement], batch_size: int) -> CostArrays:
                 raise InvalidInputError(
                     f"{what}: {name} is {value}; it must be finite and at least 0; measure it again"
                 )
-        by_algorithm[measurement.micro_config.algorithm].append(measurement)
-        by_micro_config[measurement.micro_config].append(measurement)
+    by_algorithm = grouped((one.micro_config.algorithm, one) for one in measurements)
+    by_micro_config = grouped((one.micro_config, one) for one in measurements)
     names = tuple(sorted(by_algorithm))
     step_ps = np.full((len(names), batch_size + 1), np.inf)
     scratch_bytes = np.zeros(step_ps.shape, dtype=np.int64)

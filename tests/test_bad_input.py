@@ -251,6 +251,9 @@ COMMAND_LINES = (
     ("tune users:wide --input 4x8x8 --operations backward-data", "has no backward_data to tune; choose"),
     ("scale alexnet --up-to 65537", "65537: it must be at most 65536"),
     ("database merge no.sqlite", "no.sqlite"),
+    ("report nowhere", "nowhere/environment.json does not exist; name a folder that a benchmark wrote with --out"),
+    ("report users.py", "'users.py' is a file"),
+    ("report --pictures= nowhere", "'' is empty; name a folder"),
     ("frobnicate", "No such command 'frobnicate'"),
 )
 ODD = ("", " ", ",", "-1", "--", "1e999", "nan", "x", "٣", "\n", "[/red]", NINES, f"{NINES}x3x3", "9" * 30)

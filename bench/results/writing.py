@@ -33,7 +33,7 @@ from mucudnn.bench.results.reading import (
 )
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, OutputError
-from mucudnn.core.files import json_line, write_json
+from mucudnn.core.files import explained, json_line, write_json
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.values import grouped
 from mucudnn.measuring.load import Load, Watch
@@ -153,19 +153,15 @@ def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
             )
         header = found
     else:
-        try:
+        with explained(path):
             path.mkdir(parents=True, exist_ok=True)
             strange = sorted(one.name for one in path.iterdir())
-        except OSError as error:
-            raise OutputError(f"{path} cannot be created: {error.strerror}; name another folder") from error
         if strange:
             raise OutputError(f"{path} is not a result folder: it contains {strange[0]}; name a new or empty folder")
         write_json(path / HEADER_FILE, header.record())
     rows = path / ROWS_FILE
-    try:
+    with explained(rows):
         stream = rows.open("ab")
-    except OSError as error:
-        raise OutputError(f"{rows} cannot be written: {error.strerror}; name another folder") from error
     with stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -212,9 +208,7 @@ def _end_last_line(path: Path, stream: IO[bytes]) -> None:
 
 def _append(path: Path, stream: IO[bytes], lines: str) -> None:
     """Append lines to a file and flush them to disk."""
-    try:
+    with explained(path):
         stream.write(lines.encode())
         stream.flush()
         os.fsync(stream.fileno())
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from error

@@ -23,11 +23,12 @@ COMMANDS = ("bench", "check", "database", "doctor", "layers", "report", "run", "
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
-def _set_by_environment(command: click.Command) -> None:
-    """Let variables such as ``MUCUDNN_WORKSPACE_LIMIT`` set the options of a command and its subcommands."""
-    command.context_settings = {**command.context_settings, "auto_envvar_prefix": "MUCUDNN"}
-    for inner in getattr(command, "commands", {}).values():
-        _set_by_environment(inner)
+def _commands_in(command: click.Command | None) -> Iterator[click.Command]:
+    """Yield a command and its subcommands."""
+    if command is not None:
+        yield command
+        for inner in getattr(command, "commands", {}).values():
+            yield from _commands_in(inner)
 
 
 class CommandGroup(click.Group):
@@ -62,7 +63,8 @@ class CommandGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"mucudnn.cli.{cmd_name}"), cmd_name)
-        _set_by_environment(command)
+        for one in _commands_in(command):  # variables such as MUCUDNN_WORKSPACE_LIMIT set their options
+            one.context_settings = {**one.context_settings, "auto_envvar_prefix": "MUCUDNN"}
         return command
 
     def invoke(self, ctx: click.Context) -> object:
@@ -70,7 +72,8 @@ class CommandGroup(click.Group):
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning
                 if unknown_variables(os.environ):  # imports all commands only if need be
-                    options = (option for name in COMMANDS for option in _options(self.get_command(ctx, name)))
+                    commands = (one for name in COMMANDS for one in _commands_in(self.get_command(ctx, name)))
+                    options = (param.name for one in commands for param in one.params if param.name)
                     for sentence in unknown_variables(os.environ, options):
                         warnings.warn(sentence, stacklevel=1)
                 return super().invoke(ctx)
@@ -91,14 +94,6 @@ class CommandGroup(click.Group):
                 err=True,
             )
             raise SystemExit(INTERRUPTED) from None
-
-
-def _options(command: click.Command | None) -> Iterator[str]:
-    """Yield the names of the options of a command and its subcommands."""
-    if command is not None:
-        yield from (one.name for one in command.params if one.name)
-        for inner in getattr(command, "commands", {}).values():
-            yield from _options(inner)
 
 
 @click.group(

@@ -8,13 +8,13 @@ import click
 
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.commands import FileCommand
-from mucudnn.cli.shared.parameters import OutputFile, OutputFolder, ResultFolder
+from mucudnn.cli.shared.parameters import Folder, OutputFile
 
 _SECOND = "operations"  # suffix of the second CSV file, which has a row per operation
 
 
 @click.command(cls=FileCommand)
-@click.argument("folder", metavar="DIR", type=ResultFolder())
+@click.argument("folder", metavar="DIR", type=Folder())
 @click.option(
     "--html",
     "html_file",
@@ -28,7 +28,7 @@ _SECOND = "operations"  # suffix of the second CSV file, which has a row per ope
     "Write the layers to this CSV file, in DeepBench's columns, and operations to a second file beside it.",
     variable="csv_file",
 )
-@options.option("pictures", OutputFolder(), "Write the pictures of the page into this folder, as SVG files.")
+@options.option("pictures", Folder(), "Write the pictures of the page into this folder, as SVG files.")
 def report(folder: Path, html_file: Path | None, csv_file: Path | None, pictures: Path | None) -> None:
     """Show the result folder DIR, which a benchmark wrote with --out, or all result folders in DIR together.
 

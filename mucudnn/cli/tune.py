@@ -82,12 +82,11 @@ def tune(
         raise click.UsageError("--curve is of one budget or limit, and the headroom is one for each module")
     if stored:
         table, limits = load_limited(source, sizes, config, device)
-        tuning = solve_stored(table, config, environment, limits)
+        tuning: TableTuning | None = solve_stored(table, config, environment, limits)
     else:
-        found = tune_now(source, sizes, config, threads, device)
-        if found is None:
-            return
-        tuning = found
+        tuning = tune_now(source, sizes, config, threads, device)
+    if tuning is None:
+        return
     if program_file is not None and tuning.division is not None:
         with whole_text(program_file) as stream:
             stream.write(tuning.division.program(program_file.suffix.lower()))

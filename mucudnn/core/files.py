@@ -45,7 +45,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
     Raises ``OutputError`` for files that ``require_writable`` rejects, and if writing fails.
     """
-    with _explained(path):
+    with explained(path):
         _require_replaceable(path)
         with _stream(path) if is_stream(path) else _replacing(path) as stream:
             yield stream
@@ -56,7 +56,7 @@ def require_writable(path: Path) -> None:
 
     Raises ``OutputError`` if the file cannot be written, or is a database or a part of one.
     """
-    with _explained(path):
+    with explained(path):
         _require_replaceable(path)
         if not is_stream(path):
             with _folder_beside(path):
@@ -125,12 +125,13 @@ def _finite(value: Any) -> Any:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
+    """Raise ``OutputError``, which names the file or folder, for an ``OSError`` in the block."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise OutputError(f"{path} cannot be written: {reason}; fix that, or name another file") from error
+        raise OutputError(f"{path} cannot be written: {reason}; fix that, or name another") from error
 
 
 def _require_replaceable(path: Path) -> None:

@@ -1,5 +1,7 @@
 """Conversion of user input to the types that mucudnn uses inside, and text for people: bytes, times, bandwidths.
 
+Also ``grouped``, which collects values by key.
+
 A value of a similar type would pass some comparisons and fail others: text equals the member of a ``StrEnum`` but is
 not identical to it, True equals 1, and SQLite stores a NumPy integer as bytes. NumPy's and torch's scalars and arrays
 are accepted in place of Python's. Inside mucudnn bytes are ints and seconds floats.

@@ -74,15 +74,10 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
 
 
 def has_problems(rows: pandas.DataFrame) -> bool:
-    """Return whether the rows have all columns of a convolution problem."""
-    if not len(rows) or not set(PROBLEM_COLUMNS) <= set(rows.columns):
+    """Return whether the rows have a layer and all columns of a convolution problem."""
+    if not len(rows) or not {"layer", *PROBLEM_COLUMNS} <= set(rows.columns):
         return False
     return bool(rows[list(PROBLEM_COLUMNS)].notna().all(axis=None))
-
-
-def with_layers(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Fill the column ``layer`` of convolution rows: the layer's name, or its kind if layers have no names."""
-    return rows.assign(layer=[str(name) for name in (rows["layer"] if "layer" in rows else rows["kind"])])
 
 
 def _with_undivided(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -134,7 +129,7 @@ def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     """
     if not has_problems(rows):
         return pandas.DataFrame()
-    subject = ["layer", *LAYER] if "layer" in rows else [*LAYER]
+    subject = ["layer", *LAYER]
     return pandas.DataFrame(
         [
             dict(zip((*subject, *CONTESTANT), (*layer, *of), strict=True)) | _layer_record(ours, every)
@@ -240,15 +235,13 @@ def _geometric_mean(values: pandas.Series[float]) -> float:
 def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Return the speedup of divided mini-batches over the best undivided algorithm under the same limit.
 
-    rows: the result of ``measured``. The result has a row for each layer, policy and limit, with the columns ``layer``,
+    rows: of convolutions, from ``measured``. The result has a row for each layer, policy and limit; columns: ``layer``,
     those of ``LAYER``, ``policy``, ``limit_bytes``; ``gain``, the undivided algorithms' sum of medians over mucudnn's,
     with its interval ``gain_low`` to ``gain_high`` (see ``speedup_of``), NaN if one of the two was timed on fewer
     operations; and ``is_same``: whether all operations run the configuration of the undivided.
     """
-    if not has_problems(rows):
-        return pandas.DataFrame()
     found, names = [], ["layer", *LAYER, "policy", "limit_bytes"]
-    for layer, every in _by_layer(with_layers(rows.dropna(subset=["policy"])), names[:-2]).items():
+    for layer, every in _by_layer(rows.dropna(subset=["policy"]), names[:-2]).items():
         undivided = {limit: of for (contestant, _, limit), of in every.items() if contestant == UNDIVIDED}
         for (contestant, policy, limit), ours in every.items():
             if contestant == "mucudnn" and limit in undivided:

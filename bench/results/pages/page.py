@@ -21,8 +21,8 @@ from mucudnn.bench.results.pages.measured import (
 from mucudnn.bench.results.pages.pictures import KINDS, drawn
 from mucudnn.bench.results.pages.tables import DEEPBENCH, layer_table, problem_table, summary_table
 from mucudnn.bench.results.reading import HEADER_FILE, ResultFolder, folders_below, read_folder
-from mucudnn.core.errors import InvalidInputError, OutputError, UnavailableError
-from mucudnn.core.files import whole_file, whole_text
+from mucudnn.core.errors import InvalidInputError, UnavailableError
+from mucudnn.core.files import explained, whole_file, whole_text
 from mucudnn.core.records import BUSY
 from mucudnn.core.tables import Table
 from mucudnn.core.values import format_bytes, grouped
@@ -212,10 +212,8 @@ def write_pictures_of(reports: Reports, folder: Path) -> list[Path]:
     files = []
     for name, report in reports.by_name.items():
         place = folder if reports.only is report else folder / name
-        try:
+        with explained(place):
             place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{place} cannot be created: {error.strerror}; name another folder") from error
         for kind, picture in drawn(report.folder, report.rows):
             files.append(place / f"{kind}.svg")
             with whole_file(files[-1]) as stream:
@@ -230,11 +228,9 @@ def write_layers(rows: pandas.DataFrame, path: Path) -> None:
     """
     first = [name for name in (RESULT_FOLDER, "layer", *DEEPBENCH) if name in rows]
     rows = rows[[*first, *rows.columns.difference(first, sort=False)]].rename(columns=DEEPBENCH)
-    for name in (*OPERATIONS.values(), "total"):
-        if f"{name}_s" in rows:
-            rows[f"{name}_s"] *= 1e3
-            rows = rows.rename(columns={f"{name}_s": f"{name}_ms"})
-    write_frame(rows, path)
+    timed = [name for name in (*OPERATIONS.values(), "total") if f"{name}_s" in rows]
+    rows = rows.assign(**{f"{name}_s": rows[f"{name}_s"] * 1e3 for name in timed})
+    write_frame(rows.rename(columns={f"{name}_s": f"{name}_ms" for name in timed}), path)
 
 
 def write_frame(rows: pandas.DataFrame, path: Path) -> None:

@@ -23,7 +23,6 @@ from mucudnn.bench.results.pages.measured import (
     has_problems,
     published_gains_of,
     tuned_subjects,
-    with_layers,
 )
 from mucudnn.bench.results.pages.tables import series_label, with_series
 from mucudnn.bench.results.reading import ResultFolder
@@ -100,23 +99,20 @@ KINDS = {
 def drawn(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, bytes]]:
     """Yield the name of each picture that the folder has data for, and its SVG file.
 
-    rows: the result of ``measured``. Raises ``UnavailableError`` if matplotlib is not installed.
+    All pictures are of convolutions. rows: the result of ``measured``. Raises ``UnavailableError`` if matplotlib is not
+    installed.
     """
+    if not has_problems(rows):
+        return
     try:
         from matplotlib import rc_context
     except ImportError:
         raise UnavailableError("plots need matplotlib, which is not installed: pip install matplotlib") from None
     with rc_context(STYLE):
-        for name, figure in _figures(rows, tuned_subjects(folder)):
+        figures = speedups(rows), divided(rows), limits(rows), desirable(tuned_subjects(folder))
+        for name, figure in zip(KINDS, figures, strict=True):
             if figure is not None:
                 yield name, svg(figure)
-
-
-def _figures(rows: pandas.DataFrame, subjects: Sequence[Subject]) -> Iterator[tuple[str, Figure | None]]:
-    yield "speedups", speedups(rows)
-    yield "divided", divided(rows)
-    yield "limits", limits(rows)
-    yield "desirable", desirable(subjects)
 
 
 def new_figure(width_inches: float, height_inches: float) -> Figure:
@@ -145,9 +141,7 @@ def svg(figure: Figure) -> bytes:
 
 def speedups(rows: pandas.DataFrame) -> Figure | None:
     """Draw the speedup of each layer under each workspace limit, with one panel for each operation."""
-    if not has_problems(rows):
-        return None
-    rows = with_series(with_layers(rows.dropna(subset=["speedup"])))
+    rows = with_series(rows.dropna(subset=["speedup"]))
     if rows.empty:
         return None
     layers, by_series = list(dict.fromkeys(rows["layer"])), colours(rows["series"])
@@ -201,8 +195,6 @@ def divided(rows: pandas.DataFrame) -> Figure | None:
 
 def limits(rows: pandas.DataFrame) -> Figure | None:
     """Draw a roofline plot (achieved rates against peak rates), and the ratio of time to bound by kind of layer."""
-    if not has_problems(rows):
-        return None
     rows = with_series(rows.dropna(subset=["over_bound"]))
     if rows.empty:
         return None
@@ -312,10 +304,7 @@ def panels(count: int, height_inches: float) -> tuple[Figure, list[Axes]]:
     columns = min(_COLUMNS, count)
     lines = -(-count // columns)
     figure = new_figure(_PANEL_INCHES * columns, lines * height_inches)
-    every = list(figure.subplots(lines, columns, squeeze=False).flatten())
-    for axes in every[count:]:
-        axes.set_visible(False)
-    return figure, every[:count]
+    return figure, [figure.add_subplot(lines, columns, number) for number in range(1, count + 1)]
 
 
 def named_rows(

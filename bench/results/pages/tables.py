@@ -179,8 +179,6 @@ def _once(rows: pandas.DataFrame, keys: Sequence[str]) -> pandas.DataFrame:
 
     keys: the columns in which such rows are equal, the time last.
     """
-    if "policy" not in rows:
-        return rows
     subjects = pandas.Series([str(of) for of in rows[keys].itertuples(index=False, name=None)], rows.index)
     again = rows["policy"].notna() & rows[keys[-1]].notna() & subjects.duplicated()
     names = with_series(rows[again])["series"]

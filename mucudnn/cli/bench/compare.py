@@ -9,7 +9,7 @@ import click
 
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.commands import FileCommand
-from mucudnn.cli.shared.parameters import ResultFolder
+from mucudnn.cli.shared.parameters import Folder
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.values import shown
 
@@ -29,8 +29,8 @@ def parse_tolerance(text: str) -> float:
 
 
 @click.command(cls=FileCommand)
-@click.argument("before", type=ResultFolder())
-@click.argument("after", type=ResultFolder())
+@click.argument("before", type=Folder())
+@click.argument("after", type=Folder())
 @options.option("tolerance", parameters.Text("PERCENT", parse_tolerance), "Ignore changes up to this size.", "5%")
 @options.flag("all", "Also show rows that are the same or undecided.", "all_rows")
 @click.pass_context

@@ -84,16 +84,14 @@ def metrics(
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.sources.models import blamed_in_training, importable, model_of
     from mucudnn.bench.sources.trainee import loss_for
-    from mucudnn.bench.suites.layer_metrics import benchmark_layer, layer_tables
-    from mucudnn.bench.suites.step_metrics import benchmark_step, step_tables
+    from mucudnn.bench.suites.metrics import benchmark_layer, benchmark_step, layer_tables, step_tables
     from mucudnn.core.terminal import progress_bar
     from mucudnn.measuring.whole_runs import Machine
 
-    found = None
-    if layer_name is None and not configurations:
-        torch.manual_seed(0)
-        with importable(source):
-            found = model_of(source, sizes["input_shape"], initialised=True)
+    is_layer = layer_name is not None or bool(configurations)
+    torch.manual_seed(0)
+    with importable(source):
+        found = None if is_layer else model_of(source, sizes["input_shape"], initialised=True)
     if found is None:
         options.refuse_given("it is for a step of the whole model: leave --layer out", "error_bounds")
         layer = named_layer(load_source(source, **sizes), layer_name)

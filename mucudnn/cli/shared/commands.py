@@ -6,7 +6,7 @@ import codecs
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import UnsupportedOperation
@@ -65,10 +65,9 @@ class Guarded:
             do()
         except OSError as error:
             self.fault = self.fault or error
-            with suppress(UnsupportedOperation):  # else Python fails at exit to flush its buffer
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._stream.fileno())
-                os.close(nowhere)
+            # Otherwise Python fails at exit to flush its buffer.
+            with suppress(UnsupportedOperation), Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 @contextmanager
@@ -82,14 +81,13 @@ def guarded_streams() -> Iterator[Guarded]:
     while number <= 2:
         number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
-    before = sys.stdout, sys.stderr
-    output, errors = (Guarded(stream or Path(os.devnull).open("w")) for stream in before)  # noqa: SIM115  # stays open
-    sys.stdout, sys.stderr = output, errors
-    try:
-        yield output
-    finally:
-        output.flush()
-        sys.stdout, sys.stderr = before
+    streams = (sys.stdout, sys.stderr)
+    output, errors = (Guarded(stream or Path(os.devnull).open("w")) for stream in streams)  # noqa: SIM115  # stays open
+    with redirect_stdout(output), redirect_stderr(errors):
+        try:
+            yield output
+        finally:
+            output.flush()
 
 
 def _nearest(error: UnicodeError) -> tuple[str, int]:

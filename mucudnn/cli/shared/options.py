@@ -16,9 +16,9 @@ from mucudnn.cli.shared.parameters import (
     MOST_THREADS,
     SOURCE,
     Count,
+    Folder,
     InputFile,
     OutputFile,
-    OutputFolder,
     Text,
     choice,
     parse_device,
@@ -234,7 +234,7 @@ def outputs(*kinds: str) -> Decorator:
         "json": option("json", OutputFile(), "Also write the results to this JSON file.", variable="json_file"),
         "out": click.option(
             "--out",
-            type=OutputFolder(),
+            type=Folder(),
             help="Keep all samples in this result folder. Run the same command again to resume.",
         ),
     }

@@ -164,19 +164,31 @@ def parse_device(text: str) -> str:
     return text
 
 
-class InputFile(click.Path):
+class GivenPath(click.Path):
+    """Parameter type of a path that is not empty."""
+
+    empty = "'' is empty; name a file"
+
+    def __init__(self, **allowed: bool) -> None:
+        super().__init__(path_type=Path, **allowed)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail(self.empty, param, ctx)
+        return Path(os.fsdecode(super().convert(value, param, ctx)))
+
+
+class InputFile(GivenPath):
     """Parameter type of an input file; pipes and devices are rejected, since it may be read more than once.
 
     ``~`` is the home folder. The file need not exist: the code that reads it reports a missing file.
     """
 
     def __init__(self, *, folder: bool = False) -> None:
-        super().__init__(dir_okay=folder, path_type=Path)
+        super().__init__(dir_okay=folder)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not os.fspath(value):
-            self.fail("'' is empty; name a file", param, ctx)
-        path = Path(os.fsdecode(super().convert(os.path.expanduser(value), param, ctx)))  # noqa: PTH111  # text for click
+        path = super().convert(os.path.expanduser(value), param, ctx)  # noqa: PTH111  # text for click
         if path.exists() and not path.is_file() and not path.is_dir():
             self.fail(f"{path} is not a regular file; name a file that can be read more than once", param, ctx)
         return path
@@ -185,13 +197,11 @@ class InputFile(click.Path):
 class NamedOrFile(InputFile):
     """Parameter type of a built-in name or a file."""
 
-    def __init__(self, empty: str = "'' is empty; name a file") -> None:
+    def __init__(self, empty: str = GivenPath.empty) -> None:
         super().__init__(folder=True)
         self.empty = empty
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not value:
-            self.fail(self.empty, param, ctx)
         super().convert(value, param, ctx)
         return value
 
@@ -201,22 +211,20 @@ SOURCE = NamedOrFile(
 )
 
 
-class OutputFile(click.Path):
+class OutputFile(GivenPath):
     """Parameter type of an output file that is replaced as a whole; ``-`` is standard output.
 
     suffix: allowed suffix or suffixes. second: word in the name of a second file that is written beside the first.
     """
 
     def __init__(self, *, suffix: str | tuple[str, ...] = "", second: str = "") -> None:
-        super().__init__(allow_dash=True, path_type=Path)
+        super().__init__(allow_dash=True)
         self.name = "file"
         self.suffixes = (suffix,) if isinstance(suffix, str) else suffix
         self.second = second
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not os.fspath(value):
-            self.fail("'' is empty; name a file", param, ctx)
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        path = super().convert(value, param, ctx)
         if not str(path).lower().endswith(self.suffixes):
             kinds, ends = " or ".join(one.lstrip(".").upper() for one in self.suffixes), " or ".join(self.suffixes)
             self.fail(f"{str(path)!r} is not a {kinds} file; name one that ends in {ends}", param, ctx)
@@ -227,23 +235,11 @@ class OutputFile(click.Path):
         return [path, beside(path, self.second)] if self.second else [path]
 
 
-class ResultFolder(click.Path):
-    """Parameter type of an existing folder with results."""
+class Folder(GivenPath):
+    """Parameter type of a folder of results. It need not exist: the code that reads it reports a missing folder."""
+
+    empty = "'' is empty; name a folder"
 
     def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if not path.is_dir():
-            what = "is not a folder" if path.exists() else "does not exist"
-            self.fail(f"{path} {what}; name a folder that a benchmark wrote with --out", param, ctx)
-        return path
-
-
-class OutputFolder(click.Path):
-    """Parameter type of a folder for results, created if it is missing."""
-
-    def __init__(self) -> None:
-        super().__init__(file_okay=False, path_type=Path)
+        super().__init__(file_okay=False)
         self.name = "DIR"

@@ -20,7 +20,7 @@ from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.bench.results.pages.page import report_of
 from mucudnn.bench.results.reading import Line, ResultFolder, read_folder
 from mucudnn.bench.sources.layers import Layer
-from mucudnn.bench.suites.layer_metrics import (
+from mucudnn.bench.suites.metrics import (
     PASSED,
     RUNS,
     benchmark_layer,

@@ -18,8 +18,8 @@ import mucudnn
 from mucudnn.bench.results.reading import Header, Line, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.trainee import labelled_batches
-from mucudnn.bench.suites import step_metrics as steps
-from mucudnn.bench.suites.step_metrics import benchmark_step, step_tables
+from mucudnn.bench.suites import metrics
+from mucudnn.bench.suites.metrics import benchmark_step, step_tables
 from mucudnn.core.config import Config
 
 CONFIG = Config(algorithms=("gemm",), time_limit="20ms")
@@ -62,7 +62,7 @@ def test_errors_are_those_of_the_definition_and_are_kept(tmp_path: Path, monkeyp
     assert 0 < ours["output"] < 1e-5
     assert 0 < ours["relative_error"] < 1e-3
     assert (torchs["operations"], ours["operations"]) == (0, 5)  # the first layer needs no dx
-    monkeypatch.setattr(steps, "_compared", None)
+    monkeypatch.setattr(metrics, "_compared", None)
     assert measure(tiny(), tmp_path / "out") == (torchs, ours)
 
 

@@ -1,0 +1,518 @@
+"""Errors of convolutions against float64: of one layer's operations by each algorithm, or of a network's training step.
+
+A layer's configuration is called through a PyTorch module, as in training. All steps have the same parameters, images
+and random numbers. Dropout is switched off, because its mask depends on the dtype. There is no optimizer, because only
+the gradients are compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, groupby
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+import mucudnn
+from mucudnn.bench.results.bounds import MachineLimits
+from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut, Line, ResultFolder, Subject, problem_columns
+from mucudnn.bench.results.variants import TORCH
+from mucudnn.bench.results.writing import Row, config_record, write_missing
+from mucudnn.bench.sources.layers import Layer
+from mucudnn.bench.sources.models import in_format
+from mucudnn.bench.sources.trainee import Batch, Loss, labelled_batches
+from mucudnn.bench.suites.shared.timing import Contestant, try_in_turns
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InvalidInputError, LibraryError, first_line
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.records import Configuration, MicroConfig
+from mucudnn.core.tables import Table, milliseconds, new_table, ratio
+from mucudnn.core.terminal import Progress, silent
+from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.core.values import format_bytes, grouped
+from mucudnn.kernels.algorithm import why_unsupported
+from mucudnn.kernels.memory import format_of
+from mucudnn.kernels.torch_convolution import reference, relative_l2_error
+from mucudnn.measuring.candidates import Candidate, find_candidates
+from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.turns import Rounds
+from mucudnn.measuring.whole_runs import Machine
+from mucudnn.running.choices import Choices, make_executable
+from mucudnn.running.environment import current_environment
+from mucudnn.running.modules import Conv2d, Conv3d, TunedModule
+from mucudnn.testing.checks import IMAGE, dependent, spoil, threads
+from mucudnn.tuning.job import permitted_algorithms
+
+ROUNDS = 15
+RUNS = 5  # results that are compared bit by bit
+PASSED = "passed"
+# Short calls are sampled for SHORT_S seconds, which reduces the noise to a few percent.
+_MOST_ROUNDS, _SHORT_S = 41, 0.2
+_LIMIT_S = 3.0  # for each call: some algorithms are a hundred times slower
+_FEW = 2  # samples of a gradcheck
+# Channels of each group, groups, and pixels of y after the first in each direction, of a layer that is cut down.
+_CHANNELS, _GROUPS, _WINDOWS = 3, 2, 2
+_ROUNDING = 1e-9  # A smaller gradient, as a share of the largest of its module, is zero but for rounding.
+
+_Variants = Mapping[str, tuple[Configuration, Sequence[Candidate]]]  # by contestant, with a candidate for each part
+
+# One layer
+
+
+def benchmark_layer(
+    source: str,
+    layer: Layer,
+    out: Path,
+    *,
+    operations: Sequence[Operation] = tuple(Operation),
+    algorithms: tuple[str, ...] | None = None,
+    configurations: Sequence[Configuration] = (),
+    rounds: int = ROUNDS,
+    machine: Machine,
+    progress: Progress = silent,
+) -> None:
+    """Measure accuracy and time of a layer's operations; write rows into ``out``, skipping operations it already has.
+
+    algorithms: names of algorithms, or of sources, which are libraries of algorithms. None means all, or none if
+    configurations are given. Torch's own algorithm is always measured. configurations: of the whole mini-batch,
+    measured like algorithms. rounds: time samples of each call; short calls get more.
+
+    Raises the errors of ``open_folder``, and ``InvalidInputError`` for unknown algorithms and configurations of other
+    batch sizes. On ``KeyboardInterrupt``, everything measured so far is in the folder.
+    """
+    problem, n = layer.problem, layer.batch_size
+    for one in configurations:
+        if one.batch_size != n:
+            raise InvalidInputError(
+                f"configuration '{one}' has {one.batch_size} samples, and the layer {n}: give one of {n} samples, or "
+                "another batch size"
+            )
+    permitted = Config(algorithms=(TORCHS_OWN,) if algorithms is None and configurations else algorithms)
+    wanted, left_out = {}, []
+    for operation in operations:
+        own = problem.with_operation(operation)
+        alone = permitted_algorithms(machine, permitted, own, [n])
+        asked = {
+            **{TORCH if one.name == TORCHS_OWN else one.name: _of(MicroConfig(one.name, n)) for one in alone},
+            **{str(one): one for one in configurations},
+        }
+        variants, reasons = _variants(asked, own, n, machine)
+        left_out += [LeftOut(f"{layer.name}, {own}: {name}", reason) for name, reason in reasons.items()]
+        key = (layer.name, *problem_columns(own, n).values())
+        wanted[key] = partial(_layer_rows, variants, own, n, rounds, machine)
+    settings = {
+        "layer": layer.name,
+        "batch_size": n,
+        "dtype": problem.dtype,
+        "memory_format": str(problem.memory_format),
+        "operations": [str(operation) for operation in operations],
+        "algorithms": None if algorithms is None else list(algorithms),
+        "configurations": list(map(str, configurations)),
+        "rounds": rounds,
+        "runs": RUNS,
+    }
+    header = Header(
+        *("metrics", source, settings, machine.environment),
+        subject_columns=("layer", *PROBLEM_COLUMNS),
+        wanted=len(operations),
+        limits={problem.dtype: MachineLimits.measured(machine.device, problem.dtype)},
+    )
+    write_missing(out, header, wanted, progress, machine.watch, left_out)
+
+
+def _variants(
+    asked: Mapping[str, Configuration], problem: ConvProblem, n: int, machine: Machine
+) -> tuple[_Variants, dict[str, str]]:
+    """Return the configurations that can be measured, with their candidates, and the reasons why others cannot.
+
+    Raises ``InvalidInputError`` for unknown algorithms.
+    """
+    parts = {part for one in asked.values() for part in one.micro_configs}
+    sizes = sorted({part.micro_batch_size for part in parts})
+    config = Config(algorithms=tuple(sorted({part.algorithm for part in parts})))
+    proofs = machine.proofs(n, checks_samples=True)
+    every = permitted_algorithms(machine, config, problem, sizes)
+    candidates, refused = find_candidates(problem, every, sizes, proofs=proofs)
+    found = {one.micro_config: one for one in candidates if one.micro_config in parts}
+    if proofs is not None:
+        proofs.ask(found.values())  # all at once
+    failures = {failure.micro_config: failure.reason for failure in refused}
+    variants, reasons = {}, {}
+    for name, configuration in asked.items():
+        own = dict.fromkeys(configuration.micro_configs)
+        missing = next((part for part in own if part not in found), None)
+        if missing is None:
+            variants[name] = configuration, [found[part] for part in own]
+        else:
+            not_offered = f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
+            reasons[name] = failures.get(missing) or failures.get(MicroConfig(missing.algorithm, n)) or not_offered
+    return variants, reasons
+
+
+def _layer_rows(
+    variants: _Variants,
+    problem: ConvProblem,
+    n: int,
+    rounds: int,
+    machine: Machine,
+    subject: Subject,
+    progress: Progress,
+) -> list[Row]:
+    """Return a row for each variant, with its metrics and its times, interleaved, or the reason for a failure."""
+    operands = random_operands(problem, n, machine.device)
+    expected = reference(problem, operands.x, operands.w, operands.y)
+    image = IMAGE[problem.operation]
+    spoilt = replace(operands, **{image: getattr(operands, image).clone()})
+    spoil(getattr(spoilt, image))
+    reached = int(dependent(problem, image, n).sum())
+    rows: dict[str, Row] = {}
+    calls: dict[str, Callable[[], Tensor]] = {}
+    for done, (name, (configuration, candidates)) in enumerate(variants.items()):
+        progress(f"{subject['layer']}, {problem}: errors and gradients of {name}", done / (len(variants) + 1))
+        rows[name] = Row(subject, name, configuration=str(configuration))
+        try:
+            prepared = {one.algorithm.name: one.workspace.prepared_bytes for one in candidates}
+            workspace_bytes = sum(prepared.values()) + max(one.scratch_bytes() for one in candidates)
+            rows[name] = replace(rows[name], workspace_bytes=workspace_bytes)
+            call = through_module(configuration, problem, operands)
+            first = call().detach()
+            more = {
+                **error_norms(first, expected),
+                "gradcheck": _gradcheck(configuration, candidates, problem, machine.device),
+                "runs": RUNS,
+                "distinct_results": distinct_results(chain([first], (call().detach() for _ in range(RUNS - 1)))),
+                "not_finite": int((~through_module(configuration, problem, spoilt)().isfinite()).sum()),
+                "not_finite_by_definition": reached,
+                "local": all(one.algorithm.is_local(problem) for one in candidates),
+            }
+        except tuple(error for one in candidates for error in one.errors) as error:
+            rows[name] = replace(rows[name], failure=first_line(error))
+        else:
+            rows[name] = replace(rows[name], relative_error=relative_l2_error(first, expected), more=more)
+            calls[name] = call
+    progress(f"{subject['layer']}, {problem}: {rounds} samples of each time, or more", 1 - 1 / (len(variants) + 1))
+    rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S, max_calls=1)  # emptying caches takes longer
+    count = Rounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S)
+    timed = try_in_turns([Contestant(call) for call in calls.values()], count, machine.clock, rule)
+    for name, times in zip(calls, timed, strict=True):
+        if isinstance(times, Exception):
+            rows[name] = replace(rows[name], failure=first_line(times))
+        else:
+            rows[name] = replace(rows[name], samples_s=times)
+    return [*rows.values()]
+
+
+def _gradcheck(configuration: Configuration, candidates: Sequence[Candidate], problem: ConvProblem, device: str) -> str:
+    """Check the gradients of the layer cut down, of which this operation is computed by the same algorithms.
+
+    They compute equal shares of about ``_FEW`` samples. Torch computes the other two operations, so that a failed check
+    is the algorithms' fault.
+    """
+    if device != "cpu":
+        return "not done: it runs on the CPU"
+    names = configuration.algorithms
+    parts = [MicroConfig(name, 1) for name in names for _ in range(-(-_FEW // len(names)))]
+    few = _of(*(parts if len(configuration.micro_configs) > 1 else [MicroConfig(names[0], _FEW)]))
+    reasons = []
+    for small in cut_down(problem):
+        reason = next(filter(None, (why_unsupported(one.algorithm, small) for one in candidates)), None)
+        if reason is None:
+            with threads(1):  # it makes thousands of calls of a few sums, for which threads would wait
+                module = module_of(few, small, random_operands(small, few.batch_size).w)
+                return gradcheck(module, small, few.batch_size)
+        reasons.append(reason)
+    return f"not done: {reasons[0]}"
+
+
+def _of(*micro_configs: MicroConfig) -> Configuration:
+    return Configuration(micro_configs, time_s=0.0, workspace_bytes=0)
+
+
+def module_of(configuration: Configuration, problem: ConvProblem, w: Tensor) -> nn.Module:
+    """Return a module with the filter w that computes the problem's operation by a configuration, others by torch.
+
+    Raises ``LibraryError`` if the module would run another configuration.
+    """
+    torchs, ours = (nn.Conv3d, Conv3d) if problem.is_volume else (nn.Conv2d, Conv2d)
+    kind: Any = torchs if configuration.is_baseline else ours
+    geometry = (problem.c, problem.k, problem.window, problem.stride, problem.padding, problem.dilation)
+    module: nn.Module = kind(*geometry, problem.groups, bias=False, device="meta")
+    module.weight = nn.Parameter(w.detach(), requires_grad=problem.operation is not Operation.BACKWARD_DATA)
+    if isinstance(module, TunedModule):
+        module.choices = Choices.of({problem: {configuration.batch_size: configuration}}, w.device.type)
+        if make_executable(module.choices, problem, configuration.batch_size) is None:
+            raise LibraryError(f"a module does not run {configuration} here: see the warning before")
+    return module
+
+
+def through_module(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], Tensor]:
+    """Return a function that runs a configuration through a module and returns the operation's newly allocated result.
+
+    For the forward operation, the function calls the module under autograd. For a backward operation, the function lets
+    autograd compute that one gradient, after an untimed forward pass. Raises the error of ``module_of``.
+    """
+    module = module_of(configuration, problem, operands.w)
+    if problem.operation is Operation.FORWARD:
+        return partial(module, operands.x)
+    of_data = problem.operation is Operation.BACKWARD_DATA
+    x = operands.x.detach().requires_grad_(of_data)
+    y = module(x)
+    wanted: Any = x if of_data else module.weight
+    return lambda: torch.autograd.grad(y, wanted, operands.y, retain_graph=True)[0]
+
+
+def error_norms(actual: Tensor, expected: Tensor) -> dict[str, float]:
+    """Return the L1, L2 and maximum norms of ``actual - expected`` in float64, by column name.
+
+    All three norms are infinite if ``actual`` has NaN or Inf.
+
+    >>> error_norms(torch.tensor([3.0, 1.0]), torch.tensor([0.0, 5.0]))
+    {'error_l1': 7.0, 'error_l2': 5.0, 'error_max': 4.0}
+    """
+    error = (actual.double() - expected.double()).flatten().nan_to_num(inf, inf, -inf)
+    orders = {"error_l1": 1, "error_l2": 2, "error_max": inf}
+    return {name: float(torch.linalg.vector_norm(error, order)) for name, order in orders.items()}
+
+
+def distinct_results(results: Iterable[Tensor]) -> int:
+    """Return the number of bitwise distinct results. -0 differs from 0, and a NaN equals itself.
+
+    >>> distinct_results([torch.tensor([0.0]), torch.tensor([-0.0]), torch.tensor([0.0])])
+    2
+    """
+    return len({result.cpu().flatten().view(torch.uint8).numpy().tobytes() for result in results})
+
+
+def cut_down(problem: ConvProblem) -> tuple[ConvProblem, ConvProblem]:
+    """Return two float64 versions of a problem with few channels: the first with few pixels, the second with all.
+
+    Filter, stride, padding and dilation are unchanged. The second is for algorithms that support only large images.
+    """
+    groups = min(problem.groups, _GROUPS)
+    c, k = (groups * min(channels // problem.groups, _CHANNELS) for channels in (problem.c, problem.k))
+    axes = zip(problem.extent, problem.window, problem.dilation, problem.stride, strict=True)
+    pixels = [min(size, (taps - 1) * dilation + 1 + _WINDOWS * stride) for size, taps, dilation, stride in axes]
+    large = replace(problem, c=c, k=k, groups=groups, dtype="float64")
+    return large.with_extent(tuple(pixels)), large
+
+
+def gradcheck(module: nn.Module, problem: ConvProblem, samples: int) -> str:
+    """Run torch's gradcheck of y by x and w on a module that computes a float64 problem; return ``PASSED`` or why not.
+
+    The fast mode of gradcheck is not used: it accepts an error of 5 %.
+    """
+    operands = random_operands(problem, samples)
+    inputs = tuple(tensor.requires_grad_() for tensor in (operands.x, operands.w))
+    try:
+        with torch.enable_grad():
+            torch.autograd.gradcheck(
+                lambda x, w: functional_call(module, {"weight": w}, (x,)), inputs, check_undefined_grad=False
+            )
+    except GradcheckError as error:
+        return f"failed: {first_line(error)}"
+    return PASSED
+
+
+# One training step
+
+
+def benchmark_step(
+    network: str,
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    out: Path,
+    *,
+    batch_size: int,
+    config: Config,
+    error_bounds: Sequence[float],
+    dtype: str = "float32",
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
+    device: str = "cpu",
+    loss: Loss = F.cross_entropy,
+    progress: Progress = silent,
+) -> None:
+    """Compare training steps of ``model`` with float64; write rows of errors into the folder ``out``.
+
+    A folder that has the rows is left as it is. model: left unchanged; its first argument is x: (N, *input_shape).
+    error_bounds: values of ``max_relative_error``, with a row for each. dtype, memory_format: of all steps but the
+    exact one. loss: of images with labels from ten classes.
+
+    Raises the errors of ``open_folder``, ``optimize`` and the model.
+    """
+    # Confirmation could restore torch's own convolutions, but everything that tuning chose is to be compared.
+    configs = {f"mucudnn {bound:g}": replace(config, max_relative_error=bound, confirm=False) for bound in error_bounds}
+    variants: dict[str, Config | None] = {TORCH: None, **configs}
+
+    def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
+        progress("float64", 0.0)
+        ((images, labels),) = labelled_batches(1, batch_size, input_shape)
+        batch = images.to(device), labels.to(device)
+        own = copy.deepcopy(model).to(device).train()
+        for module in own.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.p = 0.0
+        exact = _step(own, batch, loss, torch.float64, MemoryFormat.CONTIGUOUS)
+        for number, (name, chosen) in enumerate(variants.items(), start=1):
+            progress(name, number / (len(variants) + 1))
+            found = _step(own, batch, loss, getattr(torch, dtype), memory_format, chosen)
+            yield _compared(Row(subject, name), found, exact)
+
+    subject = {"network": network, "batch_size": batch_size, "dtype": dtype, "memory_format": str(memory_format)}
+    settings = {**config_record(config), "max_relative_error": list(error_bounds)}
+    environment = current_environment(device)
+    header = Header("metrics", network, settings, environment, tuple(subject), wanted=1, is_timed=False)
+    write_missing(out, header, {tuple(subject.values()): rows}, progress)
+
+
+def _step(
+    model: nn.Module,
+    batch: Batch,
+    loss: Loss,
+    dtype: torch.dtype,
+    memory_format: MemoryFormat,
+    config: Config | None = None,
+) -> tuple[nn.Module, Tensor, Tensor]:
+    """Run one training step of a copy of the model in this dtype and memory format.
+
+    Return the copy, which has the gradients; all its outputs, flattened and concatenated; and the loss. config: of
+    mucudnn's convolutions; None for torch's.
+    """
+    own = in_format(copy.deepcopy(model).to(dtype=dtype), memory_format)
+    images, labels = batch[0].to(dtype=dtype, memory_format=format_of(memory_format, batch[0].dim())), batch[1]
+    if config is not None:
+        own = mucudnn.optimize(own, images, config, progress=False)
+    torch.manual_seed(0)
+    with _DrawnInFloat32():
+        output = own(images)
+        found = loss(output, labels)
+    found.backward()  # type: ignore[no-untyped-call]
+    values = torch.cat([y.detach().flatten() for y in tree_leaves(output) if isinstance(y, Tensor)])
+    return own, values, found.detach()
+
+
+class _DrawnInFloat32(TorchFunctionMode):
+    """A torch mode in which ``randn_like`` draws in float32, so that models get the same numbers in every dtype."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.randn_like:
+            return torch.randn(args[0].shape).to(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _compared(row: Row, found: tuple[nn.Module, Tensor, Tensor], exact: tuple[nn.Module, Tensor, Tensor]) -> Row:
+    """Add the relative L2 errors of the step ``found`` against ``exact``, the step in float64, to a row.
+
+    relative_error: of the gradients of all parameters together. Columns: output: error of all outputs; loss; worst: the
+    largest error of one gradient, that of ``worst_parameter``, without gradients that are zero but for rounding, such
+    as that of a bias before batch norm; operations: number of tuned operations; ours: how many of these do not run
+    PyTorch's convolution; speedup: of all convolutions together, when tuned.
+    """
+    (model, output, loss), (exact_model, exact_output, exact_loss) = found, exact
+    gradients, expected = _gradients(model), _gradients(exact_model)
+    errors: dict[str, float] = {}
+    for _, names in groupby(expected, key=lambda name: name.rpartition(".")[0]):  # of one module
+        norms = {name: float(expected[name].norm()) for name in names}
+        counted = [name for name, norm in norms.items() if norm > _ROUNDING * max(norms.values())]
+        errors |= {name: relative_l2_error(gradients[name], expected[name]) for name in counted}
+    worst = max(errors, key=errors.__getitem__, default="")
+    together = (torch.cat([every[name].double().flatten() for name in expected]) for every in (gradients, expected))
+    tuned = [one for module in model.modules() if isinstance(module, TunedModule) for one in module.tuned]
+    timed = [one for one in tuned if one.baseline_s is not None]
+    more = {
+        "output": relative_l2_error(output, exact_output),
+        "loss": relative_l2_error(loss, exact_loss),
+        "worst": errors.get(worst, 0.0),
+        "worst_parameter": worst,
+        "operations": len(tuned),
+        "ours": sum(not one.configuration.is_baseline for one in tuned),
+        "speedup": sum(one.baseline_s or 0.0 for one in timed) / sum(one.time_s for one in timed) if timed else None,
+    }
+    return replace(row, relative_error=relative_l2_error(*together), more=more)
+
+
+# Tables
+
+
+def _error(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.1e}"
+
+
+# The text of each column of a row, by its title.
+_OF_LAYER: Mapping[str, Callable[[Line], str]] = {
+    "relative": lambda row: _error(row["relative_error"]),
+    "L1": lambda row: _error(row["error_l1"]),
+    "L2": lambda row: _error(row["error_l2"]),
+    "maximum": lambda row: _error(row["error_max"]),
+    "gradcheck": lambda row: row["gradcheck"].partition(":")[0],
+    "results": lambda row: f"{row['distinct_results']} of {row['runs']}",
+    "by definition": lambda row: f"{row['not_finite_by_definition']:,}",
+    "not finite": lambda row: f"{row['not_finite']:,}",
+    "strict": lambda row: "yes" if row["local"] else "no",
+    "ms": lambda row: milliseconds(median(row["samples_s"])),
+    "workspace": lambda row: format_bytes(row["workspace_bytes"]),
+}
+_OF_STEP: Mapping[str, Callable[[Line], str]] = {
+    "output": lambda row: _error(row["output"]),
+    "loss": lambda row: _error(row["loss"]),
+    "gradients": lambda row: _error(row["relative_error"]),
+    "worst": lambda row: _error(row["worst"]),
+    "ours": lambda row: f"{row['ours']} of {row['operations']}" if row["operations"] else "",
+    "speedup": lambda row: ratio(row["speedup"]) if row["speedup"] else "",
+}
+_LEGEND = (
+    "relative, L1, L2, maximum: norms of the error against float64; relative: L2 over that of the result",
+    "gradcheck: PyTorch's, in float64, of the layer cut down to few channels",
+    f"results: number of results that differ in any bit, of {RUNS} runs; 1: repeatable",
+    "not finite: results where a few pixels of x (backward data: dy) are NaN or infinite; by definition, and as "
+    "computed; strict: whether --strict allows it",
+    "ms: median of a call through a module, as in training",
+)
+
+
+def layer_tables(folder: ResultFolder) -> Iterator[Table | str]:
+    """Yield a table with a row for each operation and contestant, and a text that explains columns and gaps."""
+    title = f"{folder.header.source}, {folder.header.settings['layer']}"
+    printed = new_table(title, ("operation", "algorithm"), tuple(_OF_LAYER))
+    unusual = [(one.reason, one.what.rpartition(": ")[2]) for one in folder.left_out]
+    for operation, rows in groupby(folder.lines, key=lambda row: str(row["operation"])):
+        printed.add_row()
+        for index, row in enumerate(rows):
+            cells = [row["failure"]] if row["failure"] else [text(row) for text in _OF_LAYER.values()]
+            printed.add_row("" if index else operation, row["contestant"], *cells)
+            if row.get("gradcheck", PASSED) != PASSED:
+                unusual.append((f"gradcheck {row['gradcheck']}", row["contestant"]))
+    yield printed
+    notes = (f"{', '.join(names)}: {reason}" for reason, names in grouped(dict.fromkeys(unusual)).items())
+    yield "\n".join((*_LEGEND, *notes, *folder.problems))
+
+
+def step_tables(folder: ResultFolder) -> Iterator[Table]:
+    """Yield a table of errors against float64, with a line for each variant of the step."""
+    network, batch_size, dtype, memory_format = (folder.lines[0][name] for name in folder.header.subject_columns)
+    title = f"{network}, batch {batch_size}, {memory_format}: one training step in {dtype} against float64"
+    printed = new_table(title, ("variant", "worst parameter"), tuple(_OF_STEP))
+    for row in folder.lines:
+        printed.add_row(row["contestant"], row["worst_parameter"], *(text(row) for text in _OF_STEP.values()))
+    printed.caption = (
+        "relative L2 errors: of all outputs, the loss, all gradients together, and the parameter with the largest; "
+        "ours: operations that do not run PyTorch's own convolution; speedup: of the convolutions, when tuned"
+    )
+    yield printed
