@@ -30,8 +30,8 @@ _HELP = f"""Measure the convolutions of SOURCE and choose micro-batches and algo
 
 SOURCE is a network ({", ".join(NETWORKS)}), a built-in table ({", ".join(TABLES)}), a CSV file of layers, or
 package.module:factory or file.py:factory, a function that returns your own PyTorch model (with --input 3x224x224).
-Stored measurements are reused. Only candidates that fit the limit or budget are measured, with --thorough too: tune
-with the largest that you will ask for.
+Stored measurements are reused. Only candidates that fit the limit or budget are measured: tune with the largest that
+you will ask for.
 
 With --stored, nothing is measured: the choice is from the stored measurements of one environment (machine, threads,
 versions), and is that of a tuning with the same options; a configuration that was never run whole has its predicted

@@ -159,9 +159,6 @@ class Config:
     confirm: whether ``optimize`` ends by timing steps of the whole model, torch's convolutions and mucudnn's
     interleaved, and restores torch's where mucudnn's are slower. None confirms if a step is given, and in training if a
     step is neither too short nor too long and the processes that take part tune together.
-    thorough: measure every candidate that may win, with many samples: minutes instead of seconds. By default each
-    algorithm is measured at one size, at other sizes only if it is the best, and not at all if results of similar
-    problems rule it out.
     share_tuning: in a ``torch.distributed`` process group of more than one rank, ``optimize`` and ``tune`` divide the
     measuring among the ranks, and all ranks choose alike (docs/ranks.md). If False, each rank tunes for itself.
     fuse: for inference, ``optimize`` returns a graph of the model in which batch norm is folded into convolutions, and
@@ -237,7 +234,6 @@ class Config:
     strict: bool = _setting(
         False, flag, "Use only algorithms with which NaN and infinities spread no further than with PyTorch."
     )
-    thorough: bool = _setting(False, flag, "Measure every candidate that may win: minutes instead of seconds.")
     keep_heap: bool | None = _setting(
         None,
         _open_flag,

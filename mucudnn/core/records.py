@@ -170,7 +170,7 @@ class Failure:
 
     @property
     def is_passed_over(self) -> bool:
-        """Whether the micro-config did not fail but was skipped; a thorough tuning measures it."""
+        """Whether the micro-config did not fail but was skipped, and may be measured where nothing else fits."""
         return self.kind in (FailureKind.TOO_LARGE, FailureKind.HOPELESS, FailureKind.TOO_MANY_FLOPS)
 
     @property

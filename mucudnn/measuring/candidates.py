@@ -21,15 +21,13 @@ _IN_A_TURN = 8  # number of a source's algorithms that are measured at all sizes
 class Candidate:
     """A pair of algorithm and micro-batch size (a micro-config) that can run on a convolution problem.
 
-    smaller: the candidate of the same algorithm with the next smaller micro-batch. stored: the measurement of an
-    earlier run. proofs: results of the separate process that must first run foreign code (of other libraries); None if
-    all code is checked in this process.
+    stored: the measurement of an earlier run. proofs: results of the separate process that must first run foreign code
+    (of other libraries); None if all code is checked in this process.
     """
 
     problem: ConvProblem
     algorithm: Algorithm
     micro_batch_size: int
-    smaller: Candidate | None = None
     stored: Measurement | None = None
     proofs: Proofs | None = field(default=None, compare=False)
     _counted: list[int | Exception] = field(default_factory=list, init=False, compare=False, repr=False)
@@ -118,17 +116,13 @@ class Candidate:
     def fits(self, limit_bytes: int | None) -> bool:
         """Whether the candidate's workspace is within the limit.
 
-        Larger micro-batches need more workspace, so if a size exceeds the limit, no larger size is run to count its
-        bytes. Algorithms of an ``AlgorithmSource`` declare their workspace without a run, and may need less for larger
-        sizes.
+        Algorithms of an ``AlgorithmSource`` declare their workspace without a run.
         """
         if limit_bytes is None:
             return True
         if self.from_source:
             return self.handed_bytes <= limit_bytes
-        if self.handed_bytes > limit_bytes or (self.smaller is not None and not self.smaller.fits(limit_bytes)):
-            return False
-        return self.is_countable() and self.workspace_bytes() <= limit_bytes
+        return self.handed_bytes <= limit_bytes and self.is_countable() and self.workspace_bytes() <= limit_bytes
 
     def at_any_time(self) -> Measurement:
         """Return a measurement with the candidate's workspace and placeholder times, for checks before timing."""
@@ -173,15 +167,13 @@ def find_candidates(
         if reason := _why_not_at_all(algorithm, problem):
             failures.append(Failure(MicroConfig(algorithm.name, batch_size), reason, FailureKind.UNSUPPORTED))
             continue
-        smaller = None
         for size in micro_batch_sizes:
             micro_config = MicroConfig(algorithm.name, size)
             if reason := _why_not(algorithm, problem, size, batch_size):
                 failures.append(Failure(micro_config, reason, FailureKind.UNSUPPORTED))
                 continue
             called = as_called(algorithm) if size == batch_size else algorithm
-            smaller = Candidate(problem, called, size, smaller, stored.get(micro_config), proofs)
-            candidates.append(smaller)
+            candidates.append(Candidate(problem, called, size, stored.get(micro_config), proofs))
     offered = dict.fromkeys(candidate.algorithm.name for candidate in candidates if candidate.from_source)
     turns = {name: rank // _IN_A_TURN for rank, name in enumerate(offered)}
     ordered = sorted(candidates, key=lambda c: (turns.get(c.algorithm.name, 0), c.micro_batch_size))

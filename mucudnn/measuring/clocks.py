@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -41,45 +41,30 @@ _seen_flops_per_s: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """Rule that decides when a function has enough samples.
+    """Rule of a function's samples: how long each is, and when there are enough, unless the caller decides that.
 
-    noise: IQR / median at which sampling stops, once there are ``min_samples``. patience: number of consecutive samples
-    without an improvement of the noise after which sampling stops. time_limit_s: seconds for warm-up and samples
-    together; one sample is always taken. sample_s: duration to aim at for a sample, which repeats the function up to
-    ``max_calls`` times so that clock overhead and short interruptions matter little.
+    time_limit_s: seconds for warm-up and samples together; one sample is always taken. sample_s: duration to aim at for
+    a sample, which repeats the function up to ``max_calls`` times so that clock overhead and short interruptions matter
+    little.
     """
 
-    noise: float = 0.02
-    min_samples: int = 3
-    patience: int = 4
-    time_limit_s: float = 1.0
+    time_limit_s: float = inf
     sample_s: float = 0.01
     max_calls: int = 1000
-
-
-# A rule that never stops: the caller decides on the number of rounds, and each timer gets one sample per round.
-EVERY_ROUND = StoppingRule(noise=-1.0, patience=2**31, time_limit_s=inf)
 
 
 class Clock(ABC):
     """Clock that times calls. ``now`` waits until all work started before it has finished.
 
-    More precise clocks need less measuring, so each has its own rules: ``step_rule`` and ``setup_rule`` for a
-    candidate, ``comparison_s`` for whole runs.
+    More precise clocks need shorter samples, so each has its own rule: ``every_round``, of a timer that gets one sample
+    in each round until its caller stops.
     """
 
-    step_rule = StoppingRule()
-    setup_rule = StoppingRule(noise=0.05, time_limit_s=0.05, sample_s=0.002)
-    comparison_s = 1.5
+    every_round = StoppingRule()
 
     @abstractmethod
     def now(self) -> float:
         """Return the seconds since a fixed moment. Raises the device's error if the device can no longer be used."""
-
-    @property
-    def every_round(self) -> StoppingRule:
-        """Rule of a timer that gets one sample in each round, as long as ``step_rule``'s, until its caller stops."""
-        return replace(EVERY_ROUND, sample_s=self.step_rule.sample_s, max_calls=self.step_rule.max_calls)
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
         """Return the seconds that ``calls`` back-to-back calls of the function take. Raises the function's errors.
@@ -106,7 +91,7 @@ class ColdClock(WallClock):
     Samples are short and of few calls, since flushing takes most of the time.
     """
 
-    step_rule = StoppingRule(sample_s=0.002, max_calls=8)
+    every_round = StoppingRule(sample_s=0.002, max_calls=8)
 
     def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
         elapsed_s, left = 0.0, calls
@@ -164,9 +149,7 @@ class CudaClock(SynchronizedClock):
     An empty pass takes 1.4 us on an H200, which every pass includes.
     """
 
-    step_rule = StoppingRule(time_limit_s=0.1, sample_s=0.001, max_calls=50)
-    setup_rule = StoppingRule(noise=0.05, time_limit_s=0.01, sample_s=0.0005, max_calls=20)
-    comparison_s = 0.2
+    every_round = StoppingRule(sample_s=0.001, max_calls=50)
 
     def __init__(self) -> None:
         properties = torch.cuda.get_device_properties()

@@ -1,7 +1,6 @@
 """Calls timed in turns: timers, rounds in which every call gets a turn, and comparisons with a baseline.
 
-A timer stops as in nvbench, when the noise is small or no longer shrinks, or at a hard time limit, with the robust
-statistics of ``torch.utils.benchmark``: median, and IQR / median for the spread.
+Comparisons end when their verdict is clear, or at a time limit.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Protocol, TypeVar
 
 from mucudnn.core.errors import CANDIDATE_ERRORS, without_frames
 from mucudnn.core.records import Comparison
-from mucudnn.core.statistics import spread
 from mucudnn.measuring.clocks import Clock, StoppingRule, WallClock
 from mucudnn.measuring.load import Watch
 
@@ -62,8 +60,6 @@ class Rounds:
 class Stop(StrEnum):
     """Reason why a timer takes no more samples."""
 
-    QUIET = "the noise is small enough"
-    STEADY = "the noise no longer shrinks"
     TIME = "out of time"
     DROPPED = "dropped from the race"
     FAILED = "failed"
@@ -101,8 +97,6 @@ class Timer:
     stop: Stop | None = None
     error: Exception | None = None
     _fastest_s: float | None = None
-    _smallest_noise: float = inf
-    _unimproved: int = 0
 
     def sample(self) -> None:
         """Add one sample, and set ``stop`` if no further one is needed. Do nothing if it is set.
@@ -125,15 +119,7 @@ class Timer:
             return
         self._fastest_s = min(self._fastest_s, seconds)
         self.samples_s.append(seconds)
-        noise = spread(self.samples_s)
-        if len(self.samples_s) > 1:  # the noise of one sample is undefined
-            self._unimproved = 0 if noise < 0.95 * self._smallest_noise else self._unimproved + 1
-            self._smallest_noise = min(self._smallest_noise, noise)
-        if len(self.samples_s) >= rule.min_samples and noise <= rule.noise:
-            self.stop = Stop.QUIET
-        elif len(self.samples_s) >= rule.min_samples and self._unimproved >= rule.patience:
-            self.stop = Stop.STEADY
-        elif self.spent_s >= rule.time_limit_s:
+        if self.spent_s >= rule.time_limit_s:
             self.stop = Stop.TIME
 
     def _time(self, calls: int) -> float:
@@ -148,7 +134,7 @@ class Timer:
         return elapsed_s / calls
 
 
-THOROUGH, QUICK = Rounds(5, 25), Rounds(3, 9, 0.3, warm_up_s=0.1, race=True)
+RACE = Rounds(3, 9, 0.3, warm_up_s=0.1, race=True)  # of whole runs
 _LAPPED, _LAP = 2, 1.04  # a call is dropped after 2 rounds in which it took over 1.04 times as long as another
 _FAR_AHEAD, _AHEAD = 1.25, 1.1  # speedups that decide after two long rounds, and after three rounds
 _EVEN = 0.03  # smaller differences count as equal in a race
@@ -158,19 +144,17 @@ def compare_in_turns(
     baseline: Callable[[], object],
     runs: Sequence[Callable[[], object]],
     clock: Clock,
-    rounds: Rounds = THOROUGH,
+    rounds: Rounds = RACE,
     watch: Watch | None = None,
 ) -> list[Comparison | Exception]:
     """Time ``runs`` and the baseline round by round, until every verdict is clear or time is up.
 
-    A call that fails has its error in place of a result. Without a time limit, the rounds have the clock's. watch:
-    observer of the machine's load meanwhile, which the results then include.
+    A call that fails has its error in place of a result. watch: observer of the machine's load meanwhile, which the
+    results then include.
 
     Raises any error of the baseline.
     """
     mark = None if watch is None else watch.mark()
-    if rounds.time_limit_s == inf:
-        rounds = replace(rounds, time_limit_s=clock.comparison_s)
     base, *timers = (Timer(run, clock, clock.every_round, warms_up=False) for run in (baseline, *runs))
     is_first = True
     for _ in in_turns([timer.sample for timer in (base, *timers)]):

@@ -23,7 +23,7 @@ from mucudnn.measuring.load import Watch, watch_of
 from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.proofs import Proofs
 from mucudnn.measuring.proving.prover import Prover, prover
-from mucudnn.measuring.turns import THOROUGH, Rounds, compare_in_turns
+from mucudnn.measuring.turns import RACE, compare_in_turns
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import made_current
 from mucudnn.running.environment import Environment, current_environment
@@ -123,7 +123,6 @@ class Machine:
         configurations: Sequence[Configuration],
         *,
         keeps_workspace: bool,
-        rounds: Rounds = THOROUGH,
     ) -> list[Comparison | Exception | None]:
         """Compare whole calls of the configurations with torch's own, interleaved; return a result or error for each.
 
@@ -140,7 +139,7 @@ class Machine:
                     runs.append(partial(_fail, without_frames(error)))
             with torch.inference_mode(False), torch.enable_grad():
                 baseline = partial(self.run_torch, problem, operands)
-                return [*compare_in_turns(baseline, runs, self.clock, rounds, self.watch)]
+                return [*compare_in_turns(baseline, runs, self.clock, RACE, self.watch)]
         except CANDIDATE_ERRORS as error:
             raise_interruption(error)
             if not is_out_of_memory(error):

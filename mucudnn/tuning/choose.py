@@ -12,7 +12,7 @@ from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes
-from mucudnn.measuring.turns import QUICK, THOROUGH
+from mucudnn.measuring.turns import RACE
 from mucudnn.running.choices import TunedProblem, relative_error_of
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import account_wr
@@ -28,7 +28,7 @@ _COARSE = 4  # multiple of the baseline's error above which JUST_AS_FAST counts 
 LEAST_GAIN = 0.03
 _SURPRISING = 1.25  # multiple of the prediction above which a whole run is no noise, and others are tried
 
-_FEWEST_ROUNDS = QUICK.least + 1  # with a first one that may not count
+_FEWEST_ROUNDS = RACE.least + 1  # with a first one that may not count
 
 
 def run_whole(
@@ -64,17 +64,12 @@ def _compared(task: Task, configurations: Sequence[Configuration], context: Cont
     """Compare whole calls of configurations; repeat once if they were disturbed and the machine is quiet now."""
     if not configurations:
         return []
-    is_thorough = context.config.thorough and context.config.time_limit_s is None
     outcomes: Sequence[Outcome] = []
     for _ in range(2):
         if not context.quiet.wait().is_quiet and outcomes:
             break
         outcomes = context.machine.compare(
-            task.problem,
-            task.batch_size,
-            configurations,
-            keeps_workspace=not task.in_headroom,
-            rounds=THOROUGH if is_thorough else QUICK,
+            task.problem, task.batch_size, configurations, keeps_workspace=not task.in_headroom
         )
         if not any(isinstance(one, Comparison) and one.is_disturbed for one in outcomes):
             break
@@ -112,7 +107,7 @@ def choose(job: Job, context: Context | None = None) -> TunedProblem:
     baseline = baseline_or_declared(measurements, task.batch_size, job.declared_bytes)
     fastest = set() if account is None else {account.configuration}
     near = partial(contenders_near, fastest, measurements, task.batch_size, task.limit_bytes)
-    margin = NEARLY_AS_FAST if context is None or context.config.thorough else JUST_AS_FAST
+    margin = NEARLY_AS_FAST if context is None else JUST_AS_FAST
     outcomes = run_whole(job, near(margin)[:MOST_CONTENDERS] or [baseline], context)
     if (bound_s := _surprising_s(task, outcomes, baseline, measurements)) is not None:
         least_s = min(c.time_s for c in outcomes)

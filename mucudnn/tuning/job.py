@@ -138,14 +138,9 @@ def job_of(context: Context, task: Task) -> Job:
     algorithms = permitted_algorithms(machine, config, task.problem, sizes)
     context.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
     stored = context.quiet.trusted(context.store.results(task.problem, context.versions))
-    known = {
-        r.micro_config: r
-        for r in stored
-        if isinstance(r, Measurement)
-        or (r.micro_config != task.baseline and not (config.thorough and r.is_passed_over))
-    }
+    known = {r.micro_config: r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline}
     measured = [result for result in known.values() if isinstance(result, Measurement)]
-    proofs = machine.proofs(task.batch_size, checks_samples=not config.thorough)
+    proofs = machine.proofs(task.batch_size, checks_samples=True)
     candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, proofs)
     bound = config.error_bound(task.problem.dtype, machine.environment.numerics)
     return Job(task, bound, candidates, unsupported, known)
@@ -175,7 +170,7 @@ def _is_allowed(algorithm: Algorithm, config: Config) -> bool:
     return config.allows(name) and (algorithm.deterministic or name == TORCHS_OWN or not config.deterministic)
 
 
-# Cost model of measuring a problem in a quick race, fitted on one core (AlexNet and MobileNetV2, torch 2.13, Xeon).
+# Cost model of measuring a problem, fitted on one core (AlexNet and MobileNetV2, torch 2.13, Xeon).
 _OVERHEAD_S = 0.3
 _FLOPS_PER_S = 5e9
 _BYTES_PER_S = 35e6

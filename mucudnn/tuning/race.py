@@ -1,8 +1,7 @@
 """The race of one problem's candidates, in which each is checked and timed on a ``Workbench``, or recorded as failed.
 
 ``Standings`` say which candidates can win, and in which order they are measured; the others are probed once or not
-at all, and the reason for skipping one is stored. Close candidates are decided later by whole runs. A thorough race
-passes over nothing that may win, and takes many samples of it.
+at all, and the reason for skipping one is stored. Close candidates are decided later by whole runs.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig,
 from mucudnn.core.statistics import spread
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
 from mucudnn.measuring.candidates import Candidate
-from mucudnn.measuring.clocks import Clock, StoppingRule
+from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.load import ProcessorUse, Watch
 from mucudnn.measuring.proofs import BarredError, UnprovenError
-from mucudnn.measuring.turns import Stop, Timer, in_turns
+from mucudnn.measuring.turns import Timer
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.measuring.workbench import Workbench
 from mucudnn.tuning.prior import Prior
@@ -85,8 +84,7 @@ class Race:
     stored_failures: results of earlier runs, not measured again. max_relative_error: an algorithm above it gets one
     sample at most. time_limit_s: limit for the whole race; the baseline and the first fitting candidate are measured
     even after it. may_keep: whether prepared filters may be cached between calls; then neither their bytes nor the
-    setup time count. prior, every_size, flops_per_s: as in ``Standings``; the results are added to the prior. thorough:
-    whether to measure all that may win, and not only the likely winners, with many samples after a warm-up.
+    setup time count. prior, every_size, flops_per_s: as in ``Standings``; the results are added to the prior.
     """
 
     task: Task
@@ -100,23 +98,16 @@ class Race:
     prior: Prior = field(default_factory=Prior)
     every_size: bool = False
     flops_per_s: float = inf
-    thorough: bool = False
 
     def __post_init__(self) -> None:
-        clock = self.machine.clock
-        if self.thorough:
-            self.rule, self.setup_rule = clock.step_rule, clock.setup_rule
-        else:
-            self.rule, self.setup_rule = replace(clock.every_round, max_calls=4), StoppingRule(time_limit_s=0.0)
-            if any(c.smaller is not None for c in self.candidates):  # counting their workspace may take a run
-                self.candidates = [replace(c, smaller=None) for c in self.candidates]
+        self.rule = replace(self.machine.clock.every_round, max_calls=4)
         of_candidates = {candidate.micro_config for candidate in self.candidates}
         limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
         # A candidate too large under another limit may fit.
         kept = (f for f in self.stored_failures if f.needed_bytes is None or f.needed_bytes > limit)
         self.standings = Standings(
             *(self.task, self.candidates, self.max_relative_error, self.may_keep),
-            *(self.prior, self.every_size, self.flops_per_s, self.thorough),
+            *(self.prior, self.every_size, self.flops_per_s),
             known={m.micro_config: m for m in self.stored if m.micro_config in of_candidates},
             failed={failure.micro_config: failure for failure in kept},
         )
@@ -129,9 +120,9 @@ class Race:
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure the missing candidates, and yield each result as soon as it is final.
 
-        Each candidate that may win is looked at once, and then compared with the others by more samples. A quick race
-        begins with the baseline and with small parts of the mini-batch, looks at one size of each algorithm, and in the
-        end does the same with smaller sizes of the best. A thorough race looks at every size.
+        The race begins with the baseline and with small parts of the mini-batch, and looks once at one size of each
+        algorithm. Those that may win are compared by more samples. In the end, the same is done with smaller sizes of
+        the best.
 
         Raises ``BrokenDeviceError`` if a failing candidate left the device unusable, and ``UnavailableError`` if there
         is not enough memory for a single sample.
@@ -140,14 +131,12 @@ class Race:
         if standings.is_complete():
             return
         problem, n, device = self.task.problem, self.task.batch_size, self.machine.device
-        self.workbench = Workbench(problem, n, device, checks_samples=not self.thorough)
+        self.workbench = Workbench(problem, n, device, checks_samples=True)
         self.deadline = self.machine.clock.now() + (inf if self.time_limit_s is None else self.time_limit_s)
-        is_each_proven_later = self.thorough and self.time_limit_s is not None
-        yield from self._prove(c for c in standings.foreign() if standings.is_baseline(c) or not is_each_proven_later)
-        if not self.thorough:
-            for candidate in standings.baselines():
-                yield from self._look_at(candidate)
-            yield from self._look_at_parts()
+        yield from self._prove(standings.foreign())
+        for candidate in standings.baselines():
+            yield from self._look_at(candidate)
+        yield from self._look_at_parts()
         while unseen := self._in_time([c for c in standings.unseen() if c.algorithm.name not in self._hopeless_parts]):
             for candidate in unseen:
                 if standings.is_spared(candidate):
@@ -157,9 +146,6 @@ class Race:
                     yield failure
                 else:
                     yield from self._look_at(candidate)
-        if self.thorough:
-            yield from self._compare_in_turns()
-            return
         yield from standings.too_large()
         yield from self._compare_closely(HOPELESS, CLOSE)
         while sizes := self._in_time(standings.sizes()):
@@ -243,26 +229,6 @@ class Race:
         for entry in list(self.entries.values()):
             yield from self._end(entry)
 
-    def _compare_in_turns(self) -> Iterator[Measurement | Failure]:
-        """Take samples of all candidates in turns, of each until its noise is small or it is hopeless."""
-        racing = list(self.entries.values())
-        rounds = in_turns([entry.timer.sample for entry in racing])
-        while racing:
-            for entry in racing:
-                if entry.timer.error is not None:  # the device may be unusable from here on
-                    yield from self._end(entry)
-            for entry in racing:  # only now, after all first samples, are all rivals known
-                if entry.timer.stop is None:
-                    self._add(entry)
-                    margin = HOPELESS if len(entry.timer.samples_s) < 2 else CLOSE
-                    if not self._can_win(entry, margin) or self._is_late():
-                        entry.timer.stop = Stop.DROPPED
-            for entry in racing:
-                if entry.timer.stop is not None and entry.timer.error is None:
-                    yield from self._end(entry)
-            racing = [entry for entry in racing if entry.timer.stop is None]
-            next(rounds)
-
     def _can_win(self, entry: _Entry, margin: float) -> bool:
         """Whether the candidate's fastest sample is within ``margin`` times the fastest candidate's time."""
         own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
@@ -294,16 +260,16 @@ class Race:
     def _first_sample(self, candidate: Candidate) -> _Entry:
         """Check the candidate's result, then take one sample or a probe of its time. Raises the candidate's errors.
 
-        In a quick race it is a probe with warm caches, unless our own algorithm has run at another size, since a first
-        sample may load or build code.
+        It is a probe with warm caches, unless our own algorithm has run at another size, since a first sample may load
+        or build code.
         """
         relative_error = self._relative_error(candidate)
         began = self.machine.watch.mark()
         setup_samples_s = self._samples_of_setup(candidate)
         clock, slices = self.machine.clock, self.workbench.slice_count(candidate)
-        timer = Timer(self.workbench.stream(candidate), clock, self.rule, slices, warms_up=self.thorough)
+        timer = Timer(self.workbench.stream(candidate), clock, self.rule, slices, warms_up=False)
         is_ours = not (candidate.is_foreign or candidate.algorithm.is_torchs_own)
-        is_look = not (self.thorough or (is_ours and candidate.algorithm.name in self._has_run))
+        is_look = not (is_ours and candidate.algorithm.name in self._has_run)
         if is_look:
             timer.samples_s.append(_seconds_of_probe(timer.function, clock))
         else:
@@ -313,21 +279,21 @@ class Race:
         short_s = _SHORT_S  # a first call loads code, so a short one is taken twice
         if is_look:
             short_s = _LONG_PROBE_S if self.standings.is_baseline(candidate) else 0.0
-        if not self.thorough and timer.samples_s[0] < short_s:
+        if timer.samples_s[0] < short_s:
             timer.samples_s[0] = min(timer.samples_s[0], clock.time(timer.function, 1, slices))
         return _Entry(candidate, timer, setup_samples_s, relative_error, began, self.machine.watch, is_look)
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Return the relative error of a candidate.
 
-        One check is enough for our own algorithms, which are tested at every size; in a quick race, a check of few
-        samples, and of more only if that fails. Foreign code is checked at each size.
+        One check is enough for our own algorithms, which are tested at every size: of few samples, and of more only if
+        that fails. Foreign code is checked at each size.
         """
         if candidate.is_foreign:
             proof = candidate.proof()
             return self.workbench.relative_error(candidate) if proof is None else proof.relative_error
         name = candidate.algorithm.name
-        own = [c for c in self.candidates if c.algorithm.name == name and not (c.is_foreign or self.thorough)]
+        own = [c for c in self.candidates if c.algorithm.name == name and not c.is_foreign]
         smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
         for part in [c for c in smaller if self.standings.is_large_enough(c)][:1]:
             with tolerated(*candidate.errors):
@@ -343,7 +309,7 @@ class Race:
     def _samples_of_setup(self, candidate: Candidate) -> tuple[float, ...]:
         """Time the setup of a candidate's algorithm, once for all its micro-batch sizes, and return the seconds.
 
-        Caches are cold, unless the race has no warm-up, and the setup is short. The setup of an algorithm that prepares
+        Caches are cold, unless the setup is short. The setup of an algorithm that prepares
         nothing counts as 0: on a GPU the clock shows more than 1 us for it, and algorithms with a setup time make the
         solver's problem much larger.
         """
@@ -352,16 +318,8 @@ class Race:
         name = candidate.algorithm.name
         if name not in self._setup_samples_s:
             set_up, clock = self.workbench.set_up(candidate), self.machine.clock
-            warm_s = inf if self.thorough else _seconds_of_probe(set_up, clock)
-            if warm_s < _SHORT_S:
-                self._setup_samples_s[name] = (warm_s,)
-            else:
-                timer = Timer(set_up, clock, self.setup_rule, warms_up=self.thorough)
-                while timer.stop is None:
-                    timer.sample()
-                if timer.error is not None:
-                    raise timer.error
-                self._setup_samples_s[name] = tuple(timer.samples_s)
+            warm_s = _seconds_of_probe(set_up, clock)
+            self._setup_samples_s[name] = (warm_s if warm_s < _SHORT_S else clock.time(set_up, 1),)
         return self._setup_samples_s[name]
 
     def _add(self, entry: _Entry) -> None:

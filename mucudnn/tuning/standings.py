@@ -1,8 +1,8 @@
 """The standings of a race: what is known of each candidate, what may still win, and what to measure next.
 
-In a quick race, each algorithm is probed with the largest micro-batch that fits the workspace limit, unless a small
+Each algorithm is probed with the largest micro-batch that fits the workspace limit, unless a small
 part of the mini-batch shows that the algorithm is hopeless. Only the best algorithms are then measured at other sizes
-too. Algorithms that were hopeless in similar problems are skipped. docs/decisions.md has more on the quick race.
+too. Algorithms that were hopeless in similar problems are skipped. docs/decisions.md has more.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
-from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, Task
+from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, Task, allowed
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.tuning.prior import Expectation, Prior
 
 # Thresholds. Unless stated otherwise, they are multiples of the whole mini-batch's time with the fastest candidate
-# within the workspace limit. In a quick race an algorithm slower than these multiples gets no more samples.
+# within the workspace limit. An algorithm slower than these multiples gets no more samples.
 HOPELESS = 1.6  # after a probe at its largest size: neither noise nor another size makes up for this
 SECOND = 1.1  # an algorithm this close to the best is measured at half the size too
 _HOPELESS_ARITHMETIC = 1.25  # by its FLOPs at peak rate, which load can hide: a probe that saw 87 of 204 GFLOP/s once
@@ -27,8 +27,6 @@ _SMALL_PART = 4  # at most 1/4 of the mini-batch is a small part
 _CHECKED_PART = 8  # at least 1/8 of the mini-batch is compared with float64
 _MAPPED_BYTES = 32 * 2**20  # glibc's DEFAULT_MMAP_THRESHOLD_MAX: larger blocks are mapped and zeroed anew in each call,
 # so that two halves can be faster than the whole
-_OPTIMISM = 2.0  # in a thorough race, the assumed largest speedup, per sample, of a larger micro-batch over a smaller
-
 
 _HOPELESS_KINDS = (FailureKind.HOPELESS, FailureKind.TOO_MANY_FLOPS)
 
@@ -40,8 +38,8 @@ class Standings:
     max_relative_error: an algorithm above it gets one sample at most. may_keep: whether prepared filters may be cached
     between calls; then neither their bytes nor the setup time count. prior: expected times from similar problems.
     every_size: whether all sizes of competitive algorithms are measured, since each is an option when a workspace
-    budget is divided. flops_per_s: the device's peak rate; inf if unknown. thorough: whether all that may win is
-    measured. known, failed: the results so far, which the race updates.
+    budget is divided. flops_per_s: the device's peak rate; inf if unknown. known, failed: the results so far, which
+    the race updates.
     """
 
     task: Task
@@ -51,7 +49,6 @@ class Standings:
     prior: Prior
     every_size: bool
     flops_per_s: float
-    thorough: bool
     known: dict[MicroConfig, Measurement] = field(default_factory=dict)
     failed: dict[MicroConfig, Failure] = field(default_factory=dict)
     _least_ratio: float | None = field(default=None, init=False)  # once known, of candidates within the limit
@@ -115,10 +112,8 @@ class Standings:
     def foreign(self) -> list[Candidate]:
         """Return the foreign candidates to prove in the first batch: the largest one of each algorithm that may fit.
 
-        Algorithms that were hopeless in similar problems are left out. In a thorough race, return all that may win.
+        Algorithms that were hopeless in similar problems are left out.
         """
-        if self.thorough:
-            return [c for c in self.unseen() if c.algorithm.is_torchs_own or c.handed_bytes <= self.limit]
         fitting = [c for c in self.candidates if c.is_foreign and c.handed_bytes <= self.limit]
         largest = {c.algorithm.name: c for c in sorted(fitting, key=_by_size)}
         return [c for c in largest.values() if self._is_new(c) and (self.is_baseline(c) or not self.hopeless(c))]
@@ -167,12 +162,7 @@ class Standings:
         return [*baselines, *sorted(leads.values(), key=self._promise)]
 
     def unseen(self) -> list[Candidate]:
-        """Return the candidates to measure first: those of ``leads`` (one of each algorithm) without a result.
-
-        In a thorough race, return all without a result that may win, at every size.
-        """
-        if self.thorough:
-            return [c for c in self.candidates if self._is_new(c) and self.may_win(c)]
+        """Return the candidates to measure first: those of ``leads`` (one of each algorithm) without a result."""
         return [c for c in self.leads() if c.micro_config not in self.known and not self._is_out(c)]
 
     def _is_out(self, candidate: Candidate) -> bool:
@@ -194,10 +184,8 @@ class Standings:
         """Return smaller micro-batches to measure: all of the best algorithm, the next smaller one of a close second.
 
         If a budget is divided over problems, return all sizes of each algorithm that is the fastest or nearly the
-        fastest among the algorithms that need no more workspace. In a thorough race, every size is in ``unseen``.
+        fastest among the algorithms that need no more workspace.
         """
-        if self.thorough:
-            return []
         ranked = self._ranked()
         wanted: list[Candidate] = []
         for rank, (lead, total_s) in enumerate(ranked if self.every_size else ranked[:2]):
@@ -210,22 +198,9 @@ class Standings:
             wanted += smaller if self.every_size or not rank else smaller[:1]
         return [c for c in wanted if self._is_new(c)]
 
-    def may_win(self, candidate: Candidate) -> bool:
-        """Whether a candidate that has not run may win, judged by smaller sizes of its algorithm.
-
-        Torch's own always is worth a run, since everything is compared with it, and only a run shows its workspace.
-        """
-        if candidate.algorithm.is_torchs_own:
-            return True
-        own = [(c, m) for c, m in self._measured() if c.algorithm.name == candidate.algorithm.name]
-        if any(m.relative_error > self.max_relative_error for _, m in own) or not self.fits(candidate):
-            return False
-        smaller = [self.margin(c, m) for c, m in own if c.micro_batch_size < candidate.micro_batch_size]
-        return min(smaller, default=0.0) <= _OPTIMISM
-
     def hopeless(self, candidate: Candidate) -> Failure | None:
         """Return a failure with the reason why a candidate that has not run cannot win; None if it is worth a probe."""
-        if self.thorough or self.is_baseline(candidate):
+        if self.is_baseline(candidate):
             return None
         expected = self._expected(candidate)
         if expected is not None and self._is_expected_hopeless(candidate):
@@ -238,12 +213,7 @@ class Standings:
         return Failure(candidate.micro_config, reason, FailureKind.TOO_MANY_FLOPS)
 
     def is_spared(self, candidate: Candidate) -> bool:
-        """Whether a candidate's algorithm is a last resort and not needed, since another one is within all limits.
-
-        In a thorough race, return whether the candidate cannot win, judged by what has been measured by now.
-        """
-        if self.thorough:
-            return not self.may_win(candidate)
+        """Whether a candidate's algorithm is a last resort and not needed, since another one is within all limits."""
         resorts = {c.algorithm.name for c in self.candidates if c.algorithm.is_last_resort}
         others = {micro_config: m for micro_config, m in self.known.items() if micro_config.algorithm not in resorts}
         return candidate.algorithm.is_last_resort and replace(self, known=others).fastest_s() < inf
@@ -253,25 +223,21 @@ class Standings:
         setup_s = 0.0 if self.may_keep else measurement.setup_s
         return setup_s + self.task.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
-    def fastest_s(self, within_bytes: float = inf, size: int = 0) -> float:
+    def fastest_s(self, within_bytes: float = inf) -> float:
         """Return the seconds of the fastest candidate within the workspace limit and error bound; inf if there is none.
 
-        within_bytes: largest workspace of the candidates to consider, if a budget is divided, and in a thorough race.
-        size: consider only micro-batch sizes that divide it, in a thorough race, since remainders and small limits need
-        the smallest sizes.
+        within_bytes: largest workspace of the candidates to consider, if a budget is divided.
         """
         winning = [m for c, m in self._measured() if self.can_win(c, m.relative_error)]
-        if self.every_size or self.thorough:
+        if self.every_size:
             winning = [m for m in winning if self._bytes_of(m) <= within_bytes]
-        if self.thorough:
-            winning = [m for m in winning if size % m.micro_config.micro_batch_size == 0]
         return min(map(self.total_s, winning), default=inf)
 
     def margin(self, candidate: Candidate, measurement: Measurement) -> float:
         """Return a candidate's time as a multiple of the fastest one's; inf if its error or workspace is too large."""
         if not self.can_win(candidate, measurement.relative_error):
             return inf
-        return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement), candidate.micro_batch_size)
+        return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement))
 
     def _bytes_of(self, measurement: Measurement) -> int:
         """Return the workspace bytes that count in comparisons, without prepared bytes if these may be cached."""
@@ -348,10 +314,10 @@ class Standings:
         return list(best.values())
 
     def _hopeless_algorithms(self) -> set[str]:
-        """Return the names of algorithms that were far slower than the fastest at every measured size."""
+        """Return the names of algorithms that were too inexact or far slower than the fastest at all measured sizes."""
         hopeful = {
-            micro_config.algorithm
-            for micro_config, measurement in self.known.items()
+            measurement.micro_config.algorithm
+            for measurement in allowed(self.known.values(), self.max_relative_error)
             if self.total_s(measurement) <= HOPELESS * self.fastest_s(self._bytes_of(measurement))
         }
         return {micro_config.algorithm for micro_config in self.known} - hopeful

@@ -22,6 +22,7 @@ from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import deterministic_torch
 from mucudnn.core.values import instance, several, shown, whole
 from mucudnn.distributed import propagate_errors, team_of
+from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.clocks import peak_flops_per_s
 from mucudnn.measuring.heap import kept_heap
 from mucudnn.measuring.quiet import MOST_WAITED_S, Quiet, undisturbed
@@ -44,6 +45,7 @@ from mucudnn.tuning.feasible import (
     smallest_usable,
 )
 from mucudnn.tuning.job import Context, Job, Priors, expected_s, job_of, permitted_algorithms
+from mucudnn.tuning.prior import Prior
 from mucudnn.tuning.race import Race
 from mucudnn.tuning.result import Tuning, TuningInterrupted
 
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Priors", "Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
 
-_MOST_ATTEMPTS = 4  # to measure what fits a budget: quickly, thoroughly, and twice only what needs the least bytes
+_MOST_ATTEMPTS = 4  # to measure what fits a budget: in a race, all that fits, and twice only what needs the least bytes
 _SOFT = 1  # omp_pause_soft; GNU's runtime ends the threads, others survive a fork and need not
 _RACED = 2 / 3  # of the time limit; whole runs, and what a candidate takes beyond the limit, have the rest
 
@@ -245,7 +247,7 @@ def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> 
         for number, job in enumerate(own):
             # A race measures one candidate within its limit, even if there is no time left.
             limit = budget_bytes if attempt < 2 else smallest_usable(job)
-            _measure(context, job, limit, number / len(own), 1 / len(own), thoroughly=attempt == 1)
+            _measure(context, job, limit, number / len(own), 1 / len(own), is_all_wanted=attempt == 1)
         if ranks is not None:
             ranks.exchange(jobs)
         is_enough = is_divisible(jobs, budget_bytes)
@@ -271,7 +273,7 @@ def _own(context: Context, jobs: Sequence[Job]) -> Sequence[Job]:
             costs[number] = expected_s(job.task.problem, job.task.batch_size)
             if job.measurements():
                 limit = job.task.limit_bytes if budget is None else budget
-                missing = _race_of(context, job, limit, thorough=context.config.thorough).standings.missing()
+                missing = _race_of(context, job, limit).standings.missing()
                 costs[number] *= (1 + len(missing)) / (1 + len(job.candidates))
     return context.ranks.own(jobs, costs)
 
@@ -298,11 +300,12 @@ def _measure(
     start: float,
     share: float,
     *,
-    thoroughly: bool = False,
+    is_all_wanted: bool = False,
 ) -> None:
     """Measure the job's missing candidates within a workspace limit, and store each result at once.
 
-    start, share: begin and length of this job's part of the tuning's progress, from 0 to 1.
+    start, share: begin and length of this job's part of the tuning's progress, from 0 to 1. is_all_wanted: as in
+    ``_races``.
     """
     config, machine, problem = context.config, context.machine, job.task.problem
     context.quiet.at = start
@@ -316,7 +319,7 @@ def _measure(
     with ExitStack() as measuring:
         for source in machine.sources:
             measuring.enter_context(source.measuring())
-        races = _races(context, job, limit_bytes, thorough=thoroughly or config.thorough)
+        races = _races(context, job, limit_bytes, is_all_wanted=is_all_wanted)
         for done, result in enumerate(result for race in races for result in race.measure()):
             load = result.load if isinstance(result, Measurement) else None
             context.quiet.remember(problem, result.micro_config, load)
@@ -334,31 +337,53 @@ def _measure(
             job.declared_bytes = baseline.workspace_bytes()
     if config.time_limit_s is not None:
         bound = config.workspace_budget_bytes or limit_bytes
-        left_out = _race_of(context, job, bound, thorough=config.thorough).standings.missing()
+        left_out = _race_of(context, job, bound).standings.missing()
         job.left_out = tuple(candidate.micro_config for candidate in left_out)
 
 
-def _races(context: Context, job: Job, limit_bytes: int | None, *, thorough: bool) -> Iterator[Race]:
-    """Yield the races to run: one and, if it is quick and nothing fits the limit, a thorough one too.
+def _races(context: Context, job: Job, limit_bytes: int | None, *, is_all_wanted: bool) -> Iterator[Race]:
+    """Yield the races to run: one of all candidates, and, if nothing fits the limit, one of each algorithm by itself.
 
-    The results of each race must be in the job before the next race is asked for.
+    By itself an algorithm is not hopeless, whatever others or similar problems say, and is measured at all sizes that
+    fit and have not failed. After the time limit, such races end with the first answer. is_all_wanted: whether each
+    algorithm has a race of its own in any case. The results of each race must be in the job before the next race is
+    asked for.
     """
-    yield from _quiet_races(context, job, limit_bytes, thorough=thorough)
-    if not thorough:
-        is_exempt = job.barred() is None  # torch's own must not run if it is barred
-        task = replace(
-            job.task,
-            limit_bytes=limit_bytes,
-            baseline_exempt=job.task.baseline_exempt and is_exempt,
-            in_headroom=job.task.in_headroom and is_exempt,
-        )
-        if not is_solvable(task, job.allowed()):
-            yield from _quiet_races(context, job, limit_bytes, thorough=True)
+    yield from _quiet_races(context, job, limit_bytes, job.candidates)
+    is_exempt = job.barred() is None  # torch's own must not run if it is barred
+    task = replace(
+        job.task,
+        limit_bytes=limit_bytes,
+        baseline_exempt=job.task.baseline_exempt and is_exempt,
+        in_headroom=job.task.in_headroom and is_exempt,
+    )
+    if is_solvable(task, job.allowed()) and not is_all_wanted:
+        return
+    failed = {failure.micro_config for failure in job.failures() if not failure.is_passed_over}
+    passed_over = {failure.micro_config for failure in job.failures()} - failed
+    for name in dict.fromkeys(c.algorithm.name for c in job.candidates):
+        is_late = context.race_ends_s is not None and context.machine.clock.now() > context.race_ends_s
+        if is_late and is_solvable(task, job.allowed()):
+            return
+        own = [c for c in job.candidates if c.algorithm.name == name and c.micro_config not in failed]
+        yield from _quiet_races(context, job, limit_bytes, own, without=passed_over, prior=Prior())
 
 
-def _quiet_races(context: Context, job: Job, limit_bytes: int | None, *, thorough: bool) -> Iterator[Race]:
-    """Wait for a quiet machine and yield a race; then one of what was disturbed, if the machine is quiet after that."""
-    race, before = _race_of(context, job, limit_bytes, thorough=thorough), {**job.results}
+def _quiet_races(
+    context: Context,
+    job: Job,
+    limit_bytes: int | None,
+    candidates: Sequence[Candidate],
+    *,
+    without: Collection[MicroConfig] = (),
+    prior: Prior | None = None,
+) -> Iterator[Race]:
+    """Wait for a quiet machine and yield a race; then one of what was disturbed, if the machine is quiet after that.
+
+    without, prior: as in ``_race_of``.
+    """
+    race = _race_of(context, job, limit_bytes, candidates, without=without, prior=prior)
+    before = {**job.results}
     if race.standings.is_complete():
         return
     context.quiet.wait()
@@ -369,28 +394,34 @@ def _quiet_races(context: Context, job: Job, limit_bytes: int | None, *, thoroug
         for of in results:  # only results that may still win matter
             context.quiet.remember(job.task.problem, of, None)
         doubtful = results.keys() - {result.micro_config for result in sound}
-        yield _race_of(context, job, limit_bytes, thorough=thorough, without=doubtful)
+        yield _race_of(context, job, limit_bytes, candidates, without=doubtful, prior=prior)
 
 
 def _race_of(
-    context: Context, job: Job, limit_bytes: int | None, *, thorough: bool, without: Collection[MicroConfig] = ()
+    context: Context,
+    job: Job,
+    limit_bytes: int | None,
+    candidates: Sequence[Candidate] | None = None,
+    *,
+    without: Collection[MicroConfig] = (),
+    prior: Prior | None = None,
 ) -> Race:
-    """Return a race of the job's candidates within a workspace limit, which knows the job's results so far.
+    """Return a race of candidates, by default all of the job's, which knows the job's results so far.
 
-    without: micro-configs whose results it does not know.
+    limit_bytes: workspace limit. without: micro-configs whose results it does not know. prior: expected times; by
+    default those from all measurements of this machine.
     """
     config, machine, problem = context.config, context.machine, job.task.problem
     return Race(
         task=replace(job.task, limit_bytes=limit_bytes),
-        candidates=job.candidates,
+        candidates=job.candidates if candidates is None else candidates,
         machine=machine,
         stored=[m for m in job.measurements() if m.micro_config not in without],
         stored_failures=[f for f in job.failures() if f.micro_config not in without],
         max_relative_error=job.error_bound,
         time_limit_s=context.race_ends_s and max(0.0, context.race_ends_s - machine.clock.now()),
         may_keep=problem.operation is Operation.FORWARD and config.cache_budget_bytes != 0,
-        prior=context.prior(),
+        prior=context.prior() if prior is None else prior,
         every_size=config.workspace_budget_bytes is not None,
         flops_per_s=peak_flops_per_s(machine.device, problem.dtype),
-        thorough=thorough,
     )

@@ -151,11 +151,6 @@ def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
     return config
 
 
-def test_quick_tuning_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not config_of(monkeypatch, "tune", "alexnet", "--batch", "2").thorough
-    assert config_of(monkeypatch, "tune", "alexnet", "--batch", "2", "--thorough").thorough
-
-
 def test_settings_that_a_command_does_not_offer_come_from_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only those of measuring do; what the command itself has decided stays."""
     seen: list[Config] = []

@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("solve")
     (path / "layers.csv").write_text(LAYERS)
     written = ("--database", path / "full.sqlite", "--json", path / "tune.json")
-    tuned = invoke("tune", path / "layers.csv", *TUNE, "--thorough", *written)
+    tuned = invoke("tune", path / "layers.csv", *TUNE, *written)
     assert tuned.exit_code == 0, tuned.output
     exported = invoke("database", "export", path / "profile.jsonl", "--database", path / "full.sqlite")
     assert exported.exit_code == 0
@@ -46,7 +46,7 @@ def solved(folder: Path, *options: object) -> tuple[object, ...]:
     return ("tune", folder / "layers.csv", "--stored", "--database", folder / "full.sqlite", *options)
 
 
-@pytest.mark.parametrize("batch", ["64", "3"])
+@pytest.mark.parametrize("batch", ["64", "6"])
 def test_a_batch_that_was_never_measured_undivided_has_no_time_of_torch(
     folder: Path, tmp_path: Path, batch: str
 ) -> None:

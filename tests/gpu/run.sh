@@ -82,10 +82,8 @@ for file in tests/gpu/test_gpu*.py; do
 	[ "$name" = test_gpu_ranks ] || tests "$name" "$file"
 done
 
-export MUCUDNN_THOROUGH=1 # what fits each limit is measured, not only what can win without one
 bench limits convolutions deepbench-train --batch 256 --filter 3x3,5x5 \
 	--workspace-limit 8MiB,64MiB,128MiB,256MiB,512MiB,none --run-time-limit "$(seconds)s"
-unset MUCUDNN_THOROUGH
 bench network-alexnet convolutions alexnet --batch 64 --time-limit 1s
 bench network-resnet18 convolutions resnet18 --batch 64 --time-limit 1s
 bench network-vgg16 convolutions vgg16 --batch 32 --time-limit 1s

@@ -225,7 +225,7 @@ class Trainer:
     """Trains in the ways of torch. measured: how many problems this rank has measured so far."""
 
     def __init__(self, folder: Path, device: str) -> None:
-        self.config = Config(database=folder / "all.sqlite", algorithms="gemm", confirm=False, thorough=True)
+        self.config = Config(database=folder / "all.sqlite", algorithms="gemm", confirm=False)
         self.device, self.measured = device, 0
 
     def net(self, dtype: torch.dtype = torch.float64) -> Net:

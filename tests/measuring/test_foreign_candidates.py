@@ -23,12 +23,10 @@ from mucudnn.measuring.candidates import find_candidates
 
 def test_what_a_source_offers_is_checked_at_every_size_and_ours_once() -> None:
     foreign, ours = fake("cudnn:7", 0.01, prepared_bytes=1), fake("ours", 0.01)
-    results_of(foreign, ours)
-    checks = {name: [1] * 8 + [2] * 4 for name in ("cudnn:7", "ours")}  # sizes run by the check of the first size
-    assert foreign.sizes_run[:8] == checks["ours"][:8]
-    once = [size for size in ours.sizes_run if size == 8]
-    again = [size for size in foreign.sizes_run if size == 8]
-    assert len(again) == len(once) + 1
+    for one in (foreign, ours):
+        results_of(one)
+    for size in (2, 4):  # ours is checked at the smallest
+        assert foreign.sizes_run.count(size) > ours.sizes_run.count(size)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +39,9 @@ def test_what_a_source_offers_is_checked_at_every_size_and_ours_once() -> None:
 def test_one_that_is_unsound_is_named_with_its_version_and_never_timed(error: float, reason: str) -> None:
     unsound = fake("cudnn:7", error=error, version=91900)
     results = results_of(unsound, fake("native"))
-    assert {r.reason for r in results.values() if isinstance(r, Failure)} == {reason}
-    assert all(r.is_lasting for r in results.values() if isinstance(r, Failure))
-    assert unsound.sizes_run == [1] * 8 + [2] * 4 + [4] * 2 + [8]  # each once over all samples
+    (failure,) = (r for r in results.values() if isinstance(r, Failure))
+    assert (failure.reason, failure.is_lasting) == (reason, True)
+    assert unsound.sizes_run == [8]
 
 
 class Shrinking(FakeAlgorithm):
@@ -53,10 +51,10 @@ class Shrinking(FakeAlgorithm):
         return Workspace(0, 90 - 10 * micro_batch_size)
 
 
-def test_the_workspace_of_what_a_source_offers_is_asked_for_at_every_size() -> None:
-    results = results_of(Shrinking("cudnn:7", CLOCK, linear(0.01)), limit_bytes=50)
-    assert {size for _, size in results} == {4, 8}
-    assert results_of(Shrinking("ours", CLOCK, linear(0.01)), limit_bytes=50) == {}
+def test_a_source_may_offer_what_needs_less_workspace_for_more_samples() -> None:
+    for limit_bytes, is_measured in ((10, True), (9, False)):
+        results = results_of(Shrinking("cudnn:7", CLOCK, linear(0.01)), limit_bytes=limit_bytes)
+        assert isinstance(results.get(("cudnn:7", 8)), Measurement) is is_measured
 
 
 class BreakableClock(FakeClock):
@@ -84,7 +82,7 @@ def breaking(clock: BreakableClock, after: int, step_s: Callable[[int], float]) 
     return Breaking("cudnn:7", clock, step_s, version=91900, scratch_bytes_per_sample=1)
 
 
-@pytest.mark.parametrize("after", [3, 8, 9, 10])  # steps: in the check, warming up, in the first sample, in the second
+@pytest.mark.parametrize("after", [0, 1, 2, 3])  # steps: in the check, in the probe, in the first sample, in the second
 def test_one_that_breaks_the_device_is_recorded_and_ends_the_measuring(after: int) -> None:
     clock = BreakableClock()
     algorithms = [
@@ -101,22 +99,6 @@ def test_one_that_breaks_the_device_is_recorded_and_ends_the_measuring(after: in
     assert results[-1] == Failure(MicroConfig("cudnn:7", 1), reason)
     assert "micro-batches of 1" in str(error.value)
     assert "start the process anew" in str(error.value)
-
-
-def test_whoever_runs_after_the_one_that_broke_the_device_is_not_blamed() -> None:
-    """``cudnn:7`` is slow, and breaks the device when it is sampled. That ``cudnn:1`` was slow at first was
-    an accident, so its larger size would be next.
-    """
-    clock = BreakableClock()
-    moments = iter([0.001] * 9 + [0.1] * 10)  # the check, the warm-up, the first sample
-    bumpy = FakeAlgorithm("cudnn:1", clock, lambda size: next(moments, 0.001 * size), scratch_bytes_per_sample=2)
-    algorithms = [FakeAlgorithm("native", clock, linear(0.02)), bumpy, breaking(clock, 9, linear(0.06))]
-    candidates, _ = find_candidates(FORWARD, algorithms, [1, 2])
-    results: list[Measurement | Failure] = []
-    with pytest.raises(BrokenDeviceError):
-        results.extend(race_on(FORWARD, 8, candidates, clock).measure())
-    assert {r.micro_config for r in results if isinstance(r, Failure)} == {MicroConfig("cudnn:7", 1)}
-    assert 2 not in bumpy.sizes_run
 
 
 def takes_a_while(plan: Plan) -> None:

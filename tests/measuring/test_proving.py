@@ -144,7 +144,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_process")
 def test_without_a_process_nothing_foreign_is_run_and_the_report_says_so_once() -> None:
     machine = replace(Machine.current(), prover=Prover())
-    config = Config(workspace_limit=None, thorough=True, algorithms=("native", "native-other-format"))
+    config = Config(workspace_limit=None, algorithms=("native", "native-other-format"))
     (tuned,) = tune(PROBLEM, BATCH, config, machine=machine).problems
     measured = {m.micro_config for m in tuned.measurements if m.micro_config.algorithm.startswith("native")}
     assert {str(one.algorithm) for one in measured} == {"native"}  # what the user's own step runs anyway

@@ -11,17 +11,8 @@ import pytest
 from support.clock.machine import FakeClock
 
 from mucudnn.core.records import Comparison
-from mucudnn.core.statistics import spread
 from mucudnn.measuring.clocks import StoppingRule
-from mucudnn.measuring.turns import QUICK, Rounds, Stop, Timer, compare_in_turns, in_turns
-
-
-def timer_of(durations: Iterable[float], rule: StoppingRule | None = None, clock: FakeClock | None = None) -> Timer:
-    """Its calls take these durations, the last one for ever."""
-    clock = clock or FakeClock()
-    known = list(durations)
-    endless = chain(known, repeat(known[-1]))
-    return Timer(lambda: clock.advance(next(endless)), clock, rule or StoppingRule(sample_s=0.0))
+from mucudnn.measuring.turns import RACE, Rounds, Stop, Timer, compare_in_turns, in_turns
 
 
 def finish(timer: Timer) -> Timer:
@@ -30,29 +21,9 @@ def finish(timer: Timer) -> Timer:
     return timer
 
 
-def test_a_quiet_timer_stops_at_the_smallest_number_of_samples() -> None:
-    timer = finish(timer_of([0.01]))
-    assert timer.stop is Stop.QUIET
-    assert len(timer.samples_s) == 3
-    assert median(timer.samples_s) == pytest.approx(0.01)
-    assert spread(timer.samples_s) == pytest.approx(0.0, abs=1e-9)
-
-
-def test_noise_that_shrinks_goes_on_until_it_is_small() -> None:
-    timer = finish(timer_of([0.01, 0.02, 0.01], StoppingRule(sample_s=0.0, patience=10)))
-    assert timer.stop is Stop.QUIET
-    assert len(timer.samples_s) > 3
-
-
-def test_noise_that_does_not_shrink_ends_the_measurement() -> None:
-    durations = [0.01, *[0.01, 0.02] * 50]
-    timer = finish(timer_of(durations, StoppingRule(sample_s=0.0, patience=4, time_limit_s=100.0)))
-    assert timer.stop is Stop.STEADY
-    assert spread(timer.samples_s) > 0.02
-
-
 def test_a_slow_function_stops_for_lack_of_time_with_one_sample() -> None:
-    timer = finish(timer_of([3.0], StoppingRule(time_limit_s=1.0)))
+    clock = FakeClock()
+    timer = finish(Timer(lambda: clock.advance(3.0), clock, StoppingRule(time_limit_s=1.0)))
     assert timer.stop is Stop.TIME
     assert timer.samples_s == [3.0]
 
@@ -78,7 +49,7 @@ def test_an_error_is_kept_and_ends_the_measurement() -> None:
 
 def test_turns_are_interleaved() -> None:
     clock, turns = FakeClock(), []
-    rule = StoppingRule(sample_s=0.0)
+    rule = StoppingRule(time_limit_s=0.035, sample_s=0.0)
     timers = [Timer(lambda n=name: (turns.append(n), clock.advance(0.01)), clock, rule) for name in "abc"]
     for _ in islice(in_turns([timer.sample for timer in timers]), 5):
         pass
@@ -118,7 +89,7 @@ def test_in_a_quick_comparison_short_calls_are_warmed_up_and_need_more_rounds_th
         clock = FakeClock()
         bases = chain([9 * seconds], repeat(2 * seconds))  # torch's first call builds what later ones find
         (result,) = compare_in_turns(
-            lambda: clock.advance(next(bases)), [lambda: clock.advance(seconds)], clock, rounds=QUICK
+            lambda: clock.advance(next(bases)), [lambda: clock.advance(seconds)], clock, rounds=RACE
         )
         assert isinstance(result, Comparison)
         return result
@@ -133,7 +104,7 @@ def raced(baseline_s: float, *run_s: Sequence[float]) -> list[Comparison]:
     clock = FakeClock()
     seconds = [cycle(of_run) for of_run in run_s]
     runs = [lambda of=of: clock.advance(next(of)) for of in seconds]
-    results = compare_in_turns(lambda: clock.advance(baseline_s), runs, clock, replace(QUICK, time_limit_s=100.0))
+    results = compare_in_turns(lambda: clock.advance(baseline_s), runs, clock, replace(RACE, time_limit_s=100.0))
     return [result for result in results if isinstance(result, Comparison)]
 
 
@@ -168,7 +139,8 @@ def test_a_run_that_is_behind_in_each_of_two_rounds_leaves_the_race(second_s: li
 
 def test_a_slow_minute_of_the_machine_cancels() -> None:
     minute = [1.0, 1.0, 3.0, 3.0, 3.0, 1.0]
-    result = compared([0.2 * factor for factor in minute], [0.1 * factor for factor in minute])
+    bases, runs = ([seconds * factor for factor in minute] for seconds in (0.2, 0.1))
+    result = compared(bases, runs, rounds=Rounds(5, 25, 1.5))
     assert result.speedup == pytest.approx(2.0)
     assert result.noise == pytest.approx(0.0, abs=1e-9)
 

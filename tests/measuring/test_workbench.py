@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
+from support.races import SIZES
+from support.races import fake as named
 from torch import Tensor
 
 from mucudnn.core.errors import UnavailableError, UnsoundError
-from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithm
@@ -20,7 +22,7 @@ from mucudnn.measuring import workbench
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.float64_results import ExactResults
 from mucudnn.measuring.guard_zones import GUARD_BYTES, GuardedBuffer
-from mucudnn.measuring.operands import operand_bytes
+from mucudnn.measuring.operands import operand_bytes, random_operands
 from mucudnn.measuring.workbench import Workbench
 
 BATCH = 8
@@ -259,3 +261,44 @@ def test_every_byte_of_both_zones_is_watched(buffer: GuardedBuffer, start: int, 
     assert buffer.trespass(SIZE) == where
     buffer.arm(SIZE)
     assert buffer.trespass(SIZE) is None
+
+
+def test_what_is_not_supported_is_kept_with_the_reason_and_never_run() -> None:
+    never, partly = named("never", unsupported="no such filter"), named("partly", unsupported_sizes=[2])
+    candidates, failures = find_candidates(FORWARD, [never, partly], SIZES)
+    assert [c.micro_config.micro_batch_size for c in candidates] == [1, 4, 8]
+    assert [(f.micro_config.algorithm, f.reason) for f in failures] == [
+        ("never", "no such filter"),
+        ("partly", "not this size"),
+    ]
+    assert not never.sizes_run
+
+
+def test_undivided_torch_is_a_candidate_whatever_is_said_of_slices() -> None:
+    candidates, _ = find_candidates(FORWARD, [named("native", unsupported_sizes=SIZES)], SIZES)
+    assert [c.micro_batch_size for c in candidates] == [8]
+
+
+def test_a_stream_goes_through_fresh_slices_and_wraps_around() -> None:
+    one = named("one")
+    candidates, _ = find_candidates(FORWARD, [one], [2])
+    next_step = Workbench(FORWARD, 5).stream(candidates[0])
+    for _ in range(3):
+        next_step()
+    sample = FORWARD.c * FORWARD.h * FORWARD.w
+    assert one.offsets_run == [0, 2 * sample, 0]
+
+
+def test_operands_are_random_numbers_in_the_problem_s_format_and_leave_the_global_generator_alone() -> None:
+    problem = ConvProblem(
+        Operation.FORWARD, c=4, h=7, w=6, k=5, r=3, s=3, dtype="bfloat16", memory_format=MemoryFormat.CHANNELS_LAST
+    )
+    before = torch.random.get_rng_state()
+    operands = random_operands(problem, 3)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert operands.x.shape == problem.x_shape(3)
+    assert operands.y.shape == problem.y_shape(3)
+    for tensor in (operands.x, operands.w, operands.y):
+        assert tensor.dtype is torch.bfloat16
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+        assert (tensor != 0).float().mean() > 0.9

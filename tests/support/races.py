@@ -36,11 +36,11 @@ def given_of(
 
 
 def race_on(problem: ConvProblem, batch_size: int, candidates: Sequence[Candidate], clock: FakeClock) -> Race:
-    return Race(Task(problem, batch_size), candidates, Machine(ENVIRONMENT, (), clock=clock), thorough=True)
+    return Race(Task(problem, batch_size), candidates, Machine(ENVIRONMENT, (), clock=clock))
 
 
 def race_of(*algorithms: FakeAlgorithm, **bounds: object) -> Race:
-    return Race(**given_of(*algorithms, **bounds), thorough=True)
+    return Race(**given_of(*algorithms, **bounds))
 
 
 def results_of(*algorithms: FakeAlgorithm, **bounds: object) -> dict[tuple[str, int], Measurement | Failure]:

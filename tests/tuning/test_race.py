@@ -1,19 +1,19 @@
-"""The quick search: what it looks at, what it passes over, and that it finds what a thorough one finds."""
+"""The race: what it looks at, what it passes over, and that it finds nearly the best."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.clock.machine import FakeAlgorithm, linear
-from support.races import CLOCK, SIZES, fake, given_of, race_of
+from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
+from support.races import CLOCK, SIZES, fake, given_of, race_of, race_on, results_of
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig
-from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.proofs import BarredError, Fault, Proof, Proofs
 from mucudnn.solver.reuse import account_wr
 from mucudnn.tuning.prior import Prior
@@ -122,28 +122,33 @@ def drawn(rng: random.Random, names: str, most_s: float, steps_s: Sequence[float
     return found
 
 
-def test_for_a_budget_choices_are_nearly_those_of_a_thorough_search_within_any_share() -> None:
+def every_measurement(*algorithms: FakeAlgorithm, **bounds: object) -> list[Measurement]:
+    """Measure each algorithm in a race of its own, in which nothing is hopeless beside others."""
+    return [m for one in algorithms for m in measurements_of(race_of(one, every_size=True, **bounds).measure())]
+
+
+def test_for_a_budget_choices_are_nearly_those_from_all_measurements_within_any_share() -> None:
     """Whatever share of the budget is left, the times differ by at most 10 %."""
     for seed in range(40):
         costs = {"scratch_bytes_per_sample": [0, 1, 3, 10]}
         algorithms = drawn(random.Random(seed), "native one two three four", 0.04, [0.0, 0.001], **costs)
-        thorough = measurements_of(race_of(*algorithms, limit_bytes=100).measure())
+        every = every_measurement(*algorithms, limit_bytes=100)
         quick = measurements_of(search(given_of(*algorithms, limit_bytes=100), every_size=True).values())
         for share in (0, 4, 8, 16, 24, 40, 80, 100):
-            best, chosen = (account_wr(measured, LARGEST, share).configuration.time_s for measured in (thorough, quick))
+            best, chosen = (account_wr(measured, LARGEST, share).configuration.time_s for measured in (every, quick))
             assert chosen <= 1.1 * best, seed
 
 
-def test_choices_are_nearly_those_of_a_thorough_search() -> None:
+def test_choices_are_nearly_those_from_all_measurements() -> None:
     """The chosen times differ by at most 3 %."""
     for seed in range(40):
         rng = random.Random(seed)
         limit = rng.choice([None, 100, 40])
         costs = {"setup_s": [0.0, 0.01], "scratch_bytes_per_sample": [0, 1, 10]}
         algorithms = drawn(rng, "native one two three", 0.02, [0.0, 0.001, 0.01], **costs)
-        thorough = measurements_of(race_of(*algorithms, limit_bytes=limit).measure())
+        every = every_measurement(*algorithms, limit_bytes=limit)
         quick = measurements_of(search(given_of(*algorithms, limit_bytes=limit)).values())
-        best, found = (account_wr(measured, LARGEST, limit).configuration.time_s for measured in (thorough, quick))
+        best, found = (account_wr(measured, LARGEST, limit).configuration.time_s for measured in (every, quick))
         assert found <= 1.03 * best, seed
 
 
@@ -337,3 +342,105 @@ def test_what_had_to_run_to_know_that_it_does_not_fit_need_not_run_again() -> No
     assert not {size for name, size in more if name == "hungry"}  # it was hopeless at another size
     rows["stored"] = tuple(m for m in rows["stored"] if m.micro_config.algorithm == "native")
     assert set(search(given_of(*algorithms(), **rows, limit_bytes=40))) == {("hungry", 4)}
+
+
+def test_measures_the_known_costs() -> None:
+    one = FakeAlgorithm(
+        "one", CLOCK, linear(0.01, 0.002), setup_s=0.5, prepared_bytes=3, scratch_bytes_per_sample=5, error=1e-3
+    )
+    result = results_of(one)["one", 4]
+    assert isinstance(result, Measurement)
+    assert (result.setup_s, result.step_s) == (pytest.approx(0.5), pytest.approx(0.042))
+    assert (result.prepared_bytes, result.scratch_bytes, result.samples) == (3, 20, 2)
+    assert result.relative_error == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_a_candidate_that_fails_is_recorded_and_the_others_go_on() -> None:
+    results = results_of(fake("one", failing_sizes=[4]), fake("other"))
+    assert results["one", 4] == Failure(results["one", 4].micro_config, "out of memory at 4")
+    assert isinstance(results["one", 2], Measurement)
+    assert isinstance(results["other", 8], Measurement)
+
+
+def test_a_workspace_that_no_memory_can_hold_is_a_failure() -> None:
+    result = results_of(fake("huge", prepared_bytes=2**60))["huge", 1]
+    assert isinstance(result, Failure)
+    assert "available" in result.reason
+
+
+def test_an_algorithm_above_the_error_bound_is_measured_once_with_one_sample() -> None:
+    results = results_of(fake("wrong", 0.001, error=1e-2), fake("right"), max_relative_error=1e-5)
+    wrong = results["wrong", 1]
+    assert isinstance(wrong, Measurement)
+    assert (wrong.samples, wrong.relative_error > 1e-5) == (1, True)
+    assert {size for name, size in results if name == "wrong"} == {1}
+
+
+def test_nothing_is_measured_twice() -> None:
+    algorithms = [
+        fake("fast", 0.01),
+        fake("slow", 0.04, scratch_bytes_per_sample=1),
+        fake("failing", failing_sizes=[2]),
+    ]
+    first = list(race_of(*algorithms).measure())
+    known = tuple(r for r in first if isinstance(r, Measurement))
+    failed = tuple(r for r in first if isinstance(r, Failure))
+    again = race_of(*algorithms, stored=known, stored_failures=failed)
+    assert again.standings.missing() == []
+    assert list(again.measure()) == []
+
+
+def test_what_is_allocated_inside_counts_with_the_scratch_that_is_handed_in() -> None:
+    one = fake("one", prepared_bytes=3, scratch_bytes_per_sample=5, internal_bytes_per_sample=2)
+    results = results_of(one, limit_bytes=31)
+    assert measured_sizes(results) == {1, 2, 4}
+    result = results["one", 4]
+    assert isinstance(result, Measurement)
+    assert (result.prepared_bytes, result.scratch_bytes) == (3, 28)
+    assert measured_sizes(results_of(one, limit_bytes=30)) == {1, 2}
+
+
+def measured_sizes(results: Mapping[tuple[str, int], Measurement | Failure]) -> set[int]:
+    return {size for (_, size), result in results.items() if isinstance(result, Measurement)}
+
+
+def test_nothing_is_run_to_count_bytes_of_what_is_over_the_limit_by_those_handed_in() -> None:
+    one = fake("one", scratch_bytes_per_sample=10, internal_bytes_per_sample=1)
+    results_of(one, limit_bytes=22)
+    assert set(one.internals_asked) == {1, 2}
+
+
+def test_what_stored_micro_configs_allocate_inside_is_not_counted_again() -> None:
+    one = fake("one", scratch_bytes_per_sample=4, internal_bytes_per_sample=3)
+    known = tuple(r for r in race_of(one).measure() if isinstance(r, Measurement))
+    one.internals_asked.clear()
+    assert [c.workspace_bytes() for c in race_of(one, stored=known).candidates] == [7, 14, 28, 56]
+    assert not one.internals_asked
+
+
+@pytest.mark.parametrize("may_keep", [False, True])
+def test_what_may_be_kept_counts_neither_against_the_limit_nor_in_the_race(may_keep: bool) -> None:
+    costly = fake("costly", 0.01, setup_s=5.0, prepared_bytes=1000)
+    results = results_of(fake("native", 0.02), costly, limit_bytes=100 if may_keep else None, may_keep=may_keep)
+    assert {size for name, size in results if name == "costly"} == (set(SIZES) if may_keep else {1})
+    assert not any(name == "costly" for name, _ in results_of(fake("native"), costly, limit_bytes=100))
+
+
+def test_when_time_is_up_one_that_fits_is_still_measured() -> None:
+    native = fake("native", scratch_bytes_per_sample=1000)
+    results = results_of(native, fake("late"), fake("later"), limit_bytes=10, time_limit_s=0.0)
+    assert [name for name, _ in results if name != "native"] == ["late"]
+
+
+def test_a_pass_is_over_all_slices() -> None:
+    passes: set[int] = set()
+
+    class Noting(FakeClock):
+        def time(self, function: Callable[[], object], calls: int, calls_per_pass: int = 1) -> float:
+            passes.add(calls_per_pass)
+            return super().time(function, calls, calls_per_pass)
+
+    clock = Noting()
+    candidates, _ = find_candidates(FORWARD, [FakeAlgorithm("one", clock, linear(0.02))], SIZES)
+    list(race_on(FORWARD, max(SIZES), candidates, clock).measure())
+    assert passes == {8, 4, 2, 1}

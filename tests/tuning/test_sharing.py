@@ -88,7 +88,7 @@ def one_alone(run: Run) -> Any:
     return pytest.approx(only(run(alone), "steps"), rel=0.1)
 
 
-@pytest.mark.parametrize("config", [NO_LIMIT, Config(workspace_budget=300), replace(NO_LIMIT, thorough=True)])
+@pytest.mark.parametrize("config", [NO_LIMIT, Config(workspace_budget=300), replace(NO_LIMIT, policy="all")])
 def test_all_ranks_choose_the_same_of_parts_that_each_measures(run: Run, config: Config) -> None:
     found = run(together, config)
     assert len(only(found, "choices")) == len(PROBLEMS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.records import Configuration, Failure, FailureKind, MicroConfig
+from mucudnn.store.database import Database
 from mucudnn.tuning.tuner import TuningInterrupted, tune
 
 OTHER = replace(FORWARD, k=3)
@@ -64,7 +66,7 @@ def test_torch_over_the_default_limit_runs_where_it_is_faster(bench: Bench) -> N
     assert bench.tune(config=Config(workspace_limit=200))[FORWARD].configuration.algorithms == ("quick",)
 
 
-def test_where_a_small_limit_needs_pieces_that_a_quick_search_leaves_out_all_are_measured(bench: Bench) -> None:
+def test_where_a_small_limit_needs_pieces_that_the_race_leaves_out_all_are_measured(bench: Bench) -> None:
     """Batch 8 in pieces of 4 and less: nothing but torch's own, in ones, is within the limit."""
     bench.native.scratch_bytes_per_sample = 50
     bench.native.unsupported_sizes = (2, 4)
@@ -72,13 +74,20 @@ def test_where_a_small_limit_needs_pieces_that_a_quick_search_leaves_out_all_are
     assert [m.micro_batch_size for m in tuned.configuration.micro_configs] == [1] * 8
 
 
-def test_a_thorough_tuning_measures_what_a_quick_one_passed_over(bench: Bench) -> None:
+@pytest.mark.parametrize("failing_sizes", [(1, 2, 4, 8), (8,)])
+def test_what_was_passed_over_is_measured_where_nothing_else_runs(bench: Bench, failing_sizes: Sequence[int]) -> None:
+    """And torch's own, in pieces, where only its undivided call fails."""
     passed = Failure(MicroConfig("quick", BATCH), "3.0 times the fastest in like problems", FailureKind.HOPELESS)
     bench.database.add_failure(ENVIRONMENT, FORWARD, 1, passed)
     assert bench.tune()[FORWARD].configuration.is_baseline
     assert not bench.quick.sizes_run
-    tuned = bench.tune(config=replace(NO_LIMIT, thorough=True))[FORWARD]
+    bench.database = Database(":memory:")
+    bench.database.add_failure(ENVIRONMENT, FORWARD, 1, passed)
+    bench.native.failing_sizes = failing_sizes
+    tuned = bench.tune()[FORWARD]
     assert tuned.configuration.algorithms == ("quick",)
+    measured = {m.micro_config.micro_batch_size for m in tuned.measurements if m.micro_config.algorithm == "native"}
+    assert measured == {1, 2, 4, 8} - {*failing_sizes}
 
 
 def test_the_error_bound_bars_an_algorithm(bench: Bench) -> None:
@@ -169,7 +178,7 @@ def test_failures_are_part_of_the_result_and_of_feasibility(bench: Bench) -> Non
     bench.native.scratch_bytes_per_sample = 50
     bench.quick.failing_sizes = (1, 2, 4, 8)
     bench.native.failing_sizes = (1,)
-    tuned = bench.tune(config=replace(NO_LIMIT, thorough=True))[FORWARD]
+    tuned = bench.tune(config=Config(workspace_budget=10**6))[FORWARD]  # for which torch's own runs in pieces, too
     assert {f.micro_config.algorithm for f in tuned.failures} == {"native", "quick"}
     with pytest.raises(InfeasibleError, match="at least 100B"):
         bench.tune(config=Config(workspace_limit=99))
@@ -187,8 +196,7 @@ def test_smaller_batches_have_configurations_of_the_same_sweep(bench: Bench) -> 
         tuning.configurations(OTHER)
 
 
-@pytest.mark.parametrize("thorough", [False, True])
-def test_a_quick_tuning_runs_fewer_contenders_whole(bench: Bench, thorough: bool) -> None:
+def test_only_what_is_predicted_within_seven_percent_of_the_fastest_runs_whole(bench: Bench) -> None:
     """``near`` is predicted to take a tenth longer than the fastest."""
     near, run = FakeAlgorithm("near", bench.clock, linear(0.011)), set[str]()
 
@@ -197,9 +205,9 @@ def test_a_quick_tuning_runs_fewer_contenders_whole(bench: Bench, thorough: bool
         return 1.0
 
     machine = fake_machine(bench.clock, [bench.native, bench.quick, near], seen)
-    config = Config(workspace_limit=None, policy="undivided", thorough=thorough)
+    config = Config(workspace_limit=None, policy="undivided")
     tune([FORWARD], BATCH, config, database=bench.database, machine=machine)
-    assert run == ({"quick", "near"} if thorough else {"quick"})
+    assert run == {"quick"}
 
 
 def budget(size: int) -> Config:

@@ -10,7 +10,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from operator import attrgetter, methodcaller
@@ -21,14 +21,14 @@ from typing import Any, Generic, TypeVar
 
 from mucudnn.bench.suites.shared.processes import Worker, WorkerError
 from mucudnn.core.errors import UnavailableError
-from mucudnn.measuring.clocks import EVERY_ROUND, Clock, WallClock
+from mucudnn.measuring.clocks import Clock, StoppingRule, WallClock
 from mucudnn.measuring.turns import Runner, Stop, Timer, here, in_turns
 
 T = TypeVar("T")
 
 PAUSE_S = 0.2  # Pause before each sample, because idle threads of the previous contestant keep spinning for a while.
 # Short steps back to back, as in training; of tiny ones no more than needed, since on a busy machine each may wait.
-SAMPLED = replace(EVERY_ROUND, sample_s=0.1, max_calls=25)
+SAMPLED = StoppingRule(sample_s=0.1, max_calls=25)
 
 
 @dataclass(frozen=True, slots=True)

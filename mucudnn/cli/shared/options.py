@@ -263,7 +263,7 @@ def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
 
 MEASURING = (
     *("policy", "operations", "algorithms", "max_relative_error", "strict"),
-    *("deterministic", "thorough", "time_limit", "database"),
+    *("deterministic", "time_limit", "database"),
 )
 """Fields of a ``Config`` for measuring, without those of the workspace."""
 
