@@ -73,7 +73,7 @@ def _judged(problem: ConvProblem, layer: Layer, prover: Prover) -> tuple[str, st
     candidate = Candidate(problem, as_called(algorithm(TORCHS_OWN)), layer.batch_size)
     arithmetic_s = problem.flops(layer.batch_size) / peak_flops_per_s("cpu", "float32")
     for _ in range(3):  # slow calls are retried: the first may include setup, and the machine may be busy
-        (result,) = prover.prove([candidate], layer.batch_size, "cpu", checks_samples=True, has_bias=layer.has_bias)
+        (result,) = prover.prove([candidate], layer.batch_size, "cpu", has_bias=layer.has_bias)
         if not isinstance(result, Proof):
             return result.fault.value if isinstance(result, BarredError) else "not proven", str(result)
         details = f"relative error {result.relative_error:.1e}, {format_seconds(result.time_s)}"

@@ -142,7 +142,7 @@ def _variants(
     parts = {part for one in asked.values() for part in one.micro_configs}
     sizes = sorted({part.micro_batch_size for part in parts})
     config = Config(algorithms=tuple(sorted({part.algorithm for part in parts})))
-    proofs = machine.proofs(n, checks_samples=True)
+    proofs = machine.proofs(n)
     every = permitted_algorithms(machine, config, problem, sizes)
     candidates, refused = find_candidates(problem, every, sizes, proofs=proofs)
     found = {one.micro_config: one for one in candidates if one.micro_config in parts}

@@ -116,27 +116,6 @@ def deterministic_torch(asked: bool) -> Iterator[None]:
 
 
 @contextmanager
-def computed_without_libraries() -> Iterator[None]:
-    """Compute torch's own convolutions on GPUs without cuDNN in the block, as a reference for cuDNN's results.
-
-    Deterministic mode is off in the block, since torch's deterministic mode calls cuBLAS only if an environment
-    variable is set. The mode is not set by ``torch.use_deterministic_algorithms``, which would load the compiler.
-    """
-    import torch
-
-    enabled = torch._C._get_cudnn_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch._C._set_cudnn_enabled(False)
-    torch._C._set_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch._C._set_cudnn_enabled(enabled)
-        torch._C._set_deterministic_algorithms(deterministic, warn_only=warn_only)
-
-
-@contextmanager
 def rounding_to_tf32(allowed: bool) -> Iterator[None]:
     """Allow or forbid convolutions and matrix products on GPUs to round float32 to TF32 in the block.
 

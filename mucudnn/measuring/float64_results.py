@@ -1,4 +1,4 @@
-"""Float64 reference results for candidates: for whole samples, or at a few positions, which takes milliseconds.
+"""Float64 reference results for candidates, at a few positions, which takes milliseconds.
 
 Each output element of a convolution is a sum over one window of the image, so a few elements can be computed exactly
 from their windows, gathered into a matrix. The positions are the corners of the first and last sample, which padding
@@ -7,9 +7,7 @@ affects, and random ones.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import product
@@ -21,135 +19,52 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.torch_settings import computed_without_libraries
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error
-from mucudnn.measuring.operands import Operands, written_shape
-
-_FLOPS = 4e9  # operations in float64: about 0.1 s on two cores
-_BYTES = 64 * 2**20  # limit for one result, and for one piece of the work
-_FEWEST_SAMPLES = 3  # first, last and middle, at any cost
+from mucudnn.measuring.operands import Operands
 
 _PLACES = 64
 _MOST_GROUPS = 4
 _MOST_CHANNELS = 8  # of each group
 _SAMPLED_FLOPS = 2e7  # limit for the filter gradient in float64: a few milliseconds
 
-_Places = tuple[Tensor, ...]  # indices into the written tensor; empty for the whole tensor
+_Places = tuple[Tensor, ...]  # indices into the written tensor
 
 
-class Float64Results(ABC):
-    """Float64 results for the first samples of given operands, which must not change meanwhile.
+class Float64Results:
+    """Float64 results at a few fixed positions of a problem, from which errors are estimated.
 
-    Only the last result is cached, since candidates are checked in the order of their micro-batch size.
+    Outputs and data gradients are compared at ``_PLACES`` pixels in some channels, the filter gradient at all taps of
+    some pairs of channels. Channels and groups are evenly spread. The operands must not change meanwhile. Only the last
+    result is cached, since candidates are checked in the order of their micro-batch size.
     """
 
     def __init__(self, problem: ConvProblem, operands: Operands) -> None:
         self._problem, self._operands = problem, operands
         self._last: tuple[int, _Places, Tensor] | None = None
 
-    @property
-    @abstractmethod
-    def affordable(self) -> int:
-        """Number of samples for which float64 results are cheap; 0 if one micro-batch is enough."""
-
-    @abstractmethod
-    def peak_bytes(self) -> int:
-        """Return the peak of allocated bytes while comparing the operands' whole mini-batch."""
-
-    @abstractmethod
-    def _computed(self, n: int) -> tuple[_Places, Tensor]:
-        """Compute float64 results for ``n`` samples; return the indices of the compared places, and the results."""
-
-    def expected(self, n: int) -> tuple[_Places, Tensor]:
-        """Return the indices at which a result of ``n`` samples is compared, and the expected float64 values."""
-        if self._last is None or self._last[0] != n:
-            self._last = (n, *self._computed(n))
-        return self._last[1:]
-
     def error(self, written: Tensor, n: int) -> float:
         """Return the relative L2 error of ``written``, a result of the first ``n`` samples, at the compared places."""
-        places, expected = self.expected(n)
+        if self._last is None or self._last[0] != n:
+            self._last = (n, *self._computed(n))
+        _, places, expected = self._last
         return relative_l2_error(written[places], expected)
 
-
-class ExactResults(Float64Results):
-    """Float64 results for whole samples, as many as time and memory allow.
-
-    Outputs and data gradients are compared for some samples, evenly spread. The filter gradient, a sum over all
-    samples, is compared as a whole.
-    """
-
-    @property
-    def affordable(self) -> int:
-        samples = min(self._operands.batch_size, int(_FLOPS / self._problem.flops(1)))
-        if self._problem.operation is Operation.BACKWARD_FILTER:
-            return samples
-        return min(samples, _BYTES // (8 * prod(written_shape(self._problem, 1))))
-
-    def compared(self, n: int) -> list[int]:
-        """Return the sorted indices of the compared samples among the first ``n`` (for outputs and data gradients)."""
-        return _spread(n, max(_FEWEST_SAMPLES, self.affordable))
-
     def peak_bytes(self) -> int:
-        """Return the peak of allocated bytes while comparing the operands' whole mini-batch.
+        """Return the approximate peak of allocated bytes while comparing up to the operands' whole mini-batch.
 
-        It consists of four float64 results (exact, the algorithm's, its copy, and the difference), the filter, and one
-        piece of the work: samples in their dtype and in float64, and torch's im2col matrix.
+        It consists of windows and filters in float64, and their copies; for the filter gradient of the compared
+        channels, their copies, and torch's im2col matrix.
         """
-        count = max(len(self.compared(self._operands.batch_size)), self.affordable)
-        result = 8 * prod(written_shape(self._problem, count))
-        return 4 * result + 8 * prod(self._problem.w_shape()) + 12 * self._piece() * self._numbers_of_sample()
-
-    def _computed(self, n: int) -> tuple[_Places, Tensor]:
-        """Compute y or dx of the compared samples, or dw of the first ``n``, continuing the last sum if possible."""
-        if self._problem.operation is not Operation.BACKWARD_FILTER:
-            samples = self.compared(n)
-            return (torch.as_tensor(samples, device=self._operands.x.device),), torch.cat([*self._pieces(samples)])
-        done, _, total = self._last if self._last is not None and self._last[0] < n else (0, (), None)
-        for piece in self._pieces(range(done, n)):
-            total = piece if total is None else total.add_(piece)
-        assert total is not None
-        return (), total
-
-    def _pieces(self, samples: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the float64 results of the samples, in pieces small enough for the memory."""
-        x, w, y = self._operands.x, self._operands.w, self._operands.y
-        for start in range(0, len(samples), self._piece()):
-            of_piece = torch.as_tensor(samples[start : start + self._piece()], device=x.device)
-            with computed_without_libraries() if x.is_cuda else nullcontext():
-                result = reference(self._problem, x[of_piece], w, y[of_piece])
-            yield result
-
-    def _piece(self) -> int:
-        """Return the number of samples whose float64 results are computed at once."""
-        return min(self._operands.batch_size, max(1, _BYTES // (12 * self._numbers_of_sample())))
-
-    def _numbers_of_sample(self) -> int:
-        """Return the number of elements in x, y and the im2col matrix of one sample."""
-        problem = self._problem
-        columns = problem.c * prod(problem.window) * prod(problem.positions)
-        return prod(problem.x_shape(1)) + prod(problem.y_shape(1)) + columns
-
-
-class SampledResults(Float64Results):
-    """Float64 results at a few fixed positions of a problem, from which errors are estimated.
-
-    Outputs and data gradients are compared at ``_PLACES`` pixels in some channels, the filter gradient at all taps of
-    some pairs of channels. Channels and groups are evenly spread.
-    """
-
-    affordable = 0
-
-    def peak_bytes(self) -> int:
-        """Return the approximate peak of allocated bytes: windows and filters in float64, and their copies."""
-        problem = self._problem
+        problem, n = self._problem, self._operands.batch_size
         if problem.operation is Operation.BACKWARD_FILTER:
-            pixels = max(prod(problem.extent), prod(problem.positions))
-            return 32 * self._operands.batch_size * 2 * _MOST_CHANNELS * pixels
+            extent, positions, window = map(prod, (problem.extent, problem.positions, problem.window))
+            channels = self._channels(n) + 1  # fewer samples are compared in more channels
+            return 8 * n * channels * (3 * (extent + positions) + window * positions)
         channels = max(problem.c, problem.k) // problem.groups
         return 24 * (_PLACES + _MOST_CHANNELS) * channels * prod(problem.window)
 
     def _computed(self, n: int) -> tuple[_Places, Tensor]:
+        """Compute float64 results for ``n`` samples; return the indices of the compared places, and the results."""
         problem = self._problem
         if problem.operation is Operation.BACKWARD_FILTER:
             return self._filter_gradients(n)
@@ -198,18 +113,22 @@ class SampledResults(Float64Results):
         """Return indices and float64 values of dw for the compared pairs of channels: (outputs, inputs, ...)."""
         problem, operands, device = self._problem, self._operands, self._operands.x.device
         k, c = problem.k // problem.groups, problem.c // problem.groups
-        groups = _spread(problem.groups, _MOST_GROUPS)
-        of_pair = problem.flops(n) / (problem.k * c)
-        side = max(1, min(_MOST_CHANNELS, int((_SAMPLED_FLOPS / of_pair / len(groups)) ** 0.5)))
-        inputs = torch.tensor(_spread(c, side), device=device)
+        count = self._channels(n)
+        inputs = torch.tensor(_spread(c, count), device=device)
         outputs, gradients = [], []
-        for group in groups:
-            of_group = torch.tensor(_spread(k, side), device=device) + group * k
+        for group in _spread(problem.groups, _MOST_GROUPS):
+            of_group = torch.tensor(_spread(k, count), device=device) + group * k
             small = replace(problem, c=len(inputs), k=len(of_group), groups=1)
             x, dy = operands.x[:n, inputs + group * c], operands.y[:n, of_group]
             gradients.append(reference(small, x, dy.new_empty(small.w_shape()), dy))
             outputs.append(of_group)
         return (torch.cat(outputs)[:, None], inputs[None, :]), torch.cat(gradients)
+
+    def _channels(self, n: int) -> int:
+        """Return the most inputs, and outputs, of a group for which dw of ``n`` samples is compared."""
+        of_pair_flops = self._problem.flops(n) * self._problem.groups / (self._problem.k * self._problem.c)
+        groups = min(self._problem.groups, _MOST_GROUPS)
+        return max(1, min(_MOST_CHANNELS, int((_SAMPLED_FLOPS / of_pair_flops / groups) ** 0.5)))
 
 
 def _places(n: int, sizes: Sequence[int]) -> tuple[Tensor, ...]:

@@ -68,15 +68,9 @@ class Proofs:
     """
 
     def __init__(
-        self,
-        prover: Prover,
-        batch_size: int,
-        device: str,
-        *,
-        checks_samples: bool,
-        proven: Callable[[], None] = lambda: None,
+        self, prover: Prover, batch_size: int, device: str, *, proven: Callable[[], None] = lambda: None
     ) -> None:
-        self._prove = partial(prover.prove, batch_size=batch_size, device=device, checks_samples=checks_samples)
+        self._prove = partial(prover.prove, batch_size=batch_size, device=device)
         self._batch_size, self._proven = batch_size, proven
         self._found: dict[MicroConfig, Proof | Exception] = {}
 

@@ -109,12 +109,12 @@ class Machine:
         clock = ColdClock() if device == "cpu" else CudaClock()
         return cls(environment, algorithms(device), device, clock, sources=offered, watch=watch, prover=prover())
 
-    def proofs(self, batch_size: int, *, checks_samples: bool) -> Proofs | None:
+    def proofs(self, batch_size: int) -> Proofs | None:
         """Return a new ``Proofs`` for the foreign candidates of one problem; None if this machine has no prover."""
         if self.prover is None:
             return None
         forget = self.watch.forget  # the proving process must not count as load of others
-        return Proofs(self.prover, batch_size, self.device, checks_samples=checks_samples, proven=forget)
+        return Proofs(self.prover, batch_size, self.device, proven=forget)
 
     def compare(
         self,

@@ -18,7 +18,7 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.values import format_bytes
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory, peak_allocated_bytes
 from mucudnn.measuring.candidates import Candidate
-from mucudnn.measuring.float64_results import ExactResults, Float64Results, SampledResults
+from mucudnn.measuring.float64_results import Float64Results
 from mucudnn.measuring.guard_zones import GuardedBuffer
 from mucudnn.measuring.operands import Operands, operand_bytes, random_operands, written_shape
 from mucudnn.measuring.proofs import Proof
@@ -37,12 +37,10 @@ class Workbench:
         + prepared buffers + 2 G each    one for each algorithm that needs one; for BACKWARD_FILTER only the largest
         + 2 G + 2 G                      around the tensor that is written, and for all that prepare nothing
         + 2 G                            comparing the zones
-        + comparing in float64           ExactResults.peak_bytes(): for VGG-16's largest layer 0.7 GiB
+        + comparing in float64           Float64Results.peak_bytes()
         + the most that a candidate allocates inside
 
     For BACKWARD_FILTER the prepared buffers hold sums, and timed steps may share one.
-
-    checks_samples: whether results are compared with float64 at few positions (``SampledResults``), for speed.
 
     If the whole mini-batch does not fit in memory, the number of samples in ``operands`` is halved until it does, and
     larger micro-batches fail with a ``MemoryError``.
@@ -50,14 +48,11 @@ class Workbench:
     Raises ``UnavailableError`` if not even one sample fits.
     """
 
-    def __init__(
-        self, problem: ConvProblem, batch_size: int, device: str = "cpu", *, checks_samples: bool = False
-    ) -> None:
+    def __init__(self, problem: ConvProblem, batch_size: int, device: str = "cpu") -> None:
         self.problem, self._device = problem, device
-        self._results: type[Float64Results] = SampledResults if checks_samples else ExactResults
         self._result = GuardedBuffer(device)
         self.operands = self._operands_that_fit(batch_size)
-        self._exact: Float64Results = self._results(problem, self.operands)
+        self._expected = Float64Results(problem, self.operands)
         self._scratch = GuardedBuffer(device)
         self._prepared: dict[str, GuardedBuffer] = defaultdict(partial(GuardedBuffer, device))
         self._opened: dict[str, tuple[str, int]] = {}  # prepared buffer -> the algorithm that filled it, and its bytes
@@ -126,16 +121,13 @@ class Workbench:
     ) -> float:
         """Run the candidate between guard zones; return its relative L2 error against float64.
 
-        The run covers at least one micro-batch, and more samples if comparing them is cheap. around: wrapper that calls
-        the run. has_bias: whether to add a bias of zeros.
+        The run covers one micro-batch. around: wrapper that calls the run. has_bias: whether to add a bias of zeros.
 
         Raises ``UnsoundError`` if the candidate writes outside its result or workspace, or if the result is not finite
         or has a larger error than rounding can cause.
         """
-        size = candidate.micro_batch_size
         self._require(candidate)
-        n = max(size, self._exact.affordable // size * size)
-        workspace = candidate.workspace
+        n, workspace = candidate.micro_batch_size, candidate.workspace
         buffers = {
             "the result": (self._result, self.problem.item_bytes * prod(written_shape(self.problem, n))),
             "what it prepares": (self._prepared[self._place(candidate)], workspace.prepared_bytes),
@@ -146,7 +138,7 @@ class Workbench:
             buffer.arm(size_bytes)
         is_forward = self.problem.operation is Operation.FORWARD
         bias = self.operands.w.new_zeros(self.problem.k) if has_bias and is_forward else None
-        around(partial(self._run, candidate, n, bias))
+        around(partial(self._run, candidate, bias))
         written = self.operands.first(n).written(self.problem.operation)
         for name, (buffer, size_bytes) in buffers.items():
             if where := buffer.trespass(size_bytes):
@@ -154,26 +146,25 @@ class Workbench:
         values = self._result.part(buffers["the result"][1]).view(written.dtype)  # in memory order: no copy
         if not all(bool(extreme.isfinite()) for extreme in torch.aminmax(values)):
             raise UnsoundError("the result is not finite")
-        error = self._exact.error(written, n)
+        error = self._expected.error(written, n)
         if not error <= _WRONG:
             raise UnsoundError(f"the result is wrong: its relative error is {error:.2g}")
         return error
 
-    def _run(self, candidate: Candidate, n: int, bias: Tensor | None) -> None:
-        """Run the candidate on the first ``n`` samples, micro-batch by micro-batch."""
-        operands = self.operands.first(n)
+    def _run(self, candidate: Candidate, bias: Tensor | None) -> None:
+        """Run the candidate on the first micro-batch."""
+        operands = self.operands.first(candidate.micro_batch_size)
         written = operands.written(self.problem.operation)
         if self.problem.operation is Operation.BACKWARD_FILTER:
             written.zero_()
         prepared = self._prepared_part(candidate)
         scratch = self._scratch.part(candidate.workspace.scratch_bytes)
         self._open(candidate)
-        slices = operands.slices(candidate.micro_batch_size)
         adds = self.problem.operation is Operation.BACKWARD_FILTER
         is_others = candidate.is_foreign and not candidate.algorithm.is_torchs_own
-        repeats = 2 if adds and is_others and len(slices) == 1 else 1  # the second run shows whether it accumulates
-        for x, y in slices * repeats:
-            candidate.algorithm.step(self.problem, x, operands.w, y, bias, prepared, scratch)
+        repeats = 2 if adds and is_others else 1  # the second run shows whether it accumulates
+        for _ in range(repeats):
+            candidate.algorithm.step(self.problem, operands.x, operands.w, operands.y, bias, prepared, scratch)
         candidate.algorithm.close(self.problem, operands.w, prepared)
         if repeats > 1:
             written.div_(repeats)  # exact: a power of two
@@ -227,7 +218,7 @@ class Workbench:
             self._result.require(self.problem.item_bytes * prod(written_shape(self.problem, n)))
             result = self._result.part(self._result.capacity_bytes)
             operands = random_operands(self.problem, n, self._device, written=result)
-            comparing_bytes = self._results(self.problem, operands).peak_bytes()
+            comparing_bytes = Float64Results(self.problem, operands).peak_bytes()
             self._require_memory(comparing_bytes)
             if self._device != "cpu":
                 torch.empty(comparing_bytes, dtype=torch.uint8, device=self._device)

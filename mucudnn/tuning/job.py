@@ -140,7 +140,7 @@ def job_of(context: Context, task: Task) -> Job:
     stored = context.quiet.trusted(context.store.results(task.problem, context.versions))
     known = {r.micro_config: r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline}
     measured = [result for result in known.values() if isinstance(result, Measurement)]
-    proofs = machine.proofs(task.batch_size, checks_samples=True)
+    proofs = machine.proofs(task.batch_size)
     candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, proofs)
     bound = config.error_bound(task.problem.dtype, machine.environment.numerics)
     return Job(task, bound, candidates, unsupported, known)

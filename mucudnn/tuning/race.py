@@ -131,7 +131,7 @@ class Race:
         if standings.is_complete():
             return
         problem, n, device = self.task.problem, self.task.batch_size, self.machine.device
-        self.workbench = Workbench(problem, n, device, checks_samples=True)
+        self.workbench = Workbench(problem, n, device)
         self.deadline = self.machine.clock.now() + (inf if self.time_limit_s is None else self.time_limit_s)
         yield from self._prove(standings.foreign())
         for candidate in standings.baselines():

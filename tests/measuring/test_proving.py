@@ -100,7 +100,7 @@ def prover() -> Iterator[Prover]:
 
 def verdicts(prover: Prover, *algorithms: object) -> list[Proof | Exception]:
     candidates = [Candidate(PROBLEM, algorithm, BATCH) for algorithm in algorithms]  # type: ignore[arg-type]
-    return prover.prove(candidates, BATCH, "cpu", checks_samples=False)
+    return prover.prove(candidates, BATCH, "cpu")
 
 
 def test_of_a_batch_each_fault_is_told_and_the_others_are_proven(prover: Prover) -> None:
@@ -120,7 +120,7 @@ def test_what_is_slow_in_half_precision_is_tried_on_few_samples(prover: Prover) 
     """20 samples would take 2 s."""
     problem = replace(PROBLEM, dtype="bfloat16")
     candidates = [Candidate(problem, Product(fault), 20) for fault in ("dawdles", "")]
-    slow, right = prover.prove(candidates, 20, "cpu", checks_samples=False)
+    slow, right = prover.prove(candidates, 20, "cpu")
     assert isinstance(slow, BarredError)
     assert slow.fault is Fault.SLOW
     assert re.match(r"it is too slow to measure: 8 of 20 samples took ", str(slow))
@@ -170,9 +170,7 @@ class Dying:
 
     error = BarredError("it ends the process: SIGSEGV", Fault.DIES)
 
-    def prove(
-        self, candidates: list[Candidate], batch_size: int, device: str, *, checks_samples: bool
-    ) -> list[Proof | Exception]:
+    def prove(self, candidates: list[Candidate], batch_size: int, device: str) -> list[Proof | Exception]:
         return [self.error if c.algorithm.name == "native" else Proof(1e-7, 0, 1e-3) for c in candidates]
 
     def start(self) -> None: ...

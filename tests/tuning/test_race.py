@@ -215,7 +215,7 @@ def test_foreign_code_that_was_slow_when_it_was_proven_never_runs_here(
 ) -> None:
     foreign, prover = fake("library/own"), Slow(verdict)
     given = given_of(fake("native", 0.02), fake("best", 0.01), foreign, limit_bytes=limit_bytes)
-    proofs = Proofs(prover, LARGEST, "cpu", checks_samples=True)  # type: ignore[arg-type]
+    proofs = Proofs(prover, LARGEST, "cpu")  # type: ignore[arg-type]
     given["candidates"] = [replace(c, proofs=proofs) if c.algorithm is foreign else c for c in given["candidates"]]
     (result,) = (result for (name, _), result in search(given).items() if name == "library/own")
     assert prover.asked == [result.micro_config] == [MicroConfig("library/own", LARGEST)]

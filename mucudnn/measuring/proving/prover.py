@@ -54,23 +54,17 @@ class Prover:
         self._lock = threading.Lock()
 
     def prove(
-        self,
-        candidates: Sequence[Candidate],
-        batch_size: int,
-        device: str,
-        *,
-        checks_samples: bool,
-        has_bias: bool = True,
+        self, candidates: Sequence[Candidate], batch_size: int, device: str, *, has_bias: bool = True
     ) -> list[Proof | Exception]:
         """Run candidates in the proving process; return for each its proof, or the error that forbids running it here.
 
         The error is a ``BarredError`` if the candidate failed and would fail again, and an ``UnprovenError`` if it
         could not be tested: the process cannot be started, memory is short, or the algorithm cannot be pickled.
-        checks_samples: see ``Workbench``. has_bias: whether a bias is added to y.
+        has_bias: whether a bias is added to y.
         """
         if not candidates:
             return []
-        bench = self._bench(candidates[0].problem, batch_size, device, checks_samples, has_bias)
+        bench = self._bench(candidates[0].problem, batch_size, device, has_bias)
         made = [_trial_or_error(bench, candidate) for candidate in candidates]
         batch = [one for one in made if isinstance(one, Trial)]
         try:
@@ -115,10 +109,10 @@ class Prover:
             self._process.wait()
         self._process = self._connection = None
 
-    def _bench(self, problem: ConvProblem, batch_size: int, device: str, checks_samples: bool, has_bias: bool) -> Bench:
+    def _bench(self, problem: ConvProblem, batch_size: int, device: str, has_bias: bool) -> Bench:
         limit_s = self._least_limit_s + problem.flops(batch_size) / _SLOWEST_FLOPS_PER_S
         threads, deterministic = torch.get_num_threads(), TorchSettings.current().deterministic
-        bench = Bench(problem, batch_size, device, checks_samples, threads, deterministic, limit_s, has_bias)
+        bench = Bench(problem, batch_size, device, threads, deterministic, limit_s, has_bias)
         if device != "cpu" or problem.item_bytes >= 4:
             return bench
         return replace(bench, slow_s=max(_LEAST_SLOW_S, problem.flops(batch_size) / (_SLOW_FLOPS_PER_S * threads)))

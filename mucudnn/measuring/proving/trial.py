@@ -37,16 +37,15 @@ _LEAST_S = 0.02  # limit for a few samples, at least: a library may compile for 
 class Bench:
     """A problem to try candidates on, and the torch settings of the process that requests the trials.
 
-    checks_samples: see ``Workbench``. threads: torch's number of threads. deterministic: see ``deterministic_torch``.
-    limit_s: timeout of a trial in seconds. has_bias: whether a bias of zeros is added to y. slow_s: limit for
-    torch's own convolution of the mini-batch; if it would take longer, it is only tried on a few samples. Other
-    algorithms have a lower limit (``_RIVALS``).
+    threads: torch's number of threads. deterministic: see ``deterministic_torch``. limit_s: timeout of a trial in
+    seconds. has_bias: whether a bias of zeros is added to y. slow_s: limit for torch's own convolution of the
+    mini-batch; if it would take longer, it is only tried on a few samples. Other algorithms have a lower limit
+    (``_RIVALS``).
     """
 
     problem: ConvProblem
     batch_size: int
     device: str
-    checks_samples: bool
     threads: int
     deterministic: bool
     limit_s: float
@@ -134,4 +133,4 @@ _kept_bytes = 0
 def _workbench(of: Bench) -> Workbench:
     global _kept_bytes
     _kept_bytes = operand_bytes(of.problem, of.batch_size)
-    return Workbench(of.problem, of.batch_size, of.device, checks_samples=of.checks_samples)
+    return Workbench(of.problem, of.batch_size, of.device)
