@@ -47,19 +47,6 @@ VARIANTS = {  # by type of device
 }
 
 
-def chosen_variants(asked: Sequence[Variant] | None, device: str) -> tuple[Variant, ...]:
-    """Return the requested variants of a model, preceded by the baseline ``TORCH``.
-
-    asked: the requested variants; None for all that the device supports. Raises ``InvalidInputError`` for a variant
-    that the device does not support.
-    """
-    allowed = VARIANTS[device]
-    for variant in asked or ():
-        if variant not in allowed:
-            raise InvalidInputError(f"variant is {variant}; device {device!r} has {', '.join(allowed)}")
-    return tuple(one for one in allowed if asked is None or one in (Variant.TORCH, *asked))
-
-
 class Runtime(StrEnum):
     """A way to run a model in inference, such as torch, mucudnn or ONNX Runtime."""
 
@@ -99,6 +86,13 @@ class Precision(StrEnum):
 
 _ON_CPU = (Precision.FLOAT32, Precision.BFLOAT16, Precision.FLOAT16)
 PRECISIONS = {"cuda": tuple(Precision), "cpu": _ON_CPU}  # by type of device
+
+
+def require_supported(name: str, asked: Sequence[str], supported: Sequence[str], device: str) -> None:
+    """Raise ``InvalidInputError`` if the device does not support a variant or precision. name: of what is asked for."""
+    for one in asked:
+        if one not in supported:
+            raise InvalidInputError(f"{name} is {one}; device {device!r} has {', '.join(supported)}")
 
 
 class How(StrEnum):

@@ -39,7 +39,6 @@ from mucudnn.core.problem import MemoryFormat, Operation
 from mucudnn.core.tables import Table, images_per_s, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.values import format_bytes
-from mucudnn.graph.model import BandedModel
 from mucudnn.measuring.clocks import WallClock
 from mucudnn.running.environment import current_environment
 
@@ -93,12 +92,7 @@ class RuntimeJob:
         model.eval()
         outputs = self._prepared(model, x)
         found, grown_bytes = resident_growth(outputs)
-        memory: dict[str, Any] = {"grown_bytes": grown_bytes, "front": None}
-        if isinstance(outputs, partial) and isinstance(outputs.args[0], BandedModel):
-            # Predicted bytes and seconds of a call in bands of rows, for every plan worth having.
-            memory["front"] = sorted(
-                (plan.memory_bytes, plan.time_s) for plan in outputs.args[0].tuned_graphs.findings[0].front
-            )
+        memory: dict[str, Any] = {"grown_bytes": grown_bytes}
         if self.runtime not in _PACKAGES:  # others have allocators of their own
             memory["peak_bytes"] = allocator_peak_bytes(outputs)
         is_graph = self.runtime.is_ours and (self.config.fuse or self.config.memory_budget is not None)

@@ -24,7 +24,7 @@ from torch import nn
 import mucudnn
 from mucudnn.bench.results.bounds import kinds_table
 from mucudnn.bench.results.reading import Header, LeftOut, ResultFolder, bound_in_words, with_time
-from mucudnn.bench.results.variants import PRECISIONS, How, Precision, Variant, chosen_variants
+from mucudnn.bench.results.variants import PRECISIONS, VARIANTS, How, Precision, Variant, require_supported
 from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.sources.models import blamed_in_training, importable, in_format, load_model
 from mucudnn.bench.sources.networks import NETWORKS, input_shape_of
@@ -39,7 +39,7 @@ from mucudnn.bench.suites.shared.step_costs import (
     median_by_kind,
 )
 from mucudnn.core.config import Config
-from mucudnn.core.errors import InvalidInputError, MucudnnError, first_line
+from mucudnn.core.errors import MucudnnError, first_line
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.tables import Table, images_per_s, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
@@ -149,10 +149,10 @@ def _rounding(setting: Setting) -> AbstractContextManager[None]:
 class TrainingOptions:
     """Options of the benchmark of training steps.
 
-    precisions: None for ``known_precisions``. variants: None for all that the device supports; torch's own variant is
-    always added. rounds: time samples of each variant, each of one or more steps. seconds: the time limit, after which
-    no further setting is started, or None. how: the way mucudnn is applied to the step. clock: times the steps, but not
-    the tuning; None for a wall clock.
+    precisions: None for all that the device supports except float16, which can be slow on CPUs. variants: None for all
+    that the device supports; torch's own variant is always added. rounds: time samples of each variant, each of one or
+    more steps. seconds: the time limit, after which no further setting is started, or None. how: the way mucudnn is
+    applied to the step. clock: times the steps, but not the tuning; None for a wall clock.
     """
 
     config: Config = field(default_factory=Config)
@@ -184,8 +184,10 @@ def benchmark_training(
     Raises ``InvalidInputError`` before anything is measured if a source has no model or cannot be trained, if a batch
     is too large, or if the device does not support a precision or variant; and the errors of ``open_folder``.
     """
-    precisions = known_precisions(options.precisions, device)
-    chosen_variants(options.variants, device)
+    require_supported("precision", options.precisions or (), PRECISIONS[device], device)
+    require_supported("variant", options.variants or (), VARIANTS[device], device)
+    usual = [one for one in PRECISIONS[device] if one is not Precision.FLOAT16]
+    precisions = usual if options.precisions is None else options.precisions
     shapes = {pair: _shape_of(*pair, input_size) for pair in dict.fromkeys(zip(sources, batch_sizes, strict=True))}
     kinds = [*product(precisions, options.memory_formats)]
     settings = [Setting(*pair, device, *kind, options.how) for pair in shapes for kind in kinds]
@@ -226,18 +228,6 @@ def benchmark_training(
             folder.write_summary([LeftOut(str(one), why) for one, why in left.items()])
 
 
-def known_precisions(precisions: Sequence[Precision] | None, device: str) -> Sequence[Precision]:
-    """Return the given precisions; if None, all that the device supports except float16, which can be slow on CPUs.
-
-    Raises ``InvalidInputError`` for a precision that the device does not support.
-    """
-    allowed = PRECISIONS[device]
-    for precision in precisions or ():
-        if precision not in allowed:
-            raise InvalidInputError(f"precision is {precision}; device {device!r} has {', '.join(allowed)}")
-    return tuple(one for one in allowed if one is not Precision.FLOAT16) if precisions is None else precisions
-
-
 def _shape_of(source: str, batch_size: int, input_size: _Shape | None) -> _Shape:
     """Return the shape (C, H, W) of an image for a model; check a user's own model by running a training step."""
     if source in NETWORKS:
@@ -259,7 +249,8 @@ def measured_rows(
     The model is left unchanged.
     """
     threads, clock = torch.get_num_threads(), options.clock or wall_clock(setting.device)
-    variants = chosen_variants(options.variants, setting.device)
+    asked = options.variants
+    variants = [one for one in VARIANTS[setting.device] if asked is None or one in (Variant.TORCH, *asked)]
     entrants: dict[Variant, Entrant[int]] = {}
     parts: dict[Variant, list[_Parts]] = {variant: [] for variant in variants}
     with pickled(subject) as handed, ExitStack() as stack:

@@ -154,7 +154,7 @@ def test_steps_are_in_the_precision_and_format_and_in_threads_of_which_one_searc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     every = (Variant.TORCH, Variant.TORCH_BENCHMARK, Variant.MUCUDNN)
-    monkeypatch.setattr("mucudnn.bench.results.variants.VARIANTS", {"cpu": every})
+    monkeypatch.setattr("mucudnn.bench.suites.training.VARIANTS", {"cpu": every})
     seen: list[tuple[torch.dtype, bool, int, bool]] = []
     network = tiny()
     network.insert(1, Seen(seen))
