@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from mucudnn.core.errors import tolerated
+from mucudnn.core.errors import raise_interruption, tolerated
 from mucudnn.running.eager.hot_path import is_plain
 from mucudnn.tuning.model_state import (
     CONTAINERS,
@@ -125,16 +125,20 @@ class Guards:
             self._copies[number].pop(key, None)
             if key in live:
                 self._copies[number][key] = live[key]
-        with tolerated(Exception):  # what was assigned may raise anything when it is compared, as arrays do
+        try:
             are_same = self._are_same() and all(of.get(key) is tensor for of, key, tensor in self._scalars)
-            of_slots = (_differences(attributes(one), noted) for _, one, noted in self._with_slots)
-            if are_same and all(next(differing, None) is None for differing in of_slots):
+            if are_same and not (self._with_slots and self._have_other_slots()):
                 return None
+        except Exception as error:  # what was assigned may raise anything when it is compared, as arrays do
+            raise_interruption(error)
         containers = [one.copy() for one in self._live]
         why = self._difference(containers)
         if why is None:
             self._note(containers)  # what has changed is not read, such as a module that torch has loaded
         return why
+
+    def _have_other_slots(self) -> bool:
+        return any(True for _, one, noted in self._with_slots for _ in _differences(attributes(one), noted))
 
     def _note(self, copies: list[Any]) -> None:
         self._copies = copies
@@ -368,8 +372,7 @@ def unshared(
     The arena's storage is not asked for: with a Python object for it, the end of a thread that Python has not started,
     and with it of the thread's workspace, crashes (pybind11 deletes the thread's state twice).
     """
-    first = arena.data_ptr()
-    in_arena = range(first, first + arena.nbytes)
+    first, last = arena.data_ptr(), arena.data_ptr() + arena.numel()
     taken = {one.untyped_storage().data_ptr() for one in leaves if isinstance(one, Tensor)} | own_memory
     blocks: dict[int, Tensor] = {}
     views: dict[tuple[object, ...], Tensor] = {}  # the same view is the same tensor
@@ -381,10 +384,11 @@ def unshared(
             continue
         size, stride = memory.size, memory.stride
         if memory.of is None and memory.block is None:
-            is_lent = value.data_ptr() in in_arena or value.untyped_storage().data_ptr() in taken
-            if value.stride() != stride or is_lent:
+            storage = None if first <= value.data_ptr() < last else value.untyped_storage().data_ptr()
+            if storage is None or storage in taken or value.stride() != stride:
                 value = _fill(torch.empty_strided(size, stride, dtype=memory.dtype, device=value.device), value)
-            taken.add(value.untyped_storage().data_ptr())
+                storage = value.untyped_storage().data_ptr()
+            taken.add(storage)
             found.append(value)
             continue
         key = id(memory.of), memory.block, memory.dtype, size, stride, memory.offset
