@@ -42,7 +42,7 @@ except ImportError:  # not built
 
 _CHUNK_BYTES, _PARTS, _WHOLE_CHUNKS = 128, 512, 512  # as in _guards.cpp
 
-# Attributes that a forward pass does not read, or that are empty where ``_forward_hooks`` is; torch sets the last.
+# Attributes that a forward pass does not read, that are empty where ``_forward_hooks`` is, or that torch itself sets.
 _UNREAD = {
     *("_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"),
     *("_load_state_dict_post_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs"),

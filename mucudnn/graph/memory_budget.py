@@ -25,7 +25,7 @@ from mucudnn.core.errors import (
 )
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import Progress
-from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
+from mucudnn.core.values import exact_bytes, format_bytes, format_seconds, grouped
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.convolution_choices import (
     TunedConvolution,
@@ -107,13 +107,14 @@ class Fitted:
     def choices(self) -> dict[str, tuple[TunedProblem, ...]]:
         """``tuned``, with what runs in place, which may be another algorithm: its time in the graph decides."""
         as_it_is = "the model runs as it is, which is faster" if self.runs_torchs else None
-        runs: dict[str, dict[str, None]] = {}
-        for index, algorithm in self.schedule.algorithms.items():  # of what is recomputed, several have one name
-            name = "PyTorch" if algorithm is None else algorithm.name
-            runs.setdefault(self.schedule.operators[index].name, {})[name] = None
+        runs = grouped(  # of what is recomputed, several have one name
+            (self.schedule.operators[index].name, "PyTorch" if algorithm is None else algorithm.name)
+            for index, algorithm in self.schedule.algorithms.items()
+        )
         return {
             name: tuple(
-                replace(one, in_place=as_it_is or f"the graph runs {' and '.join(runs[name])}") for one in every
+                replace(one, in_place=as_it_is or f"the graph runs {' and '.join(dict.fromkeys(runs[name]))}")
+                for one in every
             )
             for name, every in self.tuned.items()
         }
@@ -276,6 +277,7 @@ def _fitted(model: nn.Module, arguments: tuple[Any, ...], config: Config, progre
         if config.confirm is not False and _may_run_whole(captured):
             baseline_is = type(model).__qualname__
             torch_bytes = _peak_bytes(baseline, expected, captured.device.type)
+            correct_strides(captured.memories, expected[0])
         contenders = _contenders([each, *options], budget, arguments, expected)
         in_bands = (one for one in contenders if any(segment.cut.bands > 1 for segment in one.plan.segments))
         schedule = next(in_bands, None)
@@ -358,8 +360,6 @@ def _count(arguments: tuple[Any, ...], schedule: Schedule, expected: Sequence[An
 
     Raises ``NotCapturedError`` if the schedule fails, or gives another output.
     """
-    for output in expected:
-        correct_strides(schedule.captured.memories, output)
     try:
         result = schedule.count(arguments)
     except MucudnnError:

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from mucudnn.core.errors import InvalidInputError, warn
+from mucudnn.core.errors import InvalidInputError, first_line, raise_interruption, warn
 from mucudnn.graph.guards import Guards, has_kept, memories_of_results
 from mucudnn.graph.schedule import Schedule
 from mucudnn.running.eager.hot_path import is_plain
@@ -146,14 +146,18 @@ class Graphs:
             return None, "it was copied after it had changed; optimize it again"
         why = self._guards.why_not()
         if why is not None:
-            return None, f"{why}; optimize it again"
+            return None, f"{why}; {'put it back' if why.endswith('has been replaced') else 'optimize it again'}"
         if schedule.captured.kept and not has_kept(schedule.captured.kept):  # the model makes it now
             is_again, self._kept_for = self._kept_for == signature, signature
             return None, "what it keeps of a call depends on the input" if is_again else None
         strides = tuple([one.stride() for one in tensors])
         if strides not in schedule.memories:
-            with undisturbed(self.model), torch.no_grad():
-                schedule.memories[strides] = memories_of_results(self.model, arguments, self._guards.tensors)
+            try:
+                with undisturbed(self.model, with_values=False):  # the model runs on tensors without values
+                    schedule.memories[strides] = memories_of_results(self.model, arguments, self._guards.tensors)
+            except Exception as error:  # the model may raise anything
+                raise_interruption(error)
+                return None, f"its results are not known for arguments of these strides: {first_line(error)}"
         return schedule, None
 
     def __getstate__(self) -> dict[str, Any]:
