@@ -273,7 +273,7 @@ class Schedule:
     def run(self, arguments: tuple[Any, ...]) -> Any:
         """Return the model's output for arguments of the captured shapes, within ``budget_bytes``.
 
-        It runs with torch's number of threads, unless that needs more than the budget; then with ``threads``.
+        It runs with torch's number of threads, or with ``threads`` where that may need more than the budget.
         """
         threads = torch.get_num_threads()
         if threads == self.threads:
@@ -284,7 +284,7 @@ class Schedule:
         if schedule is not self:
             return schedule._run(arguments)
         say_once(
-            f"a graph that was planned for {self.threads} threads needs more than its budget of "
+            f"a graph that was planned for {self.threads} threads may need more than its budget of "
             f"{format_bytes(int(self.budget_bytes))} with {threads}: it runs with {self.threads}; optimize the model "
             f"again with {threads} threads"
         )
