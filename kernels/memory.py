@@ -122,20 +122,6 @@ def suggests_channels_last(tensor: Tensor) -> bool:
     return True
 
 
-def inside(offset: int, stride: int, size: int, positions: int) -> tuple[slice, slice]:
-    """Return the i in ``range(positions)`` with ``offset + i * stride`` in ``range(size)``, and these sums, as slices.
-
-    >>> inside(-1, 2, 5, 3)  # at -1, 1 and 3: the first is in the padding
-    (slice(1, 3, None), slice(1, 4, 2))
-    """
-    first = min(max(0, -(offset // stride)), positions)
-    end = max(first, min(positions, (size - 1 - offset) // stride + 1))
-    if first == end:
-        return slice(0, 0), slice(0, 0)
-    start = offset + first * stride
-    return slice(first, end), slice(start, start + (end - first - 1) * stride + 1, stride)
-
-
 # Bytes that torch allocates
 
 # CUDA's caching allocator returns blocks of multiples of 512 bytes. Blocks of at most 1 MiB are split to size; larger

@@ -17,12 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Generic, TypeVar
 
+from mucudnn.core.answers import Answer, Status
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.records import Configuration
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.solver.front import PICOSECONDS
 from mucudnn.solver.knapsack import Row, breakpoints, integer_program, pulp_without_warnings, solve, total, undominated
-from mucudnn.solver.reuse import Answer, Status
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -28,11 +28,10 @@ from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.core.config import Config
 from mucudnn.core.errors import DatabaseError, InvalidInputError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Measurement
+from mucudnn.core.records import Environment, Measurement
 from mucudnn.core.statistics import spread
 from mucudnn.core.tables import memory_bound
 from mucudnn.core.values import grouped, shown
-from mucudnn.running.environment import Environment
 from mucudnn.store.exports import read_profile
 
 FORMAT_VERSION = 1  # Increased when a key or column is removed or changes its meaning, but not when one is added.

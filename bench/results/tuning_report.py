@@ -10,9 +10,9 @@ from typing import Any
 import mucudnn
 from mucudnn.bench.results.writing import config_record
 from mucudnn.bench.sources.table_tuning import TableTuning
+from mucudnn.core.answers import TunedProblem, left_out_in_words
 from mucudnn.core.tables import Table, memory_bound, milliseconds, new_table, short_name, speedup_cell
 from mucudnn.core.values import format_bytes, format_seconds
-from mucudnn.running.choices import TunedProblem, left_out_in_words
 from mucudnn.solver.division import CurvePoint, budget_curve, limit_curve
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import baseline_or_declared, is_timed

@@ -10,15 +10,14 @@ import torch
 
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.sources.models import blamed_in_training, load_model
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat
-from mucudnn.core.records import Task
+from mucudnn.core.records import Environment, Task
 from mucudnn.core.terminal import Progress
 from mucudnn.distributed import team_of
 from mucudnn.kernels.memory import format_of
-from mucudnn.running.choices import TunedProblem
-from mucudnn.running.environment import Environment
 from mucudnn.solver.division import Division
 from mucudnn.tuning.headroom import Limits, find_headroom
 from mucudnn.tuning.result import Tuning, TuningInterrupted

@@ -36,6 +36,7 @@ from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import problems_to_tune, table_tasks
 from mucudnn.bench.suites.shared.timing import Contestant, Samples, torch_variants, try_in_turns
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
 from mucudnn.core.errors import CANDIDATE_ERRORS, InfeasibleError, UnsoundError, first_line
 from mucudnn.core.files import whole_text
@@ -48,7 +49,6 @@ from mucudnn.core.values import format_seconds
 from mucudnn.measuring.heap import kept_heap
 from mucudnn.measuring.turns import Rounds, Runner
 from mucudnn.measuring.whole_runs import Machine, training_operands
-from mucudnn.running.choices import TunedProblem
 from mucudnn.store.database import Database
 from mucudnn.store.exports import export_json_lines
 from mucudnn.tuning.job import expected_s

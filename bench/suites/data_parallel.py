@@ -37,13 +37,13 @@ from mucudnn.bench.sources.trainee import Batch, Loss, Trainee, labelled_batches
 from mucudnn.bench.suites.shared.step_costs import StepSplit, StepSplitter
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
+from mucudnn.core.records import Environment
 from mucudnn.core.tables import Table, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.distributed import gathered
 from mucudnn.kernels.memory import format_of
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.turns import in_turns
-from mucudnn.running.environment import Environment
 
 _TUNING = 0.5  # fraction of the displayed progress that tuning takes
 

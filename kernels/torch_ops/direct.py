@@ -19,9 +19,9 @@ from itertools import product
 
 from torch import Tensor
 
-from mucudnn.core.problem import ConvProblem, Operation, Pair
+from mucudnn.core.problem import ConvProblem, Operation, Pair, inside
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.memory import Part, carve, carved_bytes, compute_dtype, counted_internal_bytes, inside, torch_dtype
+from mucudnn.kernels.memory import Part, carve, carved_bytes, compute_dtype, counted_internal_bytes, torch_dtype
 from mucudnn.kernels.torch_ops.gemm import multiply
 
 

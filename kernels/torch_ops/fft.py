@@ -23,9 +23,9 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from mucudnn.core.problem import ConvProblem, Operation, Pair, Sizes
+from mucudnn.core.problem import ConvProblem, Operation, Pair, Sizes, inside
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.memory import Part, carve, carved_bytes, counted_internal_bytes, inside, torch_dtype
+from mucudnn.kernels.memory import Part, carve, carved_bytes, counted_internal_bytes, torch_dtype
 from mucudnn.kernels.torch_ops.gemm import multiply
 
 _TILE_LENGTH = 32  # length of a tile, including the filter's overlap

@@ -21,9 +21,9 @@ from math import nan
 import torch
 from torch import Tensor
 
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, inside
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.memory import Part, carve, carved_bytes, counted_internal_bytes, inside, torch_dtype
+from mucudnn.kernels.memory import Part, carve, carved_bytes, counted_internal_bytes, torch_dtype
 
 
 def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulate: bool = False) -> None:

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes, frame_of, taps_and_frames
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.compiled.algorithms import STEP, CompiledAlgorithm, CompiledStage
 from mucudnn.kernels.compiled.library import ROWS_OF_FRAMES, Stage, why_not, why_too_large
-from mucudnn.kernels.memory import inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,21 +202,6 @@ def _turned(problem: ConvProblem) -> ConvProblem:
     return replace(
         problem, d=problem.h, h=problem.d, t=problem.r, r=problem.t, stride=stride, padding=padding, dilation=dilation
     )
-
-
-@lru_cache(maxsize=1024)
-def frame_of(problem: ConvProblem) -> ConvProblem:
-    """Return the convolution of images that one tap of the filter along the depth is."""
-    stride, padding, dilation = problem.stride[1:], problem.padding[1:], problem.dilation[1:]
-    return replace(problem, d=0, t=0, stride=stride, padding=padding, dilation=dilation)
-
-
-@lru_cache(maxsize=1024)
-def taps_and_frames(problem: ConvProblem) -> dict[int, int]:
-    """Return the taps along the depth that do not only read padding, each with the number of frames that it reads."""
-    (stride, *_), (padding, *_), (dilation, *_) = problem.stride, problem.padding, problem.dilation
-    read = [inside(t * dilation - padding, stride, problem.d, problem.positions[0])[0] for t in range(problem.t)]
-    return {tap: frames.stop - frames.start for tap, frames in enumerate(read) if frames.stop > frames.start}
 
 
 UNIT_STRIDE = (

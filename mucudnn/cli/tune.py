@@ -162,8 +162,7 @@ def solve_stored(
     from mucudnn.bench.sources.table_tuning import of_table, table_tasks
     from mucudnn.store.database import default_path
     from mucudnn.store.exports import open_stored
-    from mucudnn.store.selection import select_measurements
-    from mucudnn.tuning.replay import replay
+    from mucudnn.tuning.replay import replay, select_measurements
 
     with open_stored(config.database or default_path()) as database:
         tasks = table_tasks(table, config, limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from math import prod
 
 from mucudnn.core.errors import InvalidInputError
@@ -192,6 +193,35 @@ class ConvProblem:
         if self.groups != 1:
             parts.append(f"groups {self.groups}")
         return ", ".join(parts) + f", {self.dtype} {self.memory_format}"
+
+
+def inside(offset: int, stride: int, size: int, positions: int) -> tuple[slice, slice]:
+    """Return the i in ``range(positions)`` with ``offset + i * stride`` in ``range(size)``, and these sums, as slices.
+
+    >>> inside(-1, 2, 5, 3)  # at -1, 1 and 3: the first is in the padding
+    (slice(1, 3, None), slice(1, 4, 2))
+    """
+    first = min(max(0, -(offset // stride)), positions)
+    end = max(first, min(positions, (size - 1 - offset) // stride + 1))
+    if first == end:
+        return slice(0, 0), slice(0, 0)
+    start = offset + first * stride
+    return slice(first, end), slice(start, start + (end - first - 1) * stride + 1, stride)
+
+
+@lru_cache(maxsize=1024)
+def frame_of(problem: ConvProblem) -> ConvProblem:
+    """Return the convolution of images that one tap of the filter along the depth is."""
+    stride, padding, dilation = problem.stride[1:], problem.padding[1:], problem.dilation[1:]
+    return replace(problem, d=0, t=0, stride=stride, padding=padding, dilation=dilation)
+
+
+@lru_cache(maxsize=1024)
+def taps_and_frames(problem: ConvProblem) -> dict[int, int]:
+    """Return the taps along the depth that do not only read padding, each with the number of frames that it reads."""
+    (stride, *_), (padding, *_), (dilation, *_) = problem.stride, problem.padding, problem.dilation
+    read = [inside(t * dilation - padding, stride, problem.d, problem.positions[0])[0] for t in range(problem.t)]
+    return {tap: frames.stop - frames.start for tap, frames in enumerate(read) if frames.stop > frames.start}
 
 
 def dtype_name(dtype: object) -> str:

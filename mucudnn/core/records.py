@@ -37,6 +37,40 @@ def is_busy(load: float | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class Environment:
+    """Machine and software of a measurement: part of its key, since times differ between machines.
+
+    device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``), or the GPU's (``sm90``).
+    threads: torch's number of threads; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``), and
+    whether the C library's heap is another than the kept one in which candidates are timed (measuring/heap.py).
+    compiled: loaded build of mucudnn's C++ code (``avx512``, ``avx2``, ``plain``), the CUDA compiler on a GPU (``CuPy
+    14.2.0``), or ``torch`` if there is neither. numerics: ``TorchSettings`` as text; empty on the CPU.
+    """
+
+    device: str
+    capability: str
+    threads: int
+    torch: str
+    library: str
+    compiled: str
+    numerics: str = ""
+
+    @property
+    def device_type(self) -> str:
+        """Type of the device: ``cpu`` or ``cuda``."""
+        return "cuda" if self.numerics else "cpu"
+
+    def __str__(self) -> str:
+        """Return text such as ``AMD EPYC (AVX512), 2 threads, torch 2.13.0, oneDNN 3.12.0, compiled for avx512``."""
+        device, versions = f"{self.device} ({self.capability})", f"torch {self.torch}, {self.library}"
+        if self.device_type == "cuda":
+            return ", ".join((device, versions, *([] if self.compiled == "torch" else [self.compiled]), self.numerics))
+        threads = f"{self.threads} thread" + ("" if self.threads == 1 else "s")
+        build = "nothing compiled" if self.compiled == "torch" else f"compiled for {self.compiled}"
+        return f"{device}, {threads}, {versions}, {build}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class MicroConfig:
     """One algorithm with one micro-batch size (number of samples): the unit that is measured.
 

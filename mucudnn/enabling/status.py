@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration
 from mucudnn.core.tables import Column, Table, choice_cell, filled, speedup_cell
 from mucudnn.core.values import format_seconds, grouped
-from mucudnn.running.choices import Choices, TunedProblem
+from mucudnn.running.choices import Choices
 
 if TYPE_CHECKING:
     import pandas

@@ -12,25 +12,24 @@ from math import inf, log
 
 import torch
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError, LibraryError, UnavailableError, say_once
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Configuration, MicroConfig, Task
+from mucudnn.core.records import Configuration, Environment, MicroConfig, Task
 from mucudnn.core.torch_settings import TORCHS_OWN, TorchSettings, deterministic_torch
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.measuring.candidates import is_foreign
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.choices import TunedProblem, configurations_of
 from mucudnn.running.devices import made_current
-from mucudnn.running.environment import Environment
 from mucudnn.running.executable import Executable
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.store.database import Database
-from mucudnn.store.selection import SelectedMeasurements
 from mucudnn.tuning.choose import refuted
 from mucudnn.tuning.job import permitted_algorithms
-from mucudnn.tuning.replay import replay
+from mucudnn.tuning.replay import SelectedMeasurements, replay
+from mucudnn.tuning.result import configurations_of
 from mucudnn.tuning.tuner import Priors, tune_tasks
 
 FIRST_CALL_S = 1.0  # time limit of a problem that is tuned in the user's own call

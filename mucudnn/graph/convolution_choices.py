@@ -9,6 +9,7 @@ from math import inf, prod
 from statistics import mean, median
 from typing import Any, TypeAlias
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Measurement, MicroConfig, Task
@@ -34,7 +35,6 @@ from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.choices import TunedProblem
 from mucudnn.solver.bands import Costs, Cut, Graph, Segment
 from mucudnn.solver.plans import Plan
 from mucudnn.store.database import Database

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.errors import (
     InfeasibleError,
@@ -49,7 +50,6 @@ from mucudnn.kernels.memory import is_free, peak_allocated_bytes
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.turns import Rounds
-from mucudnn.running.choices import TunedProblem
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.bands import Costs, Graph

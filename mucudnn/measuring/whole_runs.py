@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mucudnn.core.errors import CANDIDATE_ERRORS, raise_interruption, say_once, without_frames
 from mucudnn.core.problem import ConvProblem, Operation, Sizes
-from mucudnn.core.records import Comparison, Configuration
+from mucudnn.core.records import Comparison, Configuration, Environment
 from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource
 from mucudnn.kernels.compiled.library import shortcoming
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
@@ -26,7 +26,7 @@ from mucudnn.measuring.proving.prover import Prover, prover
 from mucudnn.measuring.turns import RACE, compare_in_turns
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import made_current
-from mucudnn.running.environment import Environment, current_environment
+from mucudnn.running.environment import current_environment
 from mucudnn.running.executable import Executable
 from mucudnn.running.operators import convolve
 

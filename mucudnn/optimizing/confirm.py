@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mucudnn.core.answers import TunedProblem, relative_error_of
 from mucudnn.core.config import Config
 from mucudnn.core.errors import SharingError, first_line, raise_interruption, warn
 from mucudnn.core.problem import ConvProblem, Operation
@@ -51,7 +52,6 @@ from mucudnn.optimizing.steps import (
     step_s,
     steps_in_turns,
 )
-from mucudnn.running.choices import TunedProblem, relative_error_of
 from mucudnn.running.modules import TunedModule
 from mucudnn.tuning.choose import baseline_of, with_noise
 from mucudnn.tuning.model_state import undisturbed

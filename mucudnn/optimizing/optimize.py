@@ -15,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config, config_or_default, without_cache_budget
 from mucudnn.core.errors import InvalidInputError, warn, warnings_deferred
 from mucudnn.core.problem import ConvProblem, Operation
@@ -27,11 +28,12 @@ from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.measuring.heap import settle_heap
 from mucudnn.optimizing.confirm import confirm_model
 from mucudnn.optimizing.steps import Step
-from mucudnn.running.choices import Choices, TunedProblem, configurations_of
+from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import DEVICE_TYPES, untouched
 from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
 from mucudnn.tuning.model_state import undisturbed
+from mucudnn.tuning.result import configurations_of
 from mucudnn.tuning.trace import trace
 from mucudnn.tuning.tuner import machine_and_database, openmp_threads_ended, tune_tasks
 

@@ -13,12 +13,12 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from mucudnn.core.answers import TunedProblem, left_out_in_words, row_of
 from mucudnn.core.problem import Operation
 from mucudnn.core.records import FailureKind
 from mucudnn.core.tables import Column, Table, choice_cell, filled, listed, speedup_cell
 from mucudnn.core.values import format_bytes, format_seconds, grouped, instance
 from mucudnn.optimizing.confirm import Confirmation, PutBack
-from mucudnn.running.choices import TunedProblem, left_out_in_words, row_of
 from mucudnn.running.modules import OURS, ConvTranspose2d, TunedModule, torchs_class, why_left_alone
 from mucudnn.running.problems import problem_operation
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison, is_busy
@@ -28,7 +29,6 @@ from mucudnn.measuring.heap import Usage
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.running import operators
-from mucudnn.running.choices import TunedProblem
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, untouched, wrapped
 from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.running.problems import problem_of_call

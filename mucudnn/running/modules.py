@@ -19,11 +19,12 @@ from torch.nn.modules import conv
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.errors import InvalidInputError, raise_interruption, say_once
 from mucudnn.core.problem import ITEM_BYTES, Operation
 from mucudnn.kernels.torch_convolution import functions
 from mucudnn.running import operators
-from mucudnn.running.choices import Choices, TunedProblem
+from mucudnn.running.choices import Choices
 from mucudnn.running.eager.hot_path import is_eager
 from mucudnn.running.problems import transposed_shape
 

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, Self
 
 from mucudnn.core.errors import DATABASE_OPTION, InvalidInputError, say_once
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Comparison, Failure, FailureKind, Measurement, MicroConfig
-from mucudnn.running.environment import Environment
+from mucudnn.core.records import Comparison, Environment, Failure, FailureKind, Measurement, MicroConfig
 from mucudnn.store import schema
 from mucudnn.store.schema import Row
 from mucudnn.store.sqlite_file import MEMORY, SqliteFile, can_be_made

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from mucudnn.core.errors import DatabaseError, InvalidInputError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.running.environment import Environment
+from mucudnn.core.records import Environment
 from mucudnn.store import schema
 from mucudnn.store.database import Database
 from mucudnn.store.sqlite_file import MEMORY

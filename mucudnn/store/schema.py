@@ -12,8 +12,7 @@ from typing import Any
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
-from mucudnn.core.records import BUSY
-from mucudnn.running.environment import Environment
+from mucudnn.core.records import BUSY, Environment
 from mucudnn.store.values import seconds_from, whole_run_from
 
 APPLICATION_ID = int.from_bytes(b"mucu", "big")

@@ -8,8 +8,7 @@ from typing import ParamSpec
 
 from mucudnn.core.errors import DatabaseError, InvalidInputError, warn
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Failure, Measurement
-from mucudnn.running.environment import Environment
+from mucudnn.core.records import Environment, Failure, Measurement
 from mucudnn.store.database import Database
 from mucudnn.store.schema import Row
 from mucudnn.store.sqlite_file import MEMORY

@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
+from mucudnn.core.answers import TunedProblem, relative_error_of
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes
 from mucudnn.measuring.turns import RACE
-from mucudnn.running.choices import TunedProblem, relative_error_of
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import account_wr
 from mucudnn.tuning.job import Context, Job, Outcome

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.records import Comparison, Configuration, Task
 from mucudnn.core.values import format_bytes
-from mucudnn.running.choices import TunedProblem
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import baseline_or_declared, is_gain, is_timed, run_whole, timed, with_noise

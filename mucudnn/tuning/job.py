@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InvalidInputError, MucudnnError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig, Task, allowed, source_of
+from mucudnn.core.records import Comparison, Environment, Failure, Measurement, MicroConfig, Task, allowed, source_of
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.algorithm import Algorithm, is_local
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.choices import TunedProblem
-from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.prior import Prior

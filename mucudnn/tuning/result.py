@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mucudnn.core.answers import TunedProblem, row_of
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Configuration
-from mucudnn.running.choices import TunedProblem, configurations_of, row_of
-from mucudnn.running.environment import Environment
+from mucudnn.core.records import Configuration, Environment
+from mucudnn.solver.front import desirable_sets
 
 if TYPE_CHECKING:
     import pandas
@@ -66,6 +66,21 @@ class Tuning:
         import pandas
 
         return pandas.DataFrame([row_of(tuned) for tuned in self.problems])
+
+
+def configurations_of(tuned: TunedProblem) -> Mapping[int, Configuration]:
+    """Return the configuration to run by batch size, up to the tuned batch size, within the problem's workspace limit.
+
+    The tuned batch size has the verified configuration. Smaller sizes have the fastest configuration by the same
+    measurements, without those refuted by whole runs. If torch's own was chosen, smaller batch sizes are left out.
+    """
+    chosen = {tuned.batch_size: tuned.configuration}
+    if tuned.configuration.is_baseline:
+        return chosen
+    sets = desirable_sets(tuned.allowed_measurements, tuned.batch_size)
+    smaller = ((n, sets.fastest(n, tuned.limit_bytes)) for n in range(1, tuned.batch_size))
+    kept = {n: c for n, c in smaller if c is not None and c.micro_configs not in tuned.refuted}
+    return kept | chosen
 
 
 class TuningInterrupted(KeyboardInterrupt):

@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields
 from itertools import chain
 
 from mucudnn.core import VERSION
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.records import Task
 from mucudnn.core.values import grouped
 from mucudnn.distributed import Fingerprint, Team
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.choices import TunedProblem
 from mucudnn.store.database import Database
 from mucudnn.store.schema import Row
 from mucudnn.store.sqlite_file import MEMORY

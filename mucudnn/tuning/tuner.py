@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import ProcessGroup
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config, config_or_default, without_cache_budget
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem, Operation
@@ -27,7 +28,6 @@ from mucudnn.measuring.clocks import peak_flops_per_s
 from mucudnn.measuring.heap import kept_heap
 from mucudnn.measuring.quiet import MOST_WAITED_S, Quiet, undisturbed
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.choices import TunedProblem
 from mucudnn.running.devices import device_named, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.problems import largest_batch_size

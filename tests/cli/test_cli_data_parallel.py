@@ -18,8 +18,8 @@ from mucudnn.bench.suites.data_parallel import Setting, data_parallel_tables
 from mucudnn.cli.bench import data_parallel as command
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
+from mucudnn.core.records import Environment
 from mucudnn.core.tables import Table
-from mucudnn.running.environment import Environment
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,7 @@ from support.database_rows import FAST, HERE, PROBLEM
 from support.effort import how_many
 from support.processes import forking, run_command
 
-from mucudnn.core.records import Failure, MicroConfig
-from mucudnn.running.environment import Environment
+from mucudnn.core.records import Environment, Failure, MicroConfig
 from mucudnn.store.database import Database
 from mucudnn.store.exports import export_json_lines
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
@@ -19,7 +20,6 @@ from mucudnn.measuring.heap import is_heap_kept, keep_heap, why_fixed
 from mucudnn.optimizing import steps as steps_module
 from mucudnn.optimizing.confirm import Confirmation, confirm
 from mucudnn.optimizing.steps import LEAST_CHANGE, ROUNDS, ModelSteps, Spent, StepCall, StepTimes, TunedModules
-from mucudnn.running.choices import TunedProblem
 
 FORWARD, DATA, FILTER = Operation
 N = 8

@@ -13,13 +13,13 @@ from support.peaks import repeatable_step
 from torch import Tensor, nn
 
 from mucudnn.bench.suites.shared.step_costs import allocator_peak_bytes
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
 from mucudnn.optimizing.optimize import _most_kept, _put_in
-from mucudnn.running.choices import TunedProblem
 from mucudnn.running.executable import BUFFER_BYTES
 from mucudnn.running.modules import TunedModule, make_tunable
 from mucudnn.tuning.trace import trace

@@ -10,12 +10,11 @@ from support.problems.tuned_by_hand import assert_exact, ran
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Configuration, Measurement, MicroConfig, Task
-from mucudnn.running.choices import TunedProblem
-from mucudnn.running.environment import Environment
+from mucudnn.core.records import Configuration, Environment, Measurement, MicroConfig, Task
 from mucudnn.tuning.result import Tuning
 
 HERE = Environment("test", "none", 1, "2", "none", "torch")

@@ -15,12 +15,13 @@ from support.snapshots import assert_as_stored
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Comparison, Configuration, MicroConfig
 from mucudnn.core.tables import WIDTH
 from mucudnn.optimizing.confirm import Confirmation, PutBack
 from mucudnn.optimizing.report import Report
-from mucudnn.running.choices import Choices, TunedProblem
+from mucudnn.running.choices import Choices
 
 CHANNELS_LAST = MemoryFormat.CHANNELS_LAST
 PROBLEM = ConvProblem(Operation.FORWARD, 3, 8, 8, 4, 3, 3)

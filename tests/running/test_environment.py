@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from mucudnn.core.errors import UnavailableError
+from mucudnn.core.records import Environment
 from mucudnn.kernels.cudnn import library as cudnn_library
-from mucudnn.running.environment import Environment, current_environment
+from mucudnn.running.environment import current_environment
 
 
 def test_it_is_a_key_of_plain_values_with_the_threads_of_the_moment() -> None:

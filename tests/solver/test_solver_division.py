@@ -17,10 +17,10 @@ import pulp
 import pytest
 
 import mucudnn.solver.knapsack as knapsack
+from mucudnn.core.answers import Status
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.solver.division import Division, DivisionProblem, budget_curve, limit_curve, solve_wd
-from mucudnn.solver.reuse import Status
 
 Options = dict[str, list[Configuration]]
 

@@ -18,8 +18,7 @@ from support.database_rows import FAILED, FAST, FULL, HERE, PROBLEM, VERIFIED, V
 from support.effort import how_many
 
 from mucudnn.core.errors import DatabaseError, InvalidInputError
-from mucudnn.core.records import Comparison
-from mucudnn.running.environment import Environment
+from mucudnn.core.records import Comparison, Environment
 from mucudnn.store.database import Database
 from mucudnn.store.exports import export_json_lines
 from mucudnn.store.tuning_store import EnvironmentStore

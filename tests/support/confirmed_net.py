@@ -14,6 +14,7 @@ from support.clock.machine import FakeClock
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
 from mucudnn.core.records import Configuration, Measurement, MicroConfig
@@ -21,7 +22,6 @@ from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.optimizing.confirm import Confirmation, confirm_model
 from mucudnn.optimizing.optimize import _put_in
 from mucudnn.running import operators
-from mucudnn.running.choices import TunedProblem
 from mucudnn.running.dispatcher import torchs_kernel
 from mucudnn.tuning.trace import trace
 

@@ -6,8 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Comparison, Failure, Measurement, MicroConfig
-from mucudnn.running.environment import Environment
+from mucudnn.core.records import Comparison, Environment, Failure, Measurement, MicroConfig
 from mucudnn.store.database import Database
 
 HERE = Environment("AMD EPYC", "AVX512", 2, "2.13.0", "oneDNN 3.12.0", "avx512")

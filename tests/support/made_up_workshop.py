@@ -10,11 +10,11 @@ from unittest.mock import patch
 import torch
 from support.clock.machine import FakeClock
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.records import Configuration, Measurement, MicroConfig, Task
 from mucudnn.enabling import switch
 from mucudnn.enabling.session import Session
-from mucudnn.running.choices import TunedProblem
 
 Hook = Callable[[Task], None]
 

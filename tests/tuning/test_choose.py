@@ -12,9 +12,9 @@ from support.clock.two_algorithms import NO_LIMIT, Bench
 from support.problems.measurements import measured
 from support.told_jobs import told_job
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.records import Comparison, Configuration, Measurement, MicroConfig, Task
 from mucudnn.measuring.quiet import Quiet
-from mucudnn.running.choices import TunedProblem
 from mucudnn.solver.division import Division
 from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.choose import choose, run_whole

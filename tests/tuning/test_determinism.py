@@ -14,11 +14,11 @@ from support.cudnn.backend import RANDOM, FakeBackend
 from mucudnn.core.config import Config
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import ConvProblem
+from mucudnn.core.records import Environment
 from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.cudnn.algorithms import CudnnEngines
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.environment import Environment
 from mucudnn.tuning.tuner import tune
 
 

@@ -15,11 +15,11 @@ from support.snapshots import assert_as_stored, printed
 
 from mucudnn.bench.results.tuning_report import tuning_record, tuning_table
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.records import MicroConfig
 from mucudnn.core.statistics import spread, uncertainty
 from mucudnn.optimizing.report import Report
-from mucudnn.running.choices import TunedProblem
 from mucudnn.store.database import Database
 from mucudnn.store.schema import Row
 from mucudnn.store.values import unpacked

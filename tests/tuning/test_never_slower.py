@@ -14,6 +14,7 @@ from support.effort import how_many
 from support.told_jobs import told_job
 from torch import Tensor
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.problem import ConvProblem
@@ -26,12 +27,10 @@ from mucudnn.core.records import (
     Task,
 )
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.running.choices import TunedProblem
-from mucudnn.store.selection import SelectedMeasurements
 from mucudnn.tuning.choose import LEAST_GAIN, choose
 from mucudnn.tuning.divide import divide
 from mucudnn.tuning.job import Job, Outcome
-from mucudnn.tuning.replay import replay
+from mucudnn.tuning.replay import SelectedMeasurements, replay
 from mucudnn.tuning.tuner import tune
 
 SEEDS = range(how_many(60, 2000))

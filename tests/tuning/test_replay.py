@@ -19,8 +19,7 @@ from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Configuration, Task
 from mucudnn.kernels import registry
 from mucudnn.store.database import Database
-from mucudnn.store.selection import SelectedMeasurements, select_measurements
-from mucudnn.tuning.replay import replay
+from mucudnn.tuning.replay import SelectedMeasurements, replay, select_measurements
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune, tune_tasks
 

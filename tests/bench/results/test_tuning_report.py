@@ -14,14 +14,12 @@ from mucudnn.bench.results.tuning_report import account_in_words, tuning_record,
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.sources.table_tuning import TableTuning, TunedLayer, of_table, table_tasks, table_with_headroom
 from mucudnn.cli.layers import layers_table
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Comparison, Configuration, Failure, Measurement, MicroConfig
+from mucudnn.core.records import Comparison, Configuration, Environment, Failure, Measurement, MicroConfig
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.running.choices import TunedProblem
-from mucudnn.running.environment import Environment
-from mucudnn.store.selection import SelectedMeasurements
-from mucudnn.tuning.replay import replay
+from mucudnn.tuning.replay import SelectedMeasurements, replay
 
 MIB = 2**20
 TABLE = LayerTable("mynet", (Layer("one", FORWARD, 8, 2), Layer("two", replace(FORWARD, k=3), 8, 1)))

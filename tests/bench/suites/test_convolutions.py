@@ -17,10 +17,10 @@ from mucudnn.bench.results.reading import ResultFolder, problem_of, read_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable, load_source
 from mucudnn.bench.suites import convolutions
 from mucudnn.bench.suites.convolutions import Compared, convolutions_tables, least_met, left_out_in_words
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Failure, MicroConfig
 from mucudnn.core.tables import Table
-from mucudnn.running.choices import TunedProblem
 from mucudnn.store.database import Database
 from mucudnn.tuning import tuner
 

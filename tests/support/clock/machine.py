@@ -10,14 +10,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Configuration
+from mucudnn.core.records import Configuration, Environment
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
 from mucudnn.kernels.torch_convolution import reference
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.operands import Operands
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.environment import Environment
 
 FORWARD = ConvProblem(Operation.FORWARD, c=2, h=3, w=3, k=2, r=1, s=1)
 ENVIRONMENT = Environment("a device", "none", 1, "a torch", "a library", "nothing")

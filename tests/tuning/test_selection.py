@@ -19,14 +19,14 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import (
     Comparison,
     Configuration,
+    Environment,
     Failure,
     MicroConfig,
     Task,
 )
-from mucudnn.running.environment import Environment
 from mucudnn.solver.reuse import micro_batch_sizes
 from mucudnn.store.database import Database
-from mucudnn.store.selection import select_measurements
+from mucudnn.tuning.replay import select_measurements
 
 POWERS, ALL, UNDIVIDED = BatchSizePolicy.POWER_OF_TWO, BatchSizePolicy.ALL, BatchSizePolicy.UNDIVIDED
 FORWARD = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
