@@ -21,7 +21,7 @@ The epilogue of a convolution in inference: an addition and an activation that c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -33,8 +33,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.core.problem import ConvProblem, Operation
-
-ALIGNMENT_BYTES = 64  # alignment of prepared and scratch buffers: one cache line, one AVX-512 register
+from mucudnn.core.torch_settings import TorchSettings
+from mucudnn.kernels.memory import aligned_buffer, empty_activation, peak_allocated_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,6 @@ class BaseAlgorithm:
         These bytes count as scratch, and depend on the thread count. By default they are counted by running the
         algorithm once, and the result is cached. Call this only for candidates that are going to be measured.
         """
-        from mucudnn.kernels.memory import counted_internal_bytes  # here, since it imports this module
-
         return counted_internal_bytes(self, problem, micro_batch_size)
 
     def why_not_here(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
@@ -301,3 +299,59 @@ class Epilogue:
         if self.added is not None:
             y = y.add_(self.added)
         return y if self.activation is None else ACTIVATIONS[self.activation](y)
+
+
+# Bytes that algorithms allocate themselves
+
+_counted: dict[Hashable, int] = {}
+
+
+def counted_internal_bytes(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int) -> int:
+    """Return the peak bytes that torch allocates inside one ``open, step, close`` of this algorithm, by running it.
+
+    On the CPU the result is cached for each thread count, because libraries allocate scratch for each thread. The first
+    run, in which oneDNN creates its primitives, allocates no more than later ones.
+
+    On CUDA the result is the bytes that a first run leaves allocated, such as cuBLAS's workspace (32 MiB on Hopper),
+    plus the peak of a second run. All cuBLAS workspaces are freed first, so that the workspace is counted for every
+    algorithm that needs one, although algorithms share a workspace for each thread and stream. Memory that only the
+    first run needs, such as for torch's search among cuDNN's engines, is not counted. The result is cached for each
+    device and the settings of that search.
+    """
+    is_on_cuda = algorithm.device_type == "cuda"
+    here = (torch.cuda.current_device(), TorchSettings.current()) if is_on_cuda else torch.get_num_threads()
+    key = algorithm.name, algorithm.version, problem, micro_batch_size, algorithm.device_type, here
+    if key not in _counted:
+        _counted[key] = _count(algorithm, problem, micro_batch_size, algorithm.device_type)
+    return _counted[key]
+
+
+def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str) -> int:
+    workspace = algorithm.workspace(problem, n)
+    prepared, scratch = (
+        aligned_buffer(size, device_type) for size in (workspace.prepared_bytes, workspace.scratch_bytes)
+    )
+    x, w, y = (  # The values do not affect the allocations.
+        empty_activation(problem, shape, device_type)
+        for shape in (problem.x_shape(n), problem.w_shape(), problem.y_shape(n))
+    )
+    # The bias makes this an upper bound: oneDNN pads it to whole blocks of channels.
+    bias = w.new_zeros(problem.k) if problem.operation is Operation.FORWARD else None
+
+    @torch.no_grad()
+    def run() -> None:
+        algorithm.open(problem, w, prepared)
+        algorithm.step(problem, x, w, y, bias, prepared, scratch)
+        algorithm.close(problem, w, prepared)
+
+    if device_type != "cuda":
+        return peak_allocated_bytes(run)
+    give_back = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a private function, which may be missing
+    torch.cuda.synchronize()
+    if give_back is not None:
+        give_back()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    stays = max(torch.cuda.memory_allocated() - before, 0)
+    return stays + peak_allocated_bytes(run, device_type)

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, frame_of, inside, taps_and_frames
-from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm, BaseAlgorithm, BoundStage, Epilogue, Workspace
+from mucudnn.kernels.algorithm import Algorithm, BaseAlgorithm, BoundStage, Epilogue, Workspace
 from mucudnn.kernels.compiled import algorithms as compiled
-from mucudnn.kernels.memory import Part, aligned, carve, carved_bytes, dense_strides, torch_dtype
+from mucudnn.kernels.memory import ALIGNMENT_BYTES, Part, aligned, carve, carved_bytes, dense_strides, torch_dtype
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_ON_CUDA
 
 _ELEMENTS_OF_PASS = 2**20  # of the result: the sum of a tap, which is in scratch, and its images stay in the cache

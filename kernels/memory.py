@@ -5,7 +5,7 @@ On the CPU, torch and some libraries raise a plain ``RuntimeError`` when out of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -16,10 +16,9 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from mucudnn.core.errors import LibraryError
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.torch_settings import TorchSettings
-from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
+from mucudnn.core.problem import ConvProblem, MemoryFormat
 
+ALIGNMENT_BYTES = 64  # alignment of prepared and scratch buffers: one cache line, one AVX-512 register
 TORCH_FORMATS = {
     MemoryFormat.CONTIGUOUS: torch.contiguous_format,
     MemoryFormat.CHANNELS_LAST: torch.channels_last,
@@ -131,8 +130,6 @@ BLOCK_BYTES = 512
 MOST_IN_SMALL_POOL_BYTES = 2**20
 MOST_UNCUT_BYTES = 2**20
 
-_counted: dict[Hashable, int] = {}
-
 
 def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu", *, in_blocks: bool = True) -> int:
     """Return the peak of the live bytes that ``function`` allocates through torch, including its result.
@@ -166,57 +163,6 @@ def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu
             live += event.cpu_memory_usage()
             peak = max(peak, live)
     return int(peak)
-
-
-def counted_internal_bytes(algorithm: Algorithm, problem: ConvProblem, micro_batch_size: int) -> int:
-    """Return the peak bytes that torch allocates inside one ``open, step, close`` of this algorithm, by running it.
-
-    On the CPU the result is cached for each thread count, because libraries allocate scratch for each thread. The first
-    run, in which oneDNN creates its primitives, allocates no more than later ones.
-
-    On CUDA the result is the bytes that a first run leaves allocated, such as cuBLAS's workspace (32 MiB on Hopper),
-    plus the peak of a second run. All cuBLAS workspaces are freed first, so that the workspace is counted for every
-    algorithm that needs one, although algorithms share a workspace for each thread and stream. Memory that only the
-    first run needs, such as for torch's search among cuDNN's engines, is not counted. The result is cached for each
-    device and the settings of that search.
-    """
-    is_on_cuda = algorithm.device_type == "cuda"
-    here = (torch.cuda.current_device(), TorchSettings.current()) if is_on_cuda else torch.get_num_threads()
-    key = algorithm.name, algorithm.version, problem, micro_batch_size, algorithm.device_type, here
-    if key not in _counted:
-        _counted[key] = _count(algorithm, problem, micro_batch_size, algorithm.device_type)
-    return _counted[key]
-
-
-def _count(algorithm: Algorithm, problem: ConvProblem, n: int, device_type: str) -> int:
-    workspace = algorithm.workspace(problem, n)
-    prepared, scratch = (
-        aligned_buffer(size, device_type) for size in (workspace.prepared_bytes, workspace.scratch_bytes)
-    )
-    x, w, y = (  # The values do not affect the allocations.
-        empty_activation(problem, shape, device_type)
-        for shape in (problem.x_shape(n), problem.w_shape(), problem.y_shape(n))
-    )
-    # The bias makes this an upper bound: oneDNN pads it to whole blocks of channels.
-    bias = w.new_zeros(problem.k) if problem.operation is Operation.FORWARD else None
-
-    @torch.no_grad()
-    def run() -> None:
-        algorithm.open(problem, w, prepared)
-        algorithm.step(problem, x, w, y, bias, prepared, scratch)
-        algorithm.close(problem, w, prepared)
-
-    if device_type != "cuda":
-        return peak_allocated_bytes(run)
-    give_back = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a private function, which may be missing
-    torch.cuda.synchronize()
-    if give_back is not None:
-        give_back()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    stays = max(torch.cuda.memory_allocated() - before, 0)
-    return stays + peak_allocated_bytes(run, device_type)
 
 
 def aligned_buffer(size_bytes: int, device_type: str = "cpu") -> torch.Tensor:

@@ -23,7 +23,6 @@ from mucudnn.kernels import frames
 from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource, BaseAlgorithm
 from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.compiled.library import build_name
-from mucudnn.kernels.cudnn import PREFIX
 from mucudnn.kernels.torch_ops import direct, fft, patches
 from mucudnn.kernels.torch_ops.gemm import GEMM, GEMM_ON_CUDA
 from mucudnn.kernels.torch_ops.native import (
@@ -142,7 +141,7 @@ def algorithm(name: str, device_type: str = "cpu") -> Algorithm:
     Raises ``InvalidInputError`` for an unknown name, and ``UnavailableError`` for a device type without algorithms, for
     an engine configuration without cuDNN, and for an algorithm of a package that is neither installed nor registered.
     """
-    if name.startswith(PREFIX):
+    if name.startswith("cudnn:"):
         from mucudnn.kernels.cudnn.algorithms import CudnnEngine
 
         return CudnnEngine.named(name, cudnn_backend())

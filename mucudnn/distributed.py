@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
@@ -17,8 +17,8 @@ from typing import Any, Self, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, SharingError, first_line
+from mucudnn.core.team import ALONE, Team
 from mucudnn.core.values import grouped, shown
 
 T = TypeVar("T")
@@ -30,26 +30,16 @@ _HERE, _ENDED, _LATE = range(3)  # state of a rank
 _IN_WORDS = {_ENDED: "ended", _LATE: "did not come within the timeout of the process group"}
 _MOST_SHOWN = 3  # different values of one setting, or convolutions
 _LONGEST = 120  # characters of a value in an error
-ALONE = "Config(share_tuning=False) lets each rank tune for itself"
+_TUNE_APART = "Config(share_tuning=False) lets each rank tune for itself"
 
 
-def team_of(config: Config, group: dist.ProcessGroup | None = None) -> Team | None:
-    """Return the team of ranks that tune together, or None if this process tunes for itself.
+def ranks_of(group: object = None) -> Team:
+    """Return the ranks of a process group, by default the default group; this process alone if it has no other.
 
-    group: None for the default group, if initialized. Raises ``InvalidInputError`` if this process is not in the group.
+    Raises ``InvalidInputError`` if this process is not in the group.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        if group is not None:
-            raise InvalidInputError(f"process_group is {shown(group)}; call torch.distributed.init_process_group first")
-        return None
-    if not config.share_tuning:
-        return None
-    return Team.of(group)
-
-
-def propagate_errors(team: Team | None) -> AbstractContextManager[None]:
-    """Return a context that sends an error raised in its block to the other ranks of the team, if there is a team."""
-    return nullcontext() if team is None else team.propagate_errors()
+    joined_group = _group_of_this_process(group)
+    return ALONE if dist.get_world_size(joined_group) == 1 else Ranks(joined_group)
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[int]:
@@ -71,38 +61,28 @@ def deal(costs: Sequence[float], ranks: int) -> list[int]:
     return ranks_of
 
 
-class Team:
-    """The ranks of a process group, or this process alone. All ranks must call the same methods in the same order.
+class Ranks(Team):
+    """Several ranks of a process group.
+
+    If the group's backend is not gloo, messages go over another group, since they are objects in host memory.
 
     Every method raises ``SharingError`` on all remaining ranks if a rank has failed, ended or timed out.
 
-    is_first: whether this rank is the first among the ranks on its kind of device. is_writer: whether it writes to the
-    database.
+    rank: number of this rank in the group.
+    is_first: whether this rank is the first among the ranks on its kind of device.
+    is_writer: whether it writes to the database.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size, self.are_several = rank, size, size > 1
-        self._group: dist.ProcessGroup | None = None  # None for a single rank
-        self._ranks: Sequence[int] = range(size)
-        self._kinds: Sequence[Sequence[int]] = [range(size)]
+    are_several = True
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._ranks: Sequence[int] = dist.get_process_group_ranks(group)
+        self._group = _with_gloo(group, self._ranks)
+        self.rank, self.size = dist.get_rank(group), len(self._ranks)
+        self._kinds: Sequence[Sequence[int]] = [range(self.size)]
         self._mates = self._kinds[0]
         self._is_over = False
-        self.is_first = self.is_writer = rank == 0
-
-    @classmethod
-    def of(cls, group: dist.ProcessGroup | None = None) -> Self | None:
-        """Return the team of a process group; None if the group has a single rank. group: None for the default group.
-
-        If the group's backend is not gloo, messages go over another group, since they are objects in host memory.
-        Raises ``InvalidInputError`` if this process is not in the group.
-        """
-        given = _group_of_this_process(group)
-        ranks = dist.get_process_group_ranks(given)
-        if len(ranks) == 1:
-            return None
-        team = cls(dist.get_rank(given), len(ranks))
-        team._ranks, team._group = ranks, _with_gloo(given, ranks)
-        return team
+        self.is_first = self.is_writer = self.rank == 0
 
     def meet(self, fingerprint: Fingerprint) -> None:
         """Exchange fingerprints to find the ranks on this kind of device, and the rank that writes to the database.
@@ -110,7 +90,7 @@ class Team:
         Raises ``SharingError``, naming ranks and values, if settings that must be equal differ.
         """
         every = [Fingerprint.from_plain(plain) for plain in self.gather(asdict(fingerprint))]
-        require_alike(every, ALONE)
+        require_alike(every, _TUNE_APART)
         by_kind = kinds(every)
         self._kinds, self._mates = [*by_kind.values()], by_kind[fingerprint.kind]
         self.is_first = self._mates[0] == self.rank
@@ -130,23 +110,10 @@ class Team:
         """Select the messages of the ranks on this kind of device from the messages of all ranks."""
         return [gathered[rank] for rank in self._mates]
 
-    def of_rank_0(self, message: T) -> T:
-        """Return the message of rank 0, which decides for all."""
-        return self.gather(message)[0]
-
-    def anywhere(self, holds: bool) -> bool:
-        """Return whether ``holds`` is true on any rank."""
-        return any(self.gather(holds))
-
-    def everywhere(self, holds: bool) -> bool:
-        """Return whether ``holds`` is true on all ranks."""
-        return all(self.gather(holds))
-
-    def require_same(self, what: str, value: str, remedy: str) -> None:
-        """Raise ``SharingError`` if the ranks have different values of ``what``, which must be equal."""
+    def require_same(self, setting: str, value: str, remedy: str) -> None:
         values = dict(enumerate(self.gather(value)))
         if len({*values.values()}) > 1:
-            raise SharingError(f"{what} is {by_rank(values)}; {remedy}")
+            raise SharingError(f"{setting} is {by_rank(values)}; {remedy}")
 
     def agree(self, choices: Mapping[str, str]) -> None:
         """Require equal tuned choices on all ranks with the same kind of device, as the last exchange of messages.
@@ -166,8 +133,6 @@ class Team:
 
         Raises ``SharingError`` on every remaining rank if a rank has failed, ended or timed out.
         """
-        if self.size == 1:
-            return [message]
         try:
             said = self._gather((message, None))
         except SharingError:
@@ -192,14 +157,13 @@ class Team:
         try:
             yield
         except Exception as error:
-            if self.size > 1 and not self._is_over:
+            if not self._is_over:
                 self._is_over = True
                 with suppress(SharingError):
                     self._gather((None, f"{type(error).__name__}: {first_line(error)}"))
             raise
 
     def again(self) -> Self:
-        """Return a new team of the same ranks, for further messages after ``agree`` has closed this one."""
         other = copy(self)
         other._is_over = False
         return other
@@ -241,7 +205,7 @@ class Team:
             hint = " (if it was waiting for another rank, its own message names that one)" if missing[0][0] == 0 else ""
             raise SharingError(
                 f"{each}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: start "
-                f"again to continue. All ranks must tune the same model; {ALONE}"
+                f"again to continue. All ranks must tune the same model; {_TUNE_APART}"
             )
 
     def _receive(self, rank: int, into: torch.Tensor) -> dist.Work | RuntimeError:
@@ -266,13 +230,14 @@ def _fate_by(error: RuntimeError) -> int:
     return _LATE if "timed out" in str(error).lower() or "timeout" in str(error).lower() else _ENDED
 
 
-def _timeout(group: dist.ProcessGroup | None) -> timedelta:
-    assert group is not None
+def _timeout(group: dist.ProcessGroup) -> timedelta:
     return group._get_backend(torch.device("cpu")).options._timeout
 
 
 def _group_of_this_process(group: object) -> dist.ProcessGroup:
-    if group is None and dist.is_initialized():
+    if not (dist.is_available() and dist.is_initialized()):
+        raise InvalidInputError(f"process_group is {shown(group)}; call torch.distributed.init_process_group first")
+    if group is None:
         group = dist.group.WORLD
     if isinstance(group, dist.ProcessGroup) and dist.get_rank(group) >= 0:
         return group

@@ -16,12 +16,11 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.records import Environment, Task
 from mucudnn.core.terminal import Progress
-from mucudnn.distributed import team_of
 from mucudnn.kernels.memory import format_of
 from mucudnn.solver.division import Division
 from mucudnn.tuning.headroom import Limits, find_headroom
 from mucudnn.tuning.result import Tuning, TuningInterrupted
-from mucudnn.tuning.tuner import tune_tasks
+from mucudnn.tuning.tuner import team_of, tune_tasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from mucudnn.core.tables import Table, milliseconds, new_table, ratio
 from mucudnn.core.terminal import output, progress_bar
 from mucudnn.kernels.torch_convolution import relative_l2_error
 from mucudnn.measuring.turns import in_turns
-from mucudnn.running.environment import current_environment
+from mucudnn.running.devices import current_environment
 
 NETWORK = "alexnet"
 BATCH_SIZE = 32

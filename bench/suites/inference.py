@@ -40,7 +40,7 @@ from mucudnn.core.tables import Table, images_per_s, milliseconds, new_table, ra
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.values import format_bytes
 from mucudnn.measuring.clocks import WallClock
-from mucudnn.running.environment import current_environment
+from mucudnn.running.devices import current_environment
 
 _Arrays = list[np.ndarray[Any, Any]]
 _Found = tuple[_Arrays, dict[str, Any]]  # the outputs of a model, and columns of the memory of a call

@@ -50,7 +50,7 @@ from mucudnn.measuring.operands import Operands, random_operands
 from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.choices import Choices, make_executable
-from mucudnn.running.environment import current_environment
+from mucudnn.running.devices import current_environment
 from mucudnn.running.modules import Conv2d, Conv3d, TunedModule
 from mucudnn.testing.checks import IMAGE, dependent, spoil, threads
 from mucudnn.tuning.job import permitted_algorithms

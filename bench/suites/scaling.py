@@ -28,7 +28,7 @@ from mucudnn.core.values import format_bytes
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.turns import in_turns
 from mucudnn.solver.all_reduce import AllReduce, Gradient, Link, all_reduce_s, best_cap, ddp_default, rounds_and_volume
-from mucudnn.tuning.own_step import OwnStep
+from mucudnn.tuning.model_state import OwnStep
 
 ENOUGH = 0.8  # The device starves below this share of its best throughput.
 _TUNING = 0.9  # share of the progress bar

@@ -49,7 +49,7 @@ from mucudnn.kernels.memory import format_of
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.turns import T
-from mucudnn.running.environment import current_environment
+from mucudnn.running.devices import current_environment
 
 ROUNDS = 9
 SPLIT_ON = ("cpu",)  # Splitting a step on a GPU would need CUDA events, which is untested.

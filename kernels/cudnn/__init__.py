@@ -1,3 +1,1 @@
 """Convolution algorithms that run the engines (kernels) of NVIDIA's library cuDNN 9, through its backend API."""
-
-PREFIX = "cudnn:"  # prefix of the algorithms' names

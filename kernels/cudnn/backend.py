@@ -17,7 +17,6 @@ import torch
 from mucudnn.core.errors import CapturingError, InvalidInputError, UnavailableError
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.torch_settings import TorchSettings
-from mucudnn.kernels.cudnn import PREFIX
 from mucudnn.kernels.cudnn.descriptor import (
     W_ID,
     X_ID,
@@ -52,7 +51,7 @@ class EngineConfig:
     @property
     def name(self) -> str:
         """Name of the engine configuration, such as ``cudnn:67 k2=5 k13=0``, which databases use."""
-        return f"{PREFIX}{self.engine}" + "".join(f" k{knob}={value}" for knob, value in self.knobs)
+        return f"cudnn:{self.engine}" + "".join(f" k{knob}={value}" for knob, value in self.knobs)
 
     @classmethod
     def named(cls, name: str) -> Self:

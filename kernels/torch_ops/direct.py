@@ -20,8 +20,8 @@ from itertools import product
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation, Pair, inside
-from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.memory import Part, carve, carved_bytes, compute_dtype, counted_internal_bytes, torch_dtype
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace, counted_internal_bytes
+from mucudnn.kernels.memory import Part, carve, carved_bytes, compute_dtype, torch_dtype
 from mucudnn.kernels.torch_ops.gemm import multiply
 
 

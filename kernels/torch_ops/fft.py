@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation, Pair, Sizes, inside
-from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.memory import Part, carve, carved_bytes, counted_internal_bytes, torch_dtype
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace, counted_internal_bytes
+from mucudnn.kernels.memory import Part, carve, carved_bytes, torch_dtype
 from mucudnn.kernels.torch_ops.gemm import multiply
 
 _TILE_LENGTH = 32  # length of a tile, including the filter's overlap

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, inside
-from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
-from mucudnn.kernels.memory import Part, carve, carved_bytes, counted_internal_bytes, torch_dtype
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace, counted_internal_bytes
+from mucudnn.kernels.memory import Part, carve, carved_bytes, torch_dtype
 
 
 def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulate: bool = False) -> None:

@@ -39,7 +39,7 @@ def doctor() -> None:
 def machine() -> Iterator[Finding]:
     """Yield findings on the CPU and its load, PyTorch and its libraries, our compiled code, and the database."""
     from mucudnn.measuring.load import Processors, watch_of
-    from mucudnn.running.environment import current_environment
+    from mucudnn.running.devices import current_environment
 
     here = current_environment()
     yield "CPU", f"{here.device}, {os.cpu_count()} logical cores, PyTorch uses {here.capability}"
@@ -126,7 +126,7 @@ def accelerators() -> Iterator[Finding]:
     """Yield findings on GPUs with their algorithms, the GPU driver, cuDNN and CuPy."""
     from mucudnn.kernels.cudnn.library import library
     from mucudnn.kernels.winograd.cupy_launcher import how_to_install
-    from mucudnn.running.environment import require_cuda
+    from mucudnn.running.devices import require_cuda
 
     try:
         require_cuda()

@@ -80,7 +80,7 @@ def scale(
     from mucudnn.core.torch_settings import deterministic_torch
     from mucudnn.measuring.clocks import wall_clock
     from mucudnn.optimizing.optimize import optimize
-    from mucudnn.running.environment import current_environment
+    from mucudnn.running.devices import current_environment
 
     with deterministic_torch(config.deterministic):
         environment = current_environment(device)  # fails early if the device is missing

@@ -133,8 +133,7 @@ def tune_now(
 
         from mucudnn.bench.sources.table_tuning import tune_table
         from mucudnn.core.terminal import progress_bar
-        from mucudnn.running.devices import device_named, made_current
-        from mucudnn.running.environment import current_environment
+        from mucudnn.running.devices import current_environment, device_named, made_current
 
         options.use_threads(threads)
         gpus = torch.cuda.device_count() if device == "cuda" and ranks_of_torchrun() is not None else 0

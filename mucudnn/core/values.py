@@ -22,7 +22,7 @@ from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar
 
-from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.errors import InvalidInputError, UnavailableError
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _Kind = TypeVar("_Kind")
@@ -290,3 +290,12 @@ def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
+
+
+def require_device_type(device: str) -> None:
+    """Raise ``UnavailableError`` for a device other than ``"cpu"`` and ``"cuda"``."""
+    if device not in ("cpu", "cuda"):
+        raise UnavailableError(
+            f"device is {device!r}; mucudnn measures on 'cpu' and 'cuda': use device='cpu', or 'cuda' for the current "
+            "GPU (CUDA_VISIBLE_DEVICES=1 picks another)"
+        )

@@ -55,8 +55,7 @@ from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.bands import Costs, Graph
 from mucudnn.solver.plans import Plan, closer, plans, undominated
 from mucudnn.solver.recompute import in_order, orders_within
-from mucudnn.tuning.model_state import undisturbed
-from mucudnn.tuning.own_step import is_training
+from mucudnn.tuning.model_state import is_training, undisturbed
 from mucudnn.tuning.tuner import machine_and_database
 
 _CONTENDERS = 4  # plans that are run whole

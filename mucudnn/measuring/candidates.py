@@ -1,18 +1,22 @@
-"""Candidates of a problem: the pairs of algorithm and micro-batch size that can run, in the order of measuring."""
+"""Candidates of a problem: the pairs of algorithm and micro-batch size that can run, in the order of measuring.
+
+``Proofs`` has those of foreign code (of other libraries) proven before they run in this process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from mucudnn.core.errors import CANDIDATE_ERRORS, raise_interruption, without_frames
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, package_of
+from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.algorithm import Algorithm, BaseAlgorithm, Workspace, why_unsupported
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
 from mucudnn.kernels.registry import as_called
-from mucudnn.measuring.proofs import Proof, Proofs
+from mucudnn.measuring.proofs import Proof, UnprovenError
 
 _IN_A_TURN = 8  # number of a source's algorithms that are measured at all sizes before its next ones
 
@@ -134,6 +138,52 @@ class Candidate:
             scratch_bytes=self.scratch_bytes(),
             relative_error=0.0,
         )
+
+
+Prove = Callable[[Sequence[Candidate]], Sequence[Proof | Exception]]
+
+
+class Proofs:
+    """Proofs for the foreign candidates of one problem, each requested once, in batches.
+
+    prove: runs a batch in the proving process; returns the proof of each candidate, or the error that forbids it here.
+    batch_size: of the whole mini-batch.
+    """
+
+    def __init__(self, prove: Prove, batch_size: int) -> None:
+        self._prove, self._batch_size = prove, batch_size
+        self._found: dict[MicroConfig, Proof | Exception] = {}
+
+    def ask(self, candidates: Iterable[Candidate]) -> None:
+        """Run the candidates that have no result yet in the proving process, in one batch."""
+        wanted = [c for c in candidates if c.is_foreign and c.stored is None and c.micro_config not in self._found]
+        if wanted:
+            self._found |= zip((c.micro_config for c in wanted), self._prove(wanted), strict=True)
+
+    def of(self, candidate: Candidate) -> Proof | None:
+        """Return the candidate's proof; None for the baseline if it could not be proven, since it may run anyway.
+
+        The user's own step calls the baseline (torch's own convolution, undivided) without mucudnn. Raises the error
+        that forbids running the candidate.
+        """
+        self.ask([candidate])
+        if (error := self.error_of(candidate)) is not None:
+            raise error
+        found = self._found[candidate.micro_config]
+        return found if isinstance(found, Proof) else None
+
+    def known(self, candidate: Candidate) -> Proof | None:
+        """Return the candidate's proof, without requesting it; None if there is none yet, or an error."""
+        found = self._found.get(candidate.micro_config)
+        return found if isinstance(found, Proof) else None
+
+    def error_of(self, candidate: Candidate) -> Exception | None:
+        """Return the error that forbids running an already requested candidate in this process; None if it may run."""
+        found = self._found[candidate.micro_config]
+        is_baseline = candidate.micro_config == MicroConfig(TORCHS_OWN, self._batch_size)
+        if isinstance(found, Proof) or (is_baseline and isinstance(found, UnprovenError)):
+            return None
+        return found
 
 
 def is_foreign(algorithm: Algorithm, problem: ConvProblem) -> bool:

@@ -1,20 +1,48 @@
-"""Proofs of foreign code (of other libraries), which runs in a separate process before it may run in this one."""
+"""Proofs of foreign code (of other libraries), which runs in a separate process before it may run in this one.
+
+What is asked of that process, a ``Trial`` on a ``Bench``, and what it answers: a ``Proof``, or an error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
-from typing import TYPE_CHECKING
+from math import inf
 
 from mucudnn.core.errors import UnsoundError
-from mucudnn.core.records import MicroConfig
-from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.core.problem import ConvProblem
 
-if TYPE_CHECKING:
-    from mucudnn.measuring.candidates import Candidate
-    from mucudnn.measuring.proving.prover import Prover
+MALLOC_DEBUG = "libc_malloc_debug.so.0"  # glibc's checks of blocks from malloc, since 2.34
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A problem to try candidates on, and the torch settings of the process that requests the trials.
+
+    threads: torch's number of threads. deterministic: see ``deterministic_torch``. limit_s: timeout of a trial in
+    seconds. has_bias: whether a bias of zeros is added to y. slow_s: limit for torch's own convolution of the
+    mini-batch; if it would take longer, it is only tried on a few samples. Other algorithms have a lower limit
+    (``_RIVALS``).
+    """
+
+    problem: ConvProblem
+    batch_size: int
+    device: str
+    threads: int
+    deterministic: bool
+    limit_s: float
+    has_bias: bool
+    slow_s: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Request to try a candidate in the proving process. pickled: the algorithm, if it cannot be found by its name."""
+
+    bench: Bench
+    name: str
+    micro_batch_size: int
+    pickled: bytes | None = None
 
 
 class UnprovenError(RuntimeError):
@@ -59,49 +87,3 @@ class BarredError(UnsoundError):
 
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-class Proofs:
-    """Proofs for the foreign candidates of one problem, each requested once, in batches.
-
-    proven: callback after each batch.
-    """
-
-    def __init__(
-        self, prover: Prover, batch_size: int, device: str, *, proven: Callable[[], None] = lambda: None
-    ) -> None:
-        self._prove = partial(prover.prove, batch_size=batch_size, device=device)
-        self._batch_size, self._proven = batch_size, proven
-        self._found: dict[MicroConfig, Proof | Exception] = {}
-
-    def ask(self, candidates: Iterable[Candidate]) -> None:
-        """Run the candidates that have no result yet in the proving process, in one batch."""
-        wanted = [c for c in candidates if c.is_foreign and c.stored is None and c.micro_config not in self._found]
-        if wanted:
-            self._found |= zip((c.micro_config for c in wanted), self._prove(wanted), strict=True)
-            self._proven()
-
-    def of(self, candidate: Candidate) -> Proof | None:
-        """Return the candidate's proof; None for the baseline if it could not be proven, since it may run anyway.
-
-        The user's own step calls the baseline (torch's own convolution, undivided) without mucudnn. Raises the error
-        that forbids running the candidate.
-        """
-        self.ask([candidate])
-        if (error := self.error_of(candidate)) is not None:
-            raise error
-        found = self._found[candidate.micro_config]
-        return found if isinstance(found, Proof) else None
-
-    def known(self, candidate: Candidate) -> Proof | None:
-        """Return the candidate's proof, without requesting it; None if there is none yet, or an error."""
-        found = self._found.get(candidate.micro_config)
-        return found if isinstance(found, Proof) else None
-
-    def error_of(self, candidate: Candidate) -> Exception | None:
-        """Return the error that forbids running an already requested candidate in this process; None if it may run."""
-        found = self._found[candidate.micro_config]
-        is_baseline = candidate.micro_config == MicroConfig(TORCHS_OWN, self._batch_size)
-        if isinstance(found, Proof) or (is_baseline and isinstance(found, UnprovenError)):
-            return None
-        return found

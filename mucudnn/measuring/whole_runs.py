@@ -17,16 +17,16 @@ from mucudnn.kernels.compiled.library import shortcoming
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
 from mucudnn.kernels.registry import algorithms, sources
 from mucudnn.kernels.torch_convolution import torch_convolution
+from mucudnn.measuring.candidates import Candidate, Proofs
 from mucudnn.measuring.clocks import Clock, ColdClock, CudaClock, WallClock
 from mucudnn.measuring.heap import unkept_in_words
 from mucudnn.measuring.load import Watch, watch_of
 from mucudnn.measuring.operands import Operands, random_operands
-from mucudnn.measuring.proofs import Proofs
+from mucudnn.measuring.proofs import Proof
 from mucudnn.measuring.proving.prover import Prover, prover
 from mucudnn.measuring.turns import RACE, compare_in_turns
 from mucudnn.running.choices import Choices
-from mucudnn.running.devices import made_current
-from mucudnn.running.environment import current_environment
+from mucudnn.running.devices import current_environment, made_current
 from mucudnn.running.executable import Executable
 from mucudnn.running.operators import convolve
 
@@ -113,8 +113,14 @@ class Machine:
         """Return a new ``Proofs`` for the foreign candidates of one problem; None if this machine has no prover."""
         if self.prover is None:
             return None
-        forget = self.watch.forget  # the proving process must not count as load of others
-        return Proofs(self.prover, batch_size, self.device, proven=forget)
+        run_in_process = partial(self.prover.prove, batch_size=batch_size, device=self.device)
+
+        def prove(candidates: Sequence[Candidate]) -> list[Proof | Exception]:
+            answers = run_in_process(candidates)
+            self.watch.forget()  # the proving process must not count as load of others
+            return answers
+
+        return Proofs(prove, batch_size)
 
     def compare(
         self,

@@ -20,10 +20,10 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import SharingError, first_line, raise_interruption, warn
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison, Configuration, MicroConfig, is_busy
+from mucudnn.core.team import ALONE, Team
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_seconds, grouped
-from mucudnn.distributed import Team
 from mucudnn.kernels.memory import give_back_cache
 from mucudnn.measuring.clocks import wall_clock
 from mucudnn.measuring.heap import (
@@ -54,8 +54,7 @@ from mucudnn.optimizing.steps import (
 )
 from mucudnn.running.modules import TunedModule
 from mucudnn.tuning.choose import baseline_of, with_noise
-from mucudnn.tuning.model_state import undisturbed
-from mucudnn.tuning.own_step import OwnStep, is_training
+from mucudnn.tuning.model_state import OwnStep, is_training, undisturbed
 
 SHORTEST_S, LONGEST_S = 0.002, 2.5  # range of the step time for automatic confirmation
 RECORD_S = 6e-5  # upper bound on the time to record a call, reached by torch's own
@@ -145,7 +144,7 @@ def confirm_model(
     *,
     device_type: str,
     step: Step | None = None,
-    team: Team | None = None,
+    team: Team = ALONE,
     progress: Progress,
 ) -> Confirmation | None:
     """Time interleaved steps with torch's convolutions and with ours, and restore torch's where ours are slower.
@@ -162,11 +161,10 @@ def confirm_model(
     modules = {
         name: module for name, module in model.named_modules() if isinstance(module, TunedModule) and module.tuned
     }
-    ranks = team or Team()
     try:
-        with ranks.propagate_errors():
+        with team.propagate_errors():
             has_hooks = any(p._post_accumulate_grad_hooks or p._backward_hooks for p in model.parameters())
-            found: Confirmation | str | None = _why_not(model, modules, config, ranks, step, has_hooks=has_hooks)
+            found: Confirmation | str | None = _why_not(model, modules, config, team, step, has_hooks=has_hooks)
             if found is None:
                 progress("confirming in the model's own step", 1.0)
                 quiet = Quiet(watch_of(device_type), progress, at=1.0)
@@ -180,7 +178,7 @@ def confirm_model(
                     wall_clock(device_type),
                     InPlaceTimes(device_type),
                     quiet,
-                    ranks,
+                    team,
                 )
                 with undisturbed(model, with_values=step is not None or has_hooks):  # which may train it
                     found = confirm(steps, automatic=step is None and not config.confirm)
@@ -216,15 +214,15 @@ def _why_not(
     """Return the reason why no steps of this model are compared, the same on all ranks; None to compare them."""
     if config.confirm is False:
         return "confirm=False"
-    if not ranks.anywhere(any(module.choices is not None for module in modules.values())):
+    if not ranks.anywhere(holds=any(module.choices is not None for module in modules.values())):
         return "PyTorch's own convolutions run everywhere"
-    if ranks.anywhere(any(one.barred for module in modules.values() for one in module.tuned)):
+    if ranks.anywhere(holds=any(one.barred for module in modules.values() for one in module.tuned)):
         return "PyTorch's own convolution is barred in some layers, so there is no step to compare with"
     ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
     # Cooperating processes must run the same number of steps, and gradient hooks may train the model
     trains = is_training(model)
     runs_unasked = trains and not has_hooks and (ranks.are_several or not _is_one_of_several())
-    if ranks.everywhere(bool(config.confirm) or step is not None or runs_unasked):
+    if ranks.everywhere(holds=bool(config.confirm) or step is not None or runs_unasked):
         return None
     if not trains:
         return "the model is in eval mode; Config(confirm=True) confirms anyway"
@@ -312,7 +310,7 @@ def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
     """
     config, of_rank_0 = steps.config, steps.ranks.of_rank_0
     is_open = config.keep_heap is None and not config.has_headroom_limit and not is_heap_kept()
-    if not steps.ranks.everywhere(is_open and steps.times.device_type == "cpu" and why_fixed() is None):
+    if not steps.ranks.everywhere(holds=is_open and steps.times.device_type == "cpu" and why_fixed() is None):
         return None
     once = steps.run(ours=True, recorded=False)
     if of_rank_0(once.faults * FAULT_S < LEAST_GAIN * once.time_s):

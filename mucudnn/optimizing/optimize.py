@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,10 +21,10 @@ from mucudnn.core.errors import InvalidInputError, warn, warnings_deferred
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, Task
 from mucudnn.core.tables import short_name
+from mucudnn.core.team import Team
 from mucudnn.core.terminal import Progress, progress_of
 from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.core.values import grouped, instance, shown
-from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.measuring.heap import settle_heap
 from mucudnn.optimizing.confirm import confirm_model
 from mucudnn.optimizing.steps import Step
@@ -35,10 +35,7 @@ from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
 from mucudnn.tuning.model_state import undisturbed
 from mucudnn.tuning.result import configurations_of
 from mucudnn.tuning.trace import trace
-from mucudnn.tuning.tuner import machine_and_database, openmp_threads_ended, tune_tasks
-
-if TYPE_CHECKING:
-    from mucudnn.distributed import Team
+from mucudnn.tuning.tuner import machine_and_database, openmp_threads_ended, team_of, tune_tasks
 
 _Wanted = dict[str, list[Task]]  # module name -> its tasks, largest batch first
 
@@ -111,30 +108,16 @@ def optimize(
         return model
     settle_heap(config.keep_heap)
     model = getattr(model, "untuned_model", model)  # of one that runs as a graph
-    if config.memory_budget_bytes is not None:
-        from mucudnn.graph.memory_budget import fit_in_memory  # lazy, since most calls do not need it
-
-        samples = sample_input if isinstance(sample_input, list) else [sample_input]
-        with progress_of(progress) as report_progress:
-            return fit_in_memory(model, samples, config, report_progress)
-    team = team_of(config, process_group)
-    if config.fuse:
-        from mucudnn.graph.memory_budget import run_as_graph  # lazy, as above
-
-        with progress_of(progress) as report_progress:
-            why = "ranks tune together" if team else "its step is given" if step else None
-            graph = run_as_graph(model, sample_input, config, report_progress, why)
-        if graph is not None:
-            return graph
-        config = replace(config, operations=(Operation.FORWARD,), cache_budget=0)
-    config = without_cache_budget(config)
     with progress_of(progress) as report_progress:
-        _optimize_modules(model, sample_input, config, step, team, report_progress)
-    return model
+        if config.memory_budget_bytes is not None or config.fuse:
+            return _as_graph(model, sample_input, config, step, process_group, report_progress)
+        team = team_of(config, process_group)
+        _optimize_modules(model, sample_input, without_cache_budget(config), step, team, report_progress)
+        return model
 
 
 def _optimize_modules(
-    model: nn.Module, sample_input: Any, config: Config, step: Step | None, team: Team | None, progress: Progress
+    model: nn.Module, sample_input: Any, config: Config, step: Step | None, team: Team, progress: Progress
 ) -> None:
     """Tune the convolutions of the model, apply the choices to its modules, and confirm them in steps of the model."""
     device = device_of_convolutions(model)
@@ -148,7 +131,7 @@ def _optimize_modules(
         sample_input = tree_map(
             lambda one: one.clone() if isinstance(one, torch.Tensor) and one.is_inference() else one, sample_input
         )
-        with propagate_errors(team), untouched:
+        with team.propagate_errors(), untouched:
             wanted = _wanted(model, sample_input, config)
             tuned = _tuned(wanted, config, device.type, progress, team)
             modules, kept_bytes = dict(model.named_modules()), _most_kept(tuned.values())
@@ -165,13 +148,13 @@ def _optimize_modules(
             partial(_put_in, config=config, kept_bytes=kept_bytes),
             device_type=device.type,
             step=step,
-            team=None if team is None else team.again(),
+            team=team.again(),
             progress=progress,
         )
 
 
 def _tuned(
-    wanted: _Wanted, config: Config, device_type: str, progress: Progress, team: Team | None
+    wanted: _Wanted, config: Config, device_type: str, progress: Progress, team: Team
 ) -> dict[Task, TunedProblem]:
     """Tune all tasks, each once, under a name such as ``layer1.0.conv1 +3, forward ...``.
 
@@ -253,3 +236,33 @@ def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config
         device_type = cast(_ConvNd, module).weight.device.type
         choices = Choices.of(configurations, device_type, not config.has_headroom_limit, limit_bytes)
     vars(module).update(tuned=tuple(its_own), choices=choices)
+
+
+# Inference as a graph
+
+
+def _as_graph(
+    model: nn.Module,
+    sample_input: Any,
+    config: Config,
+    step: Step | None,
+    process_group: ProcessGroup | None,
+    progress: Progress,
+) -> nn.Module:
+    """Return the model as a graph within ``config.memory_budget``, or as one that is fused.
+
+    Where it cannot be fused, a warning says why, and the forward operations of its modules are tuned.
+    """
+    from mucudnn.graph.memory_budget import fit_in_memory, run_as_graph  # imported here, since most calls need neither
+
+    if config.memory_budget_bytes is not None:
+        samples = sample_input if isinstance(sample_input, list) else [sample_input]
+        return fit_in_memory(model, samples, config, progress)
+    team = team_of(config, process_group)
+    why_not_fused = "ranks tune together" if team.are_several else "its step is given" if step else None
+    graph = run_as_graph(model, sample_input, config, progress, why_not_fused)
+    if graph is not None:
+        return graph
+    config = replace(config, operations=(Operation.FORWARD,), cache_budget=0)
+    _optimize_modules(model, sample_input, config, step, team, progress)
+    return model

@@ -23,7 +23,7 @@ from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison, is_busy
-from mucudnn.distributed import Team
+from mucudnn.core.team import Team
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.heap import Usage
 from mucudnn.measuring.quiet import Quiet

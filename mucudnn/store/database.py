@@ -23,9 +23,8 @@ from mucudnn.core.errors import DATABASE_OPTION, InvalidInputError, say_once
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Comparison, Environment, Failure, FailureKind, Measurement, MicroConfig
 from mucudnn.store import schema
-from mucudnn.store.schema import Row
+from mucudnn.store.schema import Row, configuration_key, micro_configs_from, packed, seconds_from
 from mucudnn.store.sqlite_file import MEMORY, SqliteFile, can_be_made
-from mucudnn.store.values import configuration_key, micro_configs_from, packed, seconds_from
 
 _MEASURED = (*schema.COSTS, "load")
 _RESULT = ("reason", "passed_over", "needed_bytes", "least_s", *_MEASURED)

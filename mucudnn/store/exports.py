@@ -12,8 +12,8 @@ from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Environment
 from mucudnn.store import schema
 from mucudnn.store.database import Database
+from mucudnn.store.schema import packed, unpacked
 from mucudnn.store.sqlite_file import MEMORY
-from mucudnn.store.values import packed, unpacked
 
 _SQLITE = b"SQLite format 3\0"
 _COLUMNS = (*schema.ROW_COLUMNS, "schema")  # schema: ``schema.VERSION`` of the exported file

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm, Epilogue, Workspace
-from mucudnn.kernels.memory import dense_strides, peak_allocated_bytes, torch_dtype
+from mucudnn.kernels.algorithm import Algorithm, Epilogue, Workspace
+from mucudnn.kernels.memory import ALIGNMENT_BYTES, dense_strides, peak_allocated_bytes, torch_dtype
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error, torch_convolution
 from mucudnn.measuring.guard_zones import GuardedBuffer
 from mucudnn.measuring.operands import Operands

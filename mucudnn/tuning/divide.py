@@ -11,7 +11,7 @@ from mucudnn.core.values import format_bytes
 from mucudnn.solver.division import Division, solve_wd
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import baseline_or_declared, is_gain, is_timed, run_whole, timed, with_noise
-from mucudnn.tuning.job import Context, Job, Outcome
+from mucudnn.tuning.job import Context, Job, Outcome, exchange
 
 _NO_GAIN = 1.001  # cost of configurations without a gain, as a multiple of the baseline: ties go to the baseline
 _MOST_ROUNDS = 8  # rounds of solving and whole runs
@@ -126,7 +126,7 @@ def _run(wanted: Mapping[Task, Configuration], every: Mapping[Task, _Options], c
     if context is not None and context.ranks is not None and wanted:
         for task, configuration in wanted.items():
             run_whole(every[task].job, [configuration], context)
-        context.ranks.exchange([options.job for options in every.values()])
+        exchange([options.job for options in every.values()], context.ranks)
     for task, configuration in wanted.items():
         every[task].learn(configuration, run_whole(every[task].job, [configuration], context)[configuration])
 

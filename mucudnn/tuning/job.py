@@ -129,6 +129,13 @@ class Job:
         return [*self.unsupported, *(result for result in self.results.values() if isinstance(result, Failure))]
 
 
+def exchange(jobs: Sequence[Job], ranks: Sharing) -> None:
+    """Exchange the jobs' results with the other ranks, so that all have the results of all jobs."""
+    findings = {number: job.findings() for number, job in enumerate(jobs) if job.is_own}
+    for number, told in ranks.exchange(findings).items():
+        jobs[number].learn(told)
+
+
 def job_of(context: Context, task: Task) -> Job:
     """Return a ``Job`` for a task: its candidates, and their stored results."""
     context.progress(f"{task}: finding algorithms", 0.0)

@@ -1,4 +1,7 @@
-"""The state of a model: all to which it refers, and how it is put back after runs of the model."""
+"""The state of a model: all to which it refers, and how it is put back after runs of the model.
+
+Also a step of a model on a sample input, as a user would run it (``OwnStep``).
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mucudnn.core.errors import tolerated
 from mucudnn.kernels.memory import is_free
 from mucudnn.running.eager.hot_path import is_plain
 from mucudnn.running.modules import TunedModule
-from mucudnn.tuning.own_step import is_training, set_gradients
 
 CONTAINERS = dict, list, set, deque
 _OPAQUE = {"torch", "logging", "threading", "weakref", "multiprocessing", "concurrent", "asyncio", "queue", "mucudnn"}
@@ -284,3 +286,61 @@ def free_of_fakes(model: nn.Module) -> Iterator[list[Any]]:
 
 def _is_opaque(code: type | FunctionType) -> bool:
     return package_of(code) in _OPAQUE or package_of(code) in sys.stdlib_module_names
+
+
+# Steps
+
+
+class OwnStep:
+    """A step of a model on one sample input: forward and backward pass in training mode, else the forward pass.
+
+    arguments: the model's only argument, or a tuple of all positional ones. Each differentiable output gets a random
+    gradient, drawn once: a gradient of ones would vanish behind a normalization, and zeros may change the time. Without
+    differentiable outputs, the step is the forward pass. Gradients are None at the start, and are kept after the step.
+
+    Raises any error of the model.
+    """
+
+    def __init__(self, arguments: Any) -> None:
+        self.arguments = arguments if isinstance(arguments, tuple) else (arguments,)
+        self._gradients: dict[int, Tensor] = {}
+
+    def __call__(self, model: nn.Module) -> None:
+        arguments = tree_map(leaf, self.arguments)
+        if not is_training(model):
+            with torch.no_grad():
+                model(*arguments)
+            return
+        set_gradients((parameter, None) for parameter in model.parameters())
+        if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+            torch.clear_autocast_cache()
+        output = model(*arguments)
+        trained = [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.requires_grad]
+        if trained:
+            torch.autograd.backward(trained, [self._gradient(number, y) for number, y in enumerate(trained)])
+
+    def _gradient(self, number: int, y: Tensor) -> Tensor:
+        known = self._gradients.get(number)
+        if known is None or (known.shape, known.dtype) != (y.shape, y.dtype):
+            known = self._gradients[number] = torch.randn_like(y)
+        return known
+
+
+def leaf(value: Any) -> Any:
+    """Return a leaf tensor with the values of an input, so that its gradient is not added to the caller's tensor."""
+    if not isinstance(value, Tensor):
+        return value
+    trainable = value.clone() if value.is_inference() else value.detach()
+    return trainable.requires_grad_(value.requires_grad)
+
+
+def is_training(module: nn.Module) -> bool:
+    """Return whether a module is in training mode; what ``torch.jit.freeze`` makes has no mode, and is not."""
+    return bool(getattr(module, "training", False))
+
+
+def set_gradients(gradients: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+    """Assign gradients where they differ: a module may refuse assignments."""
+    for parameter, gradient in gradients:
+        if parameter.grad is not gradient:
+            parameter.grad = gradient

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from itertools import chain
+from typing import TypeVar
 
 from mucudnn.core import VERSION
 from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
+from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Task
+from mucudnn.core.team import Team
 from mucudnn.core.values import grouped
-from mucudnn.distributed import Fingerprint, Team
+from mucudnn.distributed import Fingerprint, Ranks
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database
 from mucudnn.store.schema import Row
 from mucudnn.store.sqlite_file import MEMORY
 from mucudnn.store.tuning_store import CopyingDatabase
-from mucudnn.tuning.job import Job
+
+T = TypeVar("T")
 
 _NO_REASON_TO_DIFFER = ("database",)  # config fields that may differ: ranks may have their own files
 
@@ -31,6 +35,7 @@ def sharing(team: Team, tasks: Sequence[Task], config: Config, machine: Machine,
 
     Raises ``SharingError`` if ranks differ in tasks, config or environment.
     """
+    assert isinstance(team, Ranks)  # for type checkers
     team.meet(fingerprint_of(tasks, config, machine, file))
     with closing(CopyingDatabase(file)) as known:
         shared = Sharing(team, known)
@@ -43,37 +48,30 @@ def sharing(team: Team, tasks: Sequence[Task], config: Config, machine: Machine,
 class Sharing:
     """Connection of this rank to the other ranks of the tuning. known: the stored results of all ranks."""
 
-    team: Team
+    team: Ranks
     known: CopyingDatabase
 
-    def own(self, jobs: Sequence[Job], costs: Sequence[float]) -> Sequence[Job]:
-        """Return the jobs that this rank measures, given their costs; jobs of one problem go to the same rank.
+    def own(self, problems: Sequence[ConvProblem], costs: Sequence[float]) -> frozenset[int]:
+        """Return the numbers of the jobs that this rank measures, given their problems and costs.
 
-        Only the costs of the first rank of each kind of device count.
+        Jobs of one problem go to the same rank. Only the costs of the first rank of each kind of device count.
         """
-        pieces = [*grouped((job.task.problem, number) for number, job in enumerate(jobs)).values()]
+        pieces = [*grouped((problem, number) for number, problem in enumerate(problems)).values()]
         taken = self.team.own([sum(costs[number] for number in piece) for piece in pieces])
-        own = frozenset(chain.from_iterable(pieces[piece] for piece in taken))
-        for number, job in enumerate(jobs):
-            job.is_own = number in own
-        return [job for job in jobs if job.is_own]
+        return frozenset(chain.from_iterable(pieces[piece] for piece in taken))
 
-    def exchange(self, jobs: Sequence[Job]) -> None:
-        """Exchange the jobs' results with ranks of the same device kind, and database rows with all ranks."""
+    def exchange(self, findings: Mapping[int, T]) -> dict[int, T]:
+        """Send findings of jobs to the ranks of the same device kind, and new database rows to all ranks.
+
+        Return the findings of the other ranks. findings: by the job's number.
+        """
         self.exchange_rows(self.known.fresh_rows())
-        own = {number: job.findings() for number, job in enumerate(jobs) if job.is_own}
-        for told in self.team.of_kind(self.team.gather(own)):
-            for number, findings in told.items():
-                if number not in own:
-                    jobs[number].learn(findings)
+        told = chain.from_iterable(message.items() for message in self.team.of_kind(self.team.gather(findings)))
+        return {number: finding for number, finding in told if number not in findings}
 
     def exchange_rows(self, rows: Sequence[Row]) -> None:
         """Send database rows to all ranks; each rank keeps them in memory, and one rank per file stores them."""
         self.known.take(chain.from_iterable(self.team.gather(rows)), copies=self.team.is_writer)
-
-    def everywhere(self, holds: bool) -> bool:
-        """Return whether a condition holds on all ranks of all device kinds, so that they take the same branch."""
-        return self.team.everywhere(holds)
 
     def agree(self, tasks: Sequence[Task], tuned: Sequence[TunedProblem]) -> None:
         """Check that all ranks of a kind of device chose the same.

@@ -22,8 +22,7 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.kernels.memory import block_bytes, torch_format
 from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.running.problems import problem_operation
-from mucudnn.tuning.model_state import free_of_fakes, undisturbed
-from mucudnn.tuning.own_step import is_training, leaf
+from mucudnn.tuning.model_state import free_of_fakes, is_training, leaf, undisturbed
 from mucudnn.tuning.trace import Call, call_of, observed
 
 _FORWARD, _BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default

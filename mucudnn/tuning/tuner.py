@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from mucudnn.core.answers import TunedProblem
@@ -19,10 +20,10 @@ from mucudnn.core.config import Config, config_or_default, without_cache_budget
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem, Operation
 from mucudnn.core.records import Measurement, MicroConfig, Task
+from mucudnn.core.team import ALONE, Team
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import deterministic_torch
 from mucudnn.core.values import instance, several, shown, whole
-from mucudnn.distributed import propagate_errors, team_of
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.clocks import peak_flops_per_s
 from mucudnn.measuring.heap import kept_heap
@@ -31,11 +32,9 @@ from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import device_named, made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.problems import largest_batch_size
-from mucudnn.solver.division import Division
 from mucudnn.store.database import Database
 from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.choose import choose, is_solvable, refuted
-from mucudnn.tuning.divide import divide
 from mucudnn.tuning.feasible import (
     is_affordable,
     is_divisible,
@@ -44,13 +43,13 @@ from mucudnn.tuning.feasible import (
     require_feasible,
     smallest_usable,
 )
-from mucudnn.tuning.job import Context, Job, Priors, expected_s, job_of, permitted_algorithms
+from mucudnn.tuning.job import Context, Job, Priors, exchange, expected_s, job_of, permitted_algorithms
 from mucudnn.tuning.prior import Prior
 from mucudnn.tuning.race import Race
 from mucudnn.tuning.result import Tuning, TuningInterrupted
 
 if TYPE_CHECKING:
-    from mucudnn.distributed import Team
+    from mucudnn.solver.division import Division
 
 __all__ = ["Priors", "Progress", "TunedProblem", "Tuning", "TuningInterrupted", "tune", "tune_tasks"]
 
@@ -116,6 +115,19 @@ def tune(
         )
 
 
+def team_of(config: Config, group: ProcessGroup | None = None) -> Team:
+    """Return the ranks that tune together: those of an initialized process group, or this process alone.
+
+    group: None for the default group. Raises ``InvalidInputError`` if this process is not in the group.
+    """
+    is_alone = group is None and not (dist.is_available() and dist.is_initialized())
+    if is_alone or not config.share_tuning:
+        return ALONE
+    from mucudnn.distributed import ranks_of  # only needed in process groups
+
+    return ranks_of(group)
+
+
 def tune_tasks(
     tasks: Sequence[Task],
     config: Config,
@@ -126,7 +138,7 @@ def tune_tasks(
     machine: Machine | None = None,
     priors: Priors | None = None,
     in_passing: bool = False,
-    team: Team | None = None,
+    team: Team = ALONE,
 ) -> Tuning:
     """Tune tasks of any batch sizes, limits and counts, as ``tune`` does; the result has their order.
 
@@ -142,7 +154,7 @@ def tune_tasks(
         instance(Machine, machine, "machine")
     with ExitStack() as stack:
         as_in_use = nullcontext() if config.keep_heap is False else kept_heap()
-        for around in (propagate_errors(team), untouched, as_in_use):
+        for around in (team.propagate_errors(), untouched, as_in_use):
             stack.enter_context(around)
         on, opened = stack.enter_context(machine_and_database(config, device, machine, database))
         for task in tasks:
@@ -155,7 +167,7 @@ def tune_tasks(
         quiet = Quiet(on.watch, tell, 0.0 if in_passing else MOST_WAITED_S)
         versions = {algorithm.name: algorithm.version for algorithm in permitted_algorithms(on, config)}
         shared = None
-        if team is not None:
+        if team.are_several:
             from mucudnn.tuning.sharing import sharing  # only needed with several ranks
 
             shared = stack.enter_context(sharing(team, tasks, config, on, opened))
@@ -224,7 +236,7 @@ def _tune_each(context: Context, jobs: Sequence[Job]) -> None:
             job.choice = choose(job, context)
             context.ready.append(_tuned(context, job, job.choice))
     if context.ranks is not None:
-        context.ranks.exchange(jobs)
+        exchange(jobs, context.ranks)
         context.ready.clear()
         for job in jobs:
             if is_feasible(job):
@@ -238,6 +250,8 @@ def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> 
 
     Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together.
     """
+    from mucudnn.tuning.divide import divide  # only needed with a budget
+
     if not is_affordable(jobs, budget_bytes):
         for job in jobs:
             job.forget_failures()
@@ -249,9 +263,9 @@ def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> 
             limit = budget_bytes if attempt < 2 else smallest_usable(job)
             _measure(context, job, limit, number / len(own), 1 / len(own), is_all_wanted=attempt == 1)
         if ranks is not None:
-            ranks.exchange(jobs)
+            exchange(jobs, ranks)
         is_enough = is_divisible(jobs, budget_bytes)
-        if is_enough if ranks is None else ranks.everywhere(is_enough):
+        if is_enough if ranks is None else ranks.team.everywhere(holds=is_enough):
             break
         require_affordable(jobs, budget_bytes)  # now that some candidates may have failed
     choices, division = divide(jobs, budget_bytes, context)
@@ -275,7 +289,10 @@ def _own(context: Context, jobs: Sequence[Job]) -> Sequence[Job]:
                 limit = job.task.limit_bytes if budget is None else budget
                 missing = _race_of(context, job, limit).standings.missing()
                 costs[number] *= (1 + len(missing)) / (1 + len(job.candidates))
-    return context.ranks.own(jobs, costs)
+    own = context.ranks.own([job.task.problem for job in jobs], costs)
+    for number, job in enumerate(jobs):
+        job.is_own = number in own
+    return [job for job in jobs if job.is_own]
 
 
 def _tuned(context: Context, job: Job, choice: TunedProblem) -> TunedProblem:

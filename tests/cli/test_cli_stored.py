@@ -56,7 +56,7 @@ def test_a_batch_that_was_never_measured_undivided_has_no_time_of_torch(
 
 
 def test_nothing_is_measured_nor_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mucudnn.running.environment.current_environment", None)
+    monkeypatch.setattr("mucudnn.running.devices.current_environment", None)
     monkeypatch.setattr("mucudnn.measuring.clocks.WallClock.now", None)
     before = (folder / "full.sqlite").read_bytes()
     result = invoke(*solved(folder, *SIZES))

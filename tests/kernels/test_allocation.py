@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
 
-from mucudnn.kernels import memory
-from mucudnn.kernels.algorithm import Algorithm
-from mucudnn.kernels.memory import counted_internal_bytes, largest_within
+from mucudnn.kernels import algorithm as contract
+from mucudnn.kernels.algorithm import Algorithm, counted_internal_bytes
+from mucudnn.kernels.memory import largest_within
 
 cudnn = torch.backends.cudnn
 
@@ -36,10 +36,12 @@ class FakeAllocator:
             "reset_peak_memory_stats": self._reset,
         }.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
-        buffer, activation = memory.aligned_buffer, memory.empty_activation
-        monkeypatch.setattr(memory, "aligned_buffer", lambda size, device_type: buffer(size))
-        monkeypatch.setattr(memory, "empty_activation", lambda problem, shape, device_type: activation(problem, shape))
-        monkeypatch.setattr(memory, "_counted", {})
+        buffer, activation = contract.aligned_buffer, contract.empty_activation
+        monkeypatch.setattr(contract, "aligned_buffer", lambda size, device_type: buffer(size))
+        monkeypatch.setattr(
+            contract, "empty_activation", lambda problem, shape, device_type: activation(problem, shape)
+        )
+        monkeypatch.setattr(contract, "_counted", {})
 
     def _reset(self) -> None:
         self.peak = self.live

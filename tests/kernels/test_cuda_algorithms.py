@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.kernels import memory
+from mucudnn.kernels import algorithm as contract
 from mucudnn.kernels.algorithm import Algorithm, why_unsupported
 from mucudnn.kernels.memory import empty_activation
 from mucudnn.kernels.registry import algorithm, algorithms
@@ -32,9 +32,9 @@ HALVES = ("bfloat16", "float16")
 @pytest.fixture
 def counted_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What libraries allocate on CUDA is counted by what they allocate here."""
-    count = memory._count
-    monkeypatch.setattr(memory, "_count", lambda a, problem, n, device_type: count(a, problem, n, "cpu"))
-    monkeypatch.setattr(memory, "_counted", {})
+    count = contract._count
+    monkeypatch.setattr(contract, "_count", lambda a, problem, n, device_type: count(a, problem, n, "cpu"))
+    monkeypatch.setattr(contract, "_counted", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
 

@@ -22,7 +22,7 @@ from mucudnn.measuring.heap import (
     why_fixed,
     with_resident_bytes,
 )
-from mucudnn.running.environment import current_environment
+from mucudnn.running.devices import current_environment
 from mucudnn.tuning.tuner import machine_and_database
 
 needs_glibc = pytest.mark.skipif(why_fixed() is not None, reason="only glibc's heap can be kept")

@@ -15,7 +15,7 @@ from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.distributed import Team
+from mucudnn.core.team import Team
 from mucudnn.measuring.heap import is_heap_kept, keep_heap, why_fixed
 from mucudnn.optimizing import steps as steps_module
 from mucudnn.optimizing.confirm import Confirmation, confirm
@@ -327,7 +327,6 @@ class OfRank0(Team):
     """What rank 0 has said, one after the other, as another rank hears it."""
 
     def __init__(self, said: list[Any]) -> None:
-        super().__init__(1, 2)
         self.said = iter(said)
 
     def gather(self, message: Any) -> list[Any]:
@@ -336,7 +335,6 @@ class OfRank0(Team):
 
 class Heard(Team):
     def __init__(self) -> None:
-        super().__init__()
         self.said: list[Any] = []
 
     def gather(self, message: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import torch
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.records import Environment
 from mucudnn.kernels.cudnn import library as cudnn_library
-from mucudnn.running.environment import current_environment
+from mucudnn.running.devices import current_environment
 
 
 def test_it_is_a_key_of_plain_values_with_the_threads_of_the_moment() -> None:
@@ -79,6 +79,6 @@ def test_without_cuda_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, t
         current_environment("cuda")
 
 
-def test_database_and_environment_load_no_torch() -> None:
-    code = "import sys, mucudnn.store, mucudnn.running.environment; sys.exit('torch' in sys.modules)"
+def test_the_database_loads_no_torch() -> None:
+    code = "import sys, mucudnn.store.database; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,8 +14,8 @@ from torch import Tensor
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, BaseAlgorithm, Workspace
-from mucudnn.kernels.memory import TORCH_FORMATS
+from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
+from mucudnn.kernels.memory import ALIGNMENT_BYTES, TORCH_FORMATS
 from mucudnn.kernels.torch_convolution import torch_convolution
 from mucudnn.running import executable as executables
 from mucudnn.running import workspace

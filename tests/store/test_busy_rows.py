@@ -20,7 +20,7 @@ from mucudnn.core.records import (
 )
 from mucudnn.store.database import Database
 from mucudnn.store.exports import export_json_lines, read_profile
-from mucudnn.store.values import configuration_key, whole_run_from
+from mucudnn.store.schema import configuration_key, whole_run_from
 
 UNKNOWN, QUIET, LATER = (replace(FAST, step_s=s, load=load) for s, load in ((1.0, None), (2.0, 0.0), (3.0, BUSY)))
 BUSIER, BUSIEST = (replace(FAST, step_s=s, load=load) for s, load in ((4.0, BUSY + 0.01), (5.0, 1.0)))

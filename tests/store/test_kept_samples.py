@@ -16,8 +16,8 @@ from support.database_rows import FAST, HERE, PROBLEM, VERIFIED, VERSIONS, fill
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.records import MicroConfig
 from mucudnn.store.database import Database
+from mucudnn.store.schema import packed, unpacked
 from mucudnn.store.tuning_store import CopyingDatabase
-from mucudnn.store.values import packed, unpacked
 
 SECONDS = st.lists(st.floats(min_value=0, allow_infinity=False), min_size=1)
 

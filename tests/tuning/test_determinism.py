@@ -80,7 +80,7 @@ def test_the_command_shows_the_environment_that_was_measured_in(monkeypatch: pyt
         seen.append(str(TorchSettings.current()))
         raise UnavailableError("enough")
 
-    monkeypatch.setattr("mucudnn.running.environment.current_environment", now)
+    monkeypatch.setattr("mucudnn.running.devices.current_environment", now)
     for setting in ("1", "0"):
         monkeypatch.setenv("MUCUDNN_DETERMINISTIC", setting)
         assert "enough" in fail("scale", "alexnet")

@@ -21,8 +21,7 @@ from mucudnn.core.records import MicroConfig
 from mucudnn.core.statistics import spread, uncertainty
 from mucudnn.optimizing.report import Report
 from mucudnn.store.database import Database
-from mucudnn.store.schema import Row
-from mucudnn.store.values import unpacked
+from mucudnn.store.schema import Row, unpacked
 from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import tune
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mucudnn.tuning.own_step import OwnStep
+from mucudnn.tuning.model_state import OwnStep
 
 
 class Several(nn.Module):

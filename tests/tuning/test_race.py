@@ -13,8 +13,8 @@ from support.races import CLOCK, SIZES, fake, given_of, race_of, race_on, result
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig
-from mucudnn.measuring.candidates import Candidate, find_candidates
-from mucudnn.measuring.proofs import BarredError, Fault, Proof, Proofs
+from mucudnn.measuring.candidates import Candidate, Proofs, find_candidates
+from mucudnn.measuring.proofs import BarredError, Fault, Proof
 from mucudnn.solver.reuse import account_wr
 from mucudnn.tuning.prior import Prior
 from mucudnn.tuning.race import Race
@@ -215,7 +215,7 @@ def test_foreign_code_that_was_slow_when_it_was_proven_never_runs_here(
 ) -> None:
     foreign, prover = fake("library/own"), Slow(verdict)
     given = given_of(fake("native", 0.02), fake("best", 0.01), foreign, limit_bytes=limit_bytes)
-    proofs = Proofs(prover, LARGEST, "cpu")  # type: ignore[arg-type]
+    proofs = Proofs(prover.prove, LARGEST)
     given["candidates"] = [replace(c, proofs=proofs) if c.algorithm is foreign else c for c in given["candidates"]]
     (result,) = (result for (name, _), result in search(given).items() if name == "library/own")
     assert prover.asked == [result.micro_config] == [MicroConfig("library/own", LARGEST)]

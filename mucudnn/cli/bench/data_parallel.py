@@ -139,7 +139,7 @@ def data_parallel(
 
     from mucudnn.bench.results.writing import open_folder
     from mucudnn.bench.suites.data_parallel import Setting, data_parallel_tables
-    from mucudnn.running.environment import current_environment, require_cuda
+    from mucudnn.running.devices import current_environment, require_cuda
 
     if communication is Communication.BF16 and device == "cpu":
         raise click.UsageError("PyTorch sends bf16 between GPUs only: give --communication fp16, or --device cuda")

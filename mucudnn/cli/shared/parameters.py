@@ -14,8 +14,7 @@ import click
 
 from mucudnn.core.errors import InvalidInputError, MucudnnError
 from mucudnn.core.files import beside
-from mucudnn.core.values import member, parse_bytes
-from mucudnn.running.environment import require_known
+from mucudnn.core.values import member, parse_bytes, require_device_type
 
 LARGEST = 2**31 - 1  # largest int of C libraries
 MOST_SOLVED = 65536  # largest batch size: all sizes up to it are solved
@@ -160,7 +159,7 @@ def parse_device(text: str) -> str:
     'cuda:1'
     """
     if re.fullmatch(r"cuda:[0-9]{1,4}", text) is None:
-        require_known(text)
+        require_device_type(text)
     return text
 
 

@@ -25,8 +25,7 @@ from mucudnn.core.records import package_of
 from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate
-from mucudnn.measuring.proofs import Proof, UnprovenError
-from mucudnn.measuring.proving.trial import MALLOC_DEBUG, Bench, Trial
+from mucudnn.measuring.proofs import MALLOC_DEBUG, Bench, Proof, Trial, UnprovenError
 
 _SLOWEST_FLOPS_PER_S = 1e8  # half the rate of oneDNN's reference loops on one core
 _SLOW_FLOPS_PER_S = 5e9  # of one thread: a twentieth of the rate of our own algorithms

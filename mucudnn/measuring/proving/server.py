@@ -20,9 +20,8 @@ from typing import TextIO
 
 from mucudnn.core.errors import UnsoundError, first_line
 from mucudnn.kernels.memory import is_out_of_memory
-from mucudnn.measuring.proofs import BarredError, Fault, Proof, UnprovenError
+from mucudnn.measuring.proofs import BarredError, Fault, Proof, Trial, UnprovenError
 from mucudnn.measuring.proving import trial as trials
-from mucudnn.measuring.proving.trial import Trial
 
 IDLE_S = 60.0  # idle time after which the process exits; the next batch starts another
 

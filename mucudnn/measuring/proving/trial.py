@@ -1,4 +1,4 @@
-"""Requests to the process that proves foreign code, and the code that runs one candidate there."""
+"""The code that runs one candidate in the process that proves foreign code."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import ctypes
 import pickle
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, inf
 from pathlib import Path
 
 import torch
 
-from mucudnn.core.problem import ConvProblem
 from mucudnn.core.torch_settings import TORCHS_OWN, deterministic_torch
 from mucudnn.core.values import format_seconds
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.candidates import Candidate
 from mucudnn.measuring.operands import operand_bytes
-from mucudnn.measuring.proofs import BarredError, Fault, Proof
+from mucudnn.measuring.proofs import MALLOC_DEBUG, BarredError, Bench, Fault, Proof, Trial
 from mucudnn.measuring.workbench import Workbench
 
-MALLOC_DEBUG = "libc_malloc_debug.so.0"  # glibc's checks of blocks from malloc, since 2.34
 _KEPT_BYTES = 256 * 2**20  # limit on operands cached for the next candidate of the problem
 _REPEATED_S = 0.003  # shorter runs are repeated: some faults are intermittent, and some never show in the first run
 _REPEATS = 4
@@ -31,36 +29,6 @@ _PERHAPS = 3.0  # multiple of the limit above which a single look is enough
 _RIVALS = 2.0  # the limit of ``slow_s`` over that of other algorithms than torch's own, which cannot win
 _FEWEST = 2  # samples; torch picks another backend for a single one
 _LEAST_S = 0.02  # limit for a few samples, at least: a library may compile for 1 to 20 ms in the first run
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """A problem to try candidates on, and the torch settings of the process that requests the trials.
-
-    threads: torch's number of threads. deterministic: see ``deterministic_torch``. limit_s: timeout of a trial in
-    seconds. has_bias: whether a bias of zeros is added to y. slow_s: limit for torch's own convolution of the
-    mini-batch; if it would take longer, it is only tried on a few samples. Other algorithms have a lower limit
-    (``_RIVALS``).
-    """
-
-    problem: ConvProblem
-    batch_size: int
-    device: str
-    threads: int
-    deterministic: bool
-    limit_s: float
-    has_bias: bool
-    slow_s: float = inf
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Request to try a candidate in the proving process. pickled: the algorithm, if it cannot be found by its name."""
-
-    bench: Bench
-    name: str
-    micro_batch_size: int
-    pickled: bytes | None = None
 
 
 def run(trial: Trial) -> Proof:

@@ -34,7 +34,7 @@ from mucudnn.bench.suites.inference import (
 from mucudnn.bench.suites.shared.apart import Ready
 from mucudnn.core.config import Config
 from mucudnn.core.errors import UnavailableError
-from mucudnn.running.environment import current_environment
+from mucudnn.running.devices import current_environment
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from mucudnn.graph.model import BandedModel
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock
 from mucudnn.measuring.turns import Rounds
-from mucudnn.running.environment import current_environment
+from mucudnn.running.devices import current_environment
 
 Call = Callable[[], Tensor]
 LIMIT = "256MiB"
