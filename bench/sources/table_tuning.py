@@ -15,6 +15,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.records import Environment, Task
+from mucudnn.core.team import ALONE
 from mucudnn.core.terminal import Progress
 from mucudnn.kernels.memory import format_of
 from mucudnn.solver.division import Division
@@ -95,8 +96,9 @@ def tune_table(
     progress: called with a description and the fraction done. Raises the errors of ``tune``.
     """
     tasks = table_tasks(table, config, limits)
+    team = team_of() if config.share_tuning else ALONE
     try:
-        tuning = tune_tasks(tasks, config, device=device, progress=progress, team=team_of(config))
+        tuning = tune_tasks(tasks, config, device=device, progress=progress, team=team)
     except TuningInterrupted as interruption:
         tuning = interruption.partial
     return of_table(table, tuning)

@@ -21,7 +21,7 @@ from mucudnn.core.errors import InvalidInputError, warn, warnings_deferred
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Configuration, Task
 from mucudnn.core.tables import short_name
-from mucudnn.core.team import Team
+from mucudnn.core.team import ALONE, Team
 from mucudnn.core.terminal import Progress, progress_of
 from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
 from mucudnn.core.values import grouped, instance, shown
@@ -35,7 +35,7 @@ from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
 from mucudnn.tuning.model_state import undisturbed
 from mucudnn.tuning.result import configurations_of
 from mucudnn.tuning.trace import trace
-from mucudnn.tuning.tuner import machine_and_database, openmp_threads_ended, team_of, tune_tasks
+from mucudnn.tuning.tuner import openmp_threads_ended, team_of, tune_tasks
 
 _Wanted = dict[str, list[Task]]  # module name -> its tasks, largest batch first
 
@@ -109,11 +109,11 @@ def optimize(
     settle_heap(config.keep_heap)
     model = getattr(model, "untuned_model", model)  # of one that runs as a graph
     with progress_of(progress) as report_progress:
-        if config.memory_budget_bytes is not None or config.fuse:
-            return _as_graph(model, sample_input, config, step, process_group, report_progress)
-        team = team_of(config, process_group)
-        _optimize_modules(model, sample_input, without_cache_budget(config), step, team, report_progress)
-        return model
+        if config.memory_budget_bytes is None and not config.fuse:
+            team = team_of(process_group) if config.share_tuning else ALONE
+            _optimize_modules(model, sample_input, without_cache_budget(config), step, team, report_progress)
+            return model
+        return _as_graph(model, sample_input, config, step, process_group, report_progress)
 
 
 def _optimize_modules(
@@ -165,8 +165,7 @@ def _tuned(
     named = [
         replace(task, count=len(needing[task]), name=f"{short_name(needing[task])}, {task.problem}") for task in tasks
     ]
-    with machine_and_database(config, device_type) as (machine, database):
-        tuning = tune_tasks(named, config, progress=progress, machine=machine, database=database, team=team)
+    tuning = tune_tasks(named, config, device=device_type, progress=progress, team=team)
     return dict(zip(tasks, tuning.problems, strict=True))
 
 
@@ -258,7 +257,7 @@ def _as_graph(
     if config.memory_budget_bytes is not None:
         samples = sample_input if isinstance(sample_input, list) else [sample_input]
         return fit_in_memory(model, samples, config, progress)
-    team = team_of(config, process_group)
+    team = team_of(process_group) if config.share_tuning else ALONE
     why_not_fused = "ranks tune together" if team.are_several else "its step is given" if step else None
     graph = run_as_graph(model, sample_input, config, progress, why_not_fused)
     if graph is not None:

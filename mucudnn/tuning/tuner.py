@@ -108,20 +108,19 @@ def tune(
     wanted = dict.fromkeys(problem for problem in given if problem.operation in config.operations)
     fits = config.baseline_exempt
     tasks = [Task(p, samples, limit, name=names.get(p, ""), baseline_exempt=fits) for p in wanted]
-    team = team_of(config, process_group)
+    team = team_of(process_group) if config.share_tuning else ALONE
     with made_current(place):
         return tune_tasks(
             tasks, config, device=place.type, progress=progress, database=database, machine=machine, team=team
         )
 
 
-def team_of(config: Config, group: ProcessGroup | None = None) -> Team:
-    """Return the ranks that tune together: those of an initialized process group, or this process alone.
+def team_of(group: ProcessGroup | None = None) -> Team:
+    """Return the ranks of a process group, by default of the default group; this process alone if there is none.
 
-    group: None for the default group. Raises ``InvalidInputError`` if this process is not in the group.
+    Raises ``InvalidInputError`` if this process is not in the group.
     """
-    is_alone = group is None and not (dist.is_available() and dist.is_initialized())
-    if is_alone or not config.share_tuning:
+    if group is None and not (dist.is_available() and dist.is_initialized()):
         return ALONE
     from mucudnn.distributed import ranks_of  # only needed in process groups
 

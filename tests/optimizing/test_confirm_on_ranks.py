@@ -48,7 +48,7 @@ def outcome(net: Net, config: Config = ASKED, **given: Any) -> dict[str, Any]:
 
 
 def team() -> Team:
-    return team_of(Config())
+    return team_of()
 
 
 def slow_on_one_rank(rank: int, folder: Path, slow: int) -> dict[str, Any]:

@@ -47,13 +47,13 @@ def tuned_on(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         yield
         current.remove(device)
 
-    def machine_and_database(config: Config, device: str) -> NoReturn:
+    def tune_tasks(tasks: object, config: Config, *, device: str, **_: object) -> NoReturn:
         asked.extend((*current, device))
         raise StoppedError
 
     monkeypatch.setattr(optimizing, "device_of_convolutions", lambda model: GPU)
     monkeypatch.setattr(optimizing, "made_current", made_current)
-    monkeypatch.setattr(optimizing, "machine_and_database", machine_and_database)
+    monkeypatch.setattr(optimizing, "tune_tasks", tune_tasks)
     return asked
 
 
