@@ -73,4 +73,4 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
         opened = stack.enter_context(Database(database))
         for other, source in zip(others, sources, strict=True):
             counts = opened.merge(source)
-            click.echo(f"{other}: {counts.added} rows added, {counts.known} were there")
+            click.echo(f"{other}: {counts['added']} rows added, {counts['known']} were there")

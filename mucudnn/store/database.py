@@ -11,8 +11,9 @@ import os
 import sqlite3
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple, Self
 from mucudnn.core.errors import DATABASE_OPTION, InvalidInputError, say_once
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Comparison, Environment, Failure, FailureKind, Measurement, MicroConfig
+from mucudnn.core.values import grouped
 from mucudnn.store import schema
 from mucudnn.store.schema import Row, configuration_key, micro_configs_from, packed, seconds_from
 from mucudnn.store.sqlite_file import MEMORY, SqliteFile, can_be_made
@@ -37,7 +39,10 @@ def now() -> str:
 
 
 class EnvironmentRows(NamedTuple):
-    """Numbers of rows of one environment. busy: number of rows that were measured under load."""
+    """Numbers of rows of one environment.
+
+    busy: number of rows that were measured under load.
+    """
 
     environment: Environment
     measurements: int
@@ -45,13 +50,6 @@ class EnvironmentRows(NamedTuple):
     verifications: int
     timings: int
     busy: int
-
-
-class MergeCounts(NamedTuple):
-    """Numbers of rows that a merge added, and of rows that were already present."""
-
-    added: int
-    known: int
 
 
 def default_path() -> Path:
@@ -72,15 +70,17 @@ class Database:
     """Measurements, failures and verifications, by environment, problem and versions of algorithms.
 
     path: the file, created with its folder if missing; None for ``default_path()``, or, with a warning, for this
-    thread's in-memory database if that file cannot be created; ``":memory:"`` for a new in-memory database. read_only:
-    never write. A file that cannot be written is always opened read-only: check ``read_only``, and use
-    ``copy_in_memory()`` to add measurements anyway. create: whether to create a missing file.
+    thread's in-memory database if that file cannot be created; ``":memory:"`` for a new in-memory database.
+    read_only: whether never to write. A file that cannot be written is always opened read-only: check ``read_only``,
+    and use ``copy_in_memory()`` to add measurements anyway.
+    create: whether to create a missing file.
+    timeout_s: longest wait for other processes that lock the file.
 
     Use the object as a context manager, which turns errors caused by a damaged file into ``DatabaseError``, and only in
     the thread and process that opened it. Every method raises ``DatabaseError`` in another thread or a forked process,
-    and if the file is not SQLite, is damaged, has another version, or is locked by another process for longer than
-    ``timeout_s``. Once the file is deleted, replaced or emptied, adding rows raises ``DatabaseError``; earlier rows are
-    in the old file. Methods that add rows raise ``InvalidInputError`` for invalid values.
+    and if the file is not SQLite, is damaged, has another version, or stays locked. Once the file is deleted, replaced
+    or emptied, adding rows raises ``DatabaseError``; earlier rows are in the old file. Methods that add rows raise
+    ``InvalidInputError`` for invalid values.
     """
 
     def __init__(
@@ -104,14 +104,7 @@ class Database:
             self._file: SqliteFile = _kept.file
         else:
             self._file = open_file(default_path() if path is None else Path(path))
-
-    @property
-    def path(self) -> Path:
-        return self._file.path
-
-    @property
-    def read_only(self) -> bool:
-        return self._file.read_only
+        self.path, self.read_only = self._file.path, self._file.read_only
 
     def __enter__(self) -> Self:
         return self
@@ -141,22 +134,21 @@ class Database:
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, measurement: Measurement
     ) -> None:
         """Commit one measurement."""
+        micro_config = _columns_of(measurement.micro_config, algorithm_version)
         values = _columns(measurement, _MEASURED, schema.SAMPLES["measurement"])
-        key = _key(measurement.micro_config, algorithm_version)
-        self._add("measurement", environment, problem, **key, **values)
+        self._add("measurement", environment, problem, micro_config | values)
 
     def add_failure(
         self, environment: Environment, problem: ConvProblem, algorithm_version: int, failure: Failure
     ) -> None:
         """Commit the failure to measure a micro-config (an algorithm and a micro-batch size), with its reason."""
-        self._add(
-            *("failure", environment, problem),
-            **_key(failure.micro_config, algorithm_version),
-            reason=failure.reason,
-            passed_over=2 if failure.kind is FailureKind.TOO_MANY_FLOPS else 1 if failure.is_passed_over else None,
-            needed_bytes=failure.needed_bytes,
-            least_s=failure.least_s,
-        )
+        values = {
+            "reason": failure.reason,
+            "passed_over": 2 if failure.kind is FailureKind.TOO_MANY_FLOPS else 1 if failure.is_passed_over else None,
+            "needed_bytes": failure.needed_bytes,
+            "least_s": failure.least_s,
+        }
+        self._add("failure", environment, problem, _columns_of(failure.micro_config, algorithm_version) | values)
 
     def add_whole_run(
         self,
@@ -170,23 +162,29 @@ class Database:
     ) -> None:
         """Commit a whole run: the times of complete calls of a configuration.
 
-        versions: versions of at least the algorithms that ran. fresh: whether each call allocated its workspace.
+        versions: versions of at least the algorithms that ran.
+        fresh: whether each call allocated its workspace.
         """
         key = configuration_key(micro_configs, versions, fresh=fresh)
         values = _columns(run, _RUN, schema.SAMPLES["verification"])
-        self._add("verification", environment, problem, configuration=key, **values)
+        self._add("verification", environment, problem, {"configuration": key} | values)
 
     def add_timing(
         self, environment: Environment, subject: str, seconds: Sequence[Sequence[float]], load: float | None
     ) -> None:
-        """Commit what was timed together. subject: says what. seconds: samples of each call. load: of the machine."""
+        """Commit what was timed together.
+
+        subject: a text that says what was timed.
+        seconds: samples of each call.
+        load: load of the machine.
+        """
         values = {"subject": subject, "seconds": json.dumps(seconds), "load": load}
         self.commit({"kind": "timing", "measured_at": now(), **schema.named(environment), **values})
 
-    def _add(self, kind: str, environment: Environment, problem: ConvProblem, **values: object) -> None:
-        owner = schema.named(environment) | schema.named(problem)
+    def _add(self, kind: str, environment: Environment, problem: ConvProblem, values: Row) -> None:
+        row = {"kind": kind, "measured_at": now()} | schema.named(environment) | schema.named(problem) | values
         try:
-            self.commit({"kind": kind, "measured_at": now(), **owner, **values})
+            self.commit(row)
         except InvalidInputError as error:
             raise InvalidInputError(f"this {kind} of {problem} cannot be stored: {error}") from None
 
@@ -195,22 +193,19 @@ class Database:
         with self._file.writing() as connection:
             schema.add_rows(connection, [row], replaces=True)
 
-    def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> MergeCounts:
-        """Add missing exported rows with their time stamps: all of them or, on error, none. Return the numbers of rows.
+    def add_exported(self, rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
+        """Add missing exported rows with their time stamps: all of them or, on error, none.
+
+        Return the numbers of ``added`` rows, and of rows that were already ``known``.
 
         rows: values by column, as in ``schema.ROW_COLUMNS``.
         """
         with self._file.writing() as connection:
-            return MergeCounts(**schema.add_rows(connection, rows))
+            return schema.add_rows(connection, rows)
 
-    def merge(self, other: Database | Path | str) -> MergeCounts:
-        """Add the missing rows of another database: all of them or, on error, none.
-
-        The other database is only read. Returns the numbers of rows added and of rows already present.
-        """
-        source: Database
-        with nullcontext(other) if isinstance(other, Database) else Database(other, read_only=True) as source:
-            return self.add_exported(source.every_row())
+    def merge(self, other: Database) -> Counter[str]:
+        """Add the missing rows of another database, which is only read, as ``add_exported`` does."""
+        return self.add_exported(other.every_row())
 
     # Reading
 
@@ -219,7 +214,8 @@ class Database:
     ) -> list[Row]:
         """Return all rows, oldest first, each a dict with the keys ``schema.ROW_COLUMNS``.
 
-        environment, problems: if given, return only rows of this environment or of these problems.
+        environment: the only environment of which to return rows; None for all.
+        problems: the only problems of which to return rows; None for all.
         """
         tables = [table for table, key in schema.KEYS.items() if problems is None or "problem_id" in key]
         rows = self._file.read(schema.select_rows(self._of(environment, problems), tables))
@@ -239,19 +235,18 @@ class Database:
     ) -> dict[ConvProblem, tuple[Measurement, ...]]:
         """Return the measurements of many problems by problem, in one query."""
         return {
-            problem: tuple(Measurement(m, *measured) for m, (reason, _, _, _, *measured) in found if reason is None)
-            for problem, found in self._results(environment, problems, versions).items()
+            problem: tuple(Measurement(m, *costs) for m, (reason, _, _, _, *costs) in results if reason is None)
+            for problem, results in self._results(environment, problems, versions).items()
         }
 
     def failures(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int]
     ) -> tuple[Failure, ...]:
         """Return the failures of the algorithms in these versions, sorted."""
+        results = self._results(environment, [problem], versions)[problem]
         return tuple(
             Failure(m, reason, _kind(passed_over, needed, least_s), needed, least_s)
-            for m, (reason, passed_over, needed, least_s, *_) in self._results(environment, [problem], versions)[
-                problem
-            ]
+            for m, (reason, passed_over, needed, least_s, *_) in results
             if reason is not None
         )
 
@@ -277,9 +272,12 @@ class Database:
 
         Arguments are as for ``whole_run``.
         """
-        rows = self._file.read(schema.select("verifications", self._of(environment, [problem])))
-        found = ((micro_configs_from(row["configuration"], versions, fresh=fresh), row) for row in rows)
-        return {micro_configs: _whole_run(row) for micro_configs, row in found if micro_configs is not None}
+        runs = {}
+        for row in self._file.read(schema.select("verifications", self._of(environment, [problem]))):
+            micro_configs = micro_configs_from(row["configuration"], versions, fresh=fresh)
+            if micro_configs is not None:
+                runs[micro_configs] = _whole_run(row)
+        return runs
 
     def timing(self, environment: Environment, subject: str) -> tuple[list[list[float]], float | None] | None:
         """Return the samples of each call that was timed for a subject, in seconds, and the machine's load; or None."""
@@ -297,12 +295,9 @@ class Database:
 
     def versions(self, environment: Environment) -> dict[str, tuple[int, ...]]:
         """Return the versions of each algorithm that have results in this environment, ascending."""
-        found: dict[str, tuple[int, ...]] = {}
-        for algorithm, version in self._file.read(
-            f"SELECT DISTINCT algorithm, version FROM measurements WHERE {self._of(environment)} ORDER BY 1, 2"
-        ):
-            found[algorithm] = (*found.get(algorithm, ()), version)
-        return found
+        sql = f"SELECT DISTINCT algorithm, version FROM measurements WHERE {self._of(environment)} ORDER BY 1, 2"
+        versions = grouped((row["algorithm"], row["version"]) for row in self._file.read(sql))
+        return {name: tuple(ascending) for name, ascending in versions.items()}
 
     def environments(self) -> tuple[Environment, ...]:
         """Return all environments (machines with their software) that have rows, sorted."""
@@ -313,13 +308,13 @@ class Database:
 
     def info(self) -> tuple[EnvironmentRows, ...]:
         """Return the numbers of rows of each environment (machine and software)."""
-        found = []
+        numbers = []
         for environment in self.environments():
             rows = self._file.read(schema.count_rows(self._of(environment)))
-            counts = {kind: n for kind, n, _ in rows}
-            kinds = (counts.get(kind, 0) for kind in ("measurement", "failure", "verification", "timing"))
-            found.append(EnvironmentRows(environment, *kinds, busy=sum(busy for *_, busy in rows)))  # type: ignore[misc]
-        return tuple(found)
+            counts = Counter({kind: count for kind, count, _ in rows})
+            busy = sum(busy_rows for *_, busy_rows in rows)
+            numbers.append(EnvironmentRows(environment, *(counts[kind] for kind in schema.KINDS), busy=busy))  # type: ignore[misc]
+        return tuple(numbers)
 
     def _results(
         self, environment: Environment, problems: Iterable[ConvProblem], versions: Mapping[str, int]
@@ -328,17 +323,16 @@ class Database:
 
         A result consists of the values of the columns ``_RESULT``.
         """
-        found: dict[ConvProblem, dict[MicroConfig, list[Any]]] = {problem: {} for problem in problems}
-        by_id = {number: results for problem, results in found.items() for number in self._ids([problem])}
+        by_problem: dict[ConvProblem, dict[MicroConfig, list[Any]]] = {problem: {} for problem in problems}
+        by_id = {number: results for problem, results in by_problem.items() for number in self._ids([problem])}
         condition = f"{self._of(environment)} AND problem_id IN ({', '.join(map(str, by_id))})"
         columns = ", ".join(("problem_id", "algorithm", "version", "micro_batch_size", *_RESULT))
         micro_config = cache(MicroConfig)  # many rows share few micro-configs
-        for problem_id, algorithm, version, size, *values in self._file.read(
-            schema.select("measurements", condition, columns)
-        ):
+        sql = schema.select("measurements", condition, columns)
+        for problem_id, algorithm, version, size, *values in self._file.read(sql):
             if versions.get(algorithm) == version:
                 by_id[problem_id][micro_config(algorithm, size)] = values
-        return {problem: [*results.items()] for problem, results in found.items()}
+        return {problem: [*results.items()] for problem, results in by_problem.items()}
 
     def _of(self, environment: Environment | None = None, problems: Iterable[ConvProblem] | None = None) -> str:
         """Return the SQL condition that selects rows of an environment and of some problems; None selects all."""
@@ -359,7 +353,7 @@ def _kind(passed_over: int | None, needed_bytes: int | None, least_s: float | No
     return FailureKind.HOPELESS if needed_bytes is None else FailureKind.TOO_LARGE
 
 
-def _key(micro_config: MicroConfig, version: int) -> dict[str, Any]:
+def _columns_of(micro_config: MicroConfig, version: int) -> Row:
     return {
         "algorithm": micro_config.algorithm,
         "version": version,
@@ -367,10 +361,10 @@ def _key(micro_config: MicroConfig, version: int) -> dict[str, Any]:
     }
 
 
-def _columns(result: object, names: Sequence[str], samples: Sequence[str]) -> dict[str, Any]:
+def _columns(result: object, names: Sequence[str], samples: Sequence[str]) -> Row:
     """Return attributes of a result as columns of a row; those that are samples as bytes, if there are any."""
     values = {name: getattr(result, name) for name in names}
-    return values | {name: packed(name, of_call) for name in samples if (of_call := getattr(result, name))}
+    return values | {name: packed(name, getattr(result, name)) for name in samples if getattr(result, name)}
 
 
 def _whole_run(row: sqlite3.Row) -> Comparison:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from mucudnn.core.errors import DatabaseError, InvalidInputError
 from mucudnn.core.problem import ConvProblem
@@ -17,10 +17,7 @@ from mucudnn.store.sqlite_file import MEMORY
 
 _SQLITE = b"SQLite format 3\0"
 _COLUMNS = (*schema.ROW_COLUMNS, "schema")  # schema: ``schema.VERSION`` of the exported file
-_KINDS = ("measurement", "failure", "verification", "timing")
 _EXPORT_AGAIN = "export it again with mucudnn database export FILE"
-
-Record = dict[str, Any]
 
 
 def export_json_lines(
@@ -31,8 +28,10 @@ def export_json_lines(
 ) -> None:
     """Write all rows, oldest first, as one JSON object per line, without empty columns; samples are lists.
 
-    The column ``kind`` is measurement, failure, verification or timing. environment, problems: if given, write only
-    rows of this environment or of these problems.
+    The column ``kind`` is measurement, failure, verification or timing.
+
+    environment: the only environment of which to write rows; None for all.
+    problems: the only problems of which to write rows; None for all.
     """
     for row in database.every_row(environment, problems):
         samples = {name: unpacked(row[name]) for name in schema.SAMPLE_COLUMNS if row[name] is not None}
@@ -97,15 +96,15 @@ def _row(line: str) -> schema.Row:
     Raises ``InvalidInputError`` for invalid records and for other schema versions.
     """
     try:
-        record: Record = json.loads(line)
+        record: schema.Row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"broken JSON: {error}") from None
     if not isinstance(record, dict):
         raise InvalidInputError("not a JSON object; write one object a line")
     if record.get("schema") != schema.VERSION:
         raise InvalidInputError(f"schema is {record.get('schema')!r}; it must be {schema.VERSION}")
-    if record.get("kind") not in _KINDS:
-        raise InvalidInputError(f"kind is {record.get('kind')!r}; it must be one of {', '.join(_KINDS)}")
+    if record.get("kind") not in schema.KINDS:
+        raise InvalidInputError(f"kind is {record.get('kind')!r}; it must be one of {', '.join(schema.KINDS)}")
     if unknown := record.keys() - {*_COLUMNS}:
         raise InvalidInputError(f"unknown columns: {', '.join(sorted(unknown))}")
     samples = {name: packed(name, record[name]) for name in schema.SAMPLE_COLUMNS if record.get(name) is not None}

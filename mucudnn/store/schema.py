@@ -1,4 +1,4 @@
-"""The SQL tables of the database, and functions that read and write keys (environments, problems) and rows."""
+"""The SQL tables of the database, and functions that read and write keys (environments, problems), rows and values."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ APPLICATION_ID = int.from_bytes(b"mucu", "big")
 
 VERSION = 10  # files of any other are rejected
 
+KINDS = ("measurement", "failure", "verification", "timing")
 Row = dict[str, Any]  # by ``ROW_COLUMNS``; samples in the storage format
 
 COSTS = ("setup_s", "step_s", "prepared_bytes", "scratch_bytes", "relative_error", "noise", "samples")
@@ -46,9 +47,7 @@ KEYS = {
     "verifications": ("environment_id", "problem_id", "configuration"),
     "timings": ("environment_id", "subject"),
 }
-_TABLE_OF = {"measurement": "measurements", "failure": "measurements", "verification": "verifications"} | {
-    "timing": "timings"
-}
+_TABLE_OF = dict(zip(KINDS, ("measurements", "measurements", "verifications", "timings"), strict=True))
 _RANK = f"iif(load > {BUSY}, '0', '1') || measured_at"
 _KINDS = {
     "measurements": "iif(reason IS NULL, 'measurement', 'failure')",
@@ -112,7 +111,7 @@ def _series(column: str) -> str:
 
 
 def _required(*definitions: str) -> str:
-    return ", ".join(each.replace(" CONSTRAINT", " NOT NULL CONSTRAINT", 1) for each in definitions)
+    return ", ".join(definition.replace(" CONSTRAINT", " NOT NULL CONSTRAINT", 1) for definition in definitions)
 
 
 def _key(table: str) -> str:
@@ -123,17 +122,20 @@ _OWNER = "{0}_id INTEGER NOT NULL REFERENCES {0}s".format
 _OWNERS = f"{_OWNER('environment')}, {_OWNER('problem')}"
 _TIME_STAMP = _required(
     _checked(
-        *("measured_at", "TEXT", "{0} GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]T[0-9][0-9]:*.??????+00:00'"),
+        "measured_at",
+        "TEXT",
+        "{0} GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]T[0-9][0-9]:*.??????+00:00'",
         "a time in UTC to the microsecond, as 2026-01-31T12:00:00.000000+00:00",
     )
 )
-_CONFIGURATION = _checked(*("configuration", "TEXT", "json_valid({0}) AND json_type({0}) = 'array'"), "JSON, an array")
+_IS_ARRAY = "json_valid({0}) AND json_type({0}) = 'array'"
+_CONFIGURATION = _checked("configuration", "TEXT", _IS_ARRAY, "JSON, an array")
 _NAME = _checked("algorithm", "TEXT", "{0} <> ''", "the name of an algorithm")
 _BYTES = [_whole(name, 0, 2**48) for name in ("prepared_bytes", "scratch_bytes")]  # sums fit 64 bits
 _PASSED_OVER = _checked("passed_over", "INTEGER", "{0} IN (1, 2)", "1, 2 (by its arithmetic alone), or nothing")
 _SIZES = [_whole(name, 0 if name.startswith("padding") else 1) for name in SIZES]
 _SUBJECT = _checked("subject", "TEXT", "{0} <> ''", "a text that says what was timed")
-_SECONDS = _checked("seconds", "TEXT", "json_valid({0}) AND json_type({0}) = 'array'", "JSON, an array")
+_SECONDS = _checked("seconds", "TEXT", _IS_ARRAY, "JSON, an array")
 TIMINGS = f"""TABLE timings ({_OWNER("environment")}, {_required(_SUBJECT)}, {_TIME_STAMP}, {_required(_SECONDS)},
     {_share("load")}, {_key("timings")}"""
 PROBLEMS = f"""TABLE problems (id INTEGER PRIMARY KEY, {_required(_one_of("operation", Operation), *_SIZES)},
@@ -184,17 +186,17 @@ def count_rows(condition: str) -> str:
 
 def select_rows(condition: str = "TRUE", tables: Iterable[str] = KEYS) -> str:
     """Return SQL that selects ``ROW_COLUMNS`` of the rows of tables that meet a condition, oldest first."""
-    every = []
+    selections = []
     for table in tables:
-        own = {*ENVIRONMENT_COLUMNS, *KEYS[table], *_VALUES[table]}
+        columns = {*ENVIRONMENT_COLUMNS, *KEYS[table], *_VALUES[table]}
         joined = f"{table} JOIN environments ON environments.id = environment_id"
         if "problem_id" in KEYS[table]:
-            own.update(PROBLEM_COLUMNS)
+            columns.update(PROBLEM_COLUMNS)
             joined += " JOIN problems ON problems.id = problem_id"
-        cells = (name if name in own else "NULL" for name in ROW_COLUMNS[1:])
-        every.append(f"SELECT {_KINDS[table]}, {', '.join(cells)} FROM {joined} WHERE {condition}")
+        cells = (name if name in columns else "NULL" for name in ROW_COLUMNS[1:])
+        selections.append(f"SELECT {_KINDS[table]}, {', '.join(cells)} FROM {joined} WHERE {condition}")
     order = (ROW_COLUMNS.index("measured_at"), *range(len(ROW_COLUMNS)))  # a deterministic order
-    return f"{' UNION ALL '.join(every)} ORDER BY {', '.join(str(index + 1) for index in order)}"
+    return f"{' UNION ALL '.join(selections)} ORDER BY {', '.join(str(index + 1) for index in order)}"
 
 
 def add_rows(
@@ -202,8 +204,10 @@ def add_rows(
 ) -> Counter[str]:
     """Add rows with their time stamps; return the numbers of ``added`` rows and of rows already ``known``.
 
-    rows: values by column, as in ``ROW_COLUMNS``, without columns that are None. replaces: whether to replace rows with
-    the same key and time stamp. Raises ``InvalidInputError`` for invalid values.
+    rows: values by column, as in ``ROW_COLUMNS``, without columns that are None.
+    replaces: whether to replace rows with the same key and time stamp.
+
+    Raises ``InvalidInputError`` for invalid values.
     """
 
     @cache
@@ -214,46 +218,46 @@ def add_rows(
     def problem_id(*values: Any) -> int:
         return identify(connection, problem_from(values))
 
-    found = Counter(added=0, known=0)
+    counts = Counter(added=0, known=0)
     for row in rows:
         table = _TABLE_OF[row["kind"]]
-        owned = {**row}
+        ids = {}
         try:
-            owned["environment_id"] = environment_id(*map(row.get, ENVIRONMENT_COLUMNS))
+            ids["environment_id"] = environment_id(*map(row.get, ENVIRONMENT_COLUMNS))
             if "problem_id" in KEYS[table]:
-                owned["problem_id"] = problem_id(*map(row.get, PROBLEM_COLUMNS))
+                ids["problem_id"] = problem_id(*map(row.get, PROBLEM_COLUMNS))
         except (ValueError, TypeError) as error:
             raise InvalidInputError(str(error)) from None
-        columns, key = (*KEYS[table], *_VALUES[table]), ", ".join(KEYS[table])
-        added = _insert(connection, table, columns, [*map(owned.get, columns)], replaces)
+        owned = {**row, **ids}
+        values = {name: owned.get(name) for name in (*KEYS[table], *_VALUES[table])}
+        is_added = _insert(connection, table, values, replaces=replaces)
         if table == "verifications":
             whole_run_from(row["configuration"])
         elif table == "timings":
             seconds_from(row["seconds"])
-        if added:
-            of_key = f"({key}) = ({', '.join('?' * len(KEYS[table]))})"
-            values = [*map(owned.get, KEYS[table])]
-            best = f"(SELECT max({_RANK}) FROM {table} WHERE {of_key})"
-            connection.execute(f"DELETE FROM {table} WHERE {of_key} AND {_RANK} < {best}", values * 2)
-            own = f"SELECT 1 FROM {table} WHERE {of_key} AND measured_at = ?"
-            added = connection.execute(own, [*values, row["measured_at"]]).fetchone() is not None
-        found["added" if added else "known"] += 1
-    return found
+        if is_added:  # the best row of this key stays, which need not be this one
+            has_key = f"({', '.join(KEYS[table])}) = ({', '.join('?' * len(KEYS[table]))})"
+            key = [values[name] for name in KEYS[table]]
+            best = f"(SELECT max({_RANK}) FROM {table} WHERE {has_key})"
+            connection.execute(f"DELETE FROM {table} WHERE {has_key} AND {_RANK} < {best}", key * 2)
+            is_there = f"SELECT 1 FROM {table} WHERE {has_key} AND measured_at = ?"
+            is_added = connection.execute(is_there, [*key, row["measured_at"]]).fetchone() is not None
+        counts["added" if is_added else "known"] += 1
+    return counts
 
 
-def _insert(
-    connection: sqlite3.Connection, table: str, columns: tuple[str, ...], values: Sequence[Any], replaces: bool = False
-) -> bool:
+def _insert(connection: sqlite3.Connection, table: str, values: Mapping[str, Any], *, replaces: bool = False) -> bool:
     """Add a row to a table, and return whether it was added.
 
-    replaces: whether to replace a row with the same key, rather than keep it. Raises ``InvalidInputError`` for values
-    that the table rejects.
+    replaces: whether to replace a row with the same key, rather than keep it.
+
+    Raises ``InvalidInputError`` for values that the table rejects.
     """
     verb, otherwise = ("REPLACE", "") if replaces else ("INSERT", " ON CONFLICT DO NOTHING")
-    marks = ", ".join("?" * len(columns))
-    insertion = f"{verb} INTO {table} ({', '.join(columns)}) VALUES ({marks}){otherwise}"
+    marks = ", ".join("?" * len(values))
+    insertion = f"{verb} INTO {table} ({', '.join(values)}) VALUES ({marks}){otherwise}"
     try:
-        return connection.execute(insertion, values).rowcount > 0
+        return connection.execute(insertion, [*values.values()]).rowcount > 0
     except _REFUSALS as error:
         raise InvalidInputError(str(error).removeprefix("CHECK constraint failed: ")) from None
 
@@ -263,8 +267,8 @@ def _insert(
 
 def identify(connection: sqlite3.Connection, key: Environment | ConvProblem) -> int:
     """Return the row id of an environment or a problem, adding its row if missing."""
-    table, values = _table(key), named(key)
-    _insert(connection, table, (*values,), (*values.values(),))
+    table = _table(key)
+    _insert(connection, table, named(key))
     if (row := connection.execute(*find(key)).fetchone()) is None:
         raise sqlite3.DatabaseError(f"the index of {table} disagrees with the table")
     return int(row[0])
@@ -331,9 +335,9 @@ def configuration_key(micro_configs: Sequence[MicroConfig], versions: Mapping[st
 
     fresh: whether each call allocates its workspace instead of keeping one; then all lists end with ``"fresh"``.
     """
-    runs = [(micro_config, len(list(equal))) for micro_config, equal in groupby(micro_configs)]
+    series = [(micro_config, len(list(equal))) for micro_config, equal in groupby(micro_configs)]
     ending = ["fresh"] if fresh else []
-    return json.dumps([[m.algorithm, versions[m.algorithm], m.micro_batch_size, count, *ending] for m, count in runs])
+    return json.dumps([[m.algorithm, versions[m.algorithm], m.micro_batch_size, count, *ending] for m, count in series])
 
 
 def micro_configs_from(key: str, versions: Mapping[str, int], *, fresh: bool = False) -> tuple[MicroConfig, ...] | None:
@@ -342,8 +346,8 @@ def micro_configs_from(key: str, versions: Mapping[str, int], *, fresh: bool = F
     Returns None for an invalid key, and for a key with other versions or another kind of workspace.
     """
     with suppress(InvalidInputError):
-        micro_configs, found, is_fresh = whole_run_from(key)
-        if is_fresh == fresh and found.items() <= versions.items():
+        micro_configs, versions_in_key, is_fresh = whole_run_from(key)
+        if is_fresh == fresh and versions_in_key.items() <= versions.items():
             return micro_configs
     return None
 
@@ -371,7 +375,7 @@ def whole_run_from(key: str) -> tuple[tuple[MicroConfig, ...], Mapping[str, int]
 def seconds_from(text: str) -> list[list[float]]:
     """Return the samples of each call that was timed, from JSON. Raises ``InvalidInputError`` for any other text."""
     with suppress(ValueError, TypeError):
-        found = json.loads(text)
-        if found and all(of_call and all(isfinite(one) and one >= 0 for one in of_call) for of_call in found):
-            return [[float(one) for one in of_call] for of_call in found]
+        calls = json.loads(text)
+        if calls and all(calls) and all(isfinite(second) and second >= 0 for second in chain.from_iterable(calls)):
+            return [[float(second) for second in samples] for samples in calls]
     raise InvalidInputError(f"seconds is {shown(text)}; it must be a list of seconds, at least 0, for each call")

@@ -81,8 +81,9 @@ class SqliteFile:
         # In a copy, since SQLite checks no constraints in a read-only file
         with self._explained(), closing(sqlite3.connect(":memory:")) as copy:
             self._connection.backup(copy)
-            found = copy.execute("PRAGMA quick_check(1)").fetchone()
-        self._check(found == ("ok",), "is damaged")
+            verdict = copy.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != ("ok",):
+            raise self._refused("is damaged")
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
         with self._explained():
@@ -105,8 +106,8 @@ class SqliteFile:
     def _prepare_place(self) -> None:
         """Create the file's folder if the file may be created. Raise ``DatabaseError`` if the file cannot be opened."""
         try:
-            found = _status(self.path)
-            if found is None and self._may_make:
+            is_missing = _status(self.path) is None
+            if is_missing and self._may_make:
                 with suppress(OSError):
                     self.path.parent.mkdir(parents=True, exist_ok=True)
             self.read_only = self.read_only or not _can_be_written(self.path)
@@ -115,19 +116,21 @@ class SqliteFile:
             raise DatabaseError(f"database {self.path} cannot be opened: {error}; {_NAME_ANOTHER}") from error
         if is_folder:
             raise DatabaseError(f"database {self.path} cannot be opened, it is a folder; {_NAME_ANOTHER}")
-        if found is None and (self.read_only or not self._may_make):
+        if is_missing and (self.read_only or not self._may_make):
             fault = "does not exist, and cannot be created in that folder" if self._may_make else "does not exist"
             raise DatabaseError(f"database {self.path} {fault}; {_NAME_ANOTHER}")
 
     def _open(self) -> None:
         """Refuse files of other programs and versions, and create the tables if there are none."""
         if self.read("SELECT 1 FROM sqlite_master LIMIT 1"):
-            self._check(self._pragma("application_id") == schema.APPLICATION_ID, "belongs to another program")
-            found = self._pragma("user_version")
-            here = f"of another mucudnn, and this one reads {schema.VERSION} only"
-            self._check(found == schema.VERSION, f"has schema {found}, {here}")
+            if self._pragma("application_id") != schema.APPLICATION_ID:
+                raise self._refused("belongs to another program")
+            if (version := self._pragma("user_version")) != schema.VERSION:
+                here = f"of another mucudnn, and this one reads {schema.VERSION} only"
+                raise self._refused(f"has schema {version}, {here}")
         else:
-            self._check(self._may_make, "is empty")
+            if not self._may_make:
+                raise self._refused("is empty")
             # Some file systems do not support a write-ahead log; SQLite's rollback journal works too, more slowly.
             with suppress(sqlite3.OperationalError):
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -143,17 +146,17 @@ class SqliteFile:
     def _require_in_place(self) -> None:
         """Raise ``DatabaseError`` if the file was deleted, replaced or emptied since it was opened."""
         try:
-            found = _status(self._place) if self._opened else None
+            status = _status(self._place) if self._opened else None
         except OSError:  # the file's state is unknown
             return
-        if self._opened is None or (found and found.st_size and os.path.samestat(found, self._opened)):
+        if self._opened is None or (status and status.st_size and os.path.samestat(status, self._opened)):
             return
-        what = "deleted" if found is None else "replaced" if found.st_size else "emptied"
-        if what != "emptied":  # SQLite would apply the old write-ahead log to a new file at the path
+        fate = "deleted" if status is None else "replaced" if status.st_size else "emptied"
+        if fate != "emptied":  # SQLite would apply the old write-ahead log to a new file at the path
             with self._explained():
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         raise DatabaseError(
-            f"database {self._place} was {what} while it was in use, and takes no more rows; start again, or "
+            f"database {self._place} was {fate} while it was in use, and takes no more rows; start again, or "
             f"{_NAME_ANOTHER}"
         )
 
@@ -176,9 +179,8 @@ class SqliteFile:
         warnings.warn(f"database {self.path} is locked by another process: {still}", stacklevel=2)
         return self._connection.execute(sql, parameters)
 
-    def _check(self, condition: bool, fault: str) -> None:
-        if not condition:
-            raise DatabaseError(f"database {self.path} {fault}; {_MOVE_AWAY}")
+    def _refused(self, fault: str) -> DatabaseError:
+        return DatabaseError(f"database {self.path} {fault}; {_MOVE_AWAY}")
 
     def _pragma(self, name: str) -> Any:
         return self.read(f"PRAGMA {name}")[0][0]

@@ -92,22 +92,26 @@ class CopyingDatabase(Database):
         return rows
 
     def take(self, rows: Iterable[Row], *, copies: bool) -> None:
-        """Add missing rows of other processes, with their time stamps. copies: whether to write them to the file."""
-        found = [*rows]
-        self.add_exported(found)
-        if copies and found:
-            self._copy(Database.add_exported, found)
+        """Add missing rows of other processes, with their time stamps.
+
+        copies: whether to write them to the file.
+        """
+        new = [*rows]
+        self.add_exported(new)
+        if copies and new:
+            self._copy(Database.add_exported, new)
 
     def commit(self, row: Row) -> None:
         self._copy(Database.commit, row)
         super().commit(row)
         self._fresh.append(row)
 
-    def _copy(self, add: Callable[..., object], *what: object) -> None:
+    def _copy(self, add: Callable[..., object], rows: Row | Sequence[Row]) -> None:
+        """Add rows to the file, too, until that fails."""
         if self._behind is None:
             return
         try:
-            add(self._behind, *what)
+            add(self._behind, rows)
         except DatabaseError as error:
             self._behind = None
             warn(f"{_IN_MEMORY}: {error}")

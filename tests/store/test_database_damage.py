@@ -198,5 +198,5 @@ def export_everything(path: Path) -> None:
 
 
 def merge_everything(path: Path) -> None:
-    with Database(":memory:") as database:
-        database.merge(path)
+    with Database(path, read_only=True) as source, Database(":memory:") as database:
+        database.merge(source)

@@ -45,8 +45,8 @@ def test_exports_and_merges_carry_timings(tmp_path: Path) -> None:
         export_json_lines(database, stream)
         profile.write_text(stream.getvalue())
         with read_profile(profile) as read, Database(":memory:") as merged:
-            assert merged.merge(read) == (1, 0)
-            assert merged.merge(database) == (0, 1)
+            assert merged.merge(read) == {"added": 1, "known": 0}
+            assert merged.merge(database) == {"added": 0, "known": 1}
             assert merged.timing(HERE, "a call") == (SECONDS, 0.25)
             assert merged.info() == database.info()
     bad = tmp_path / "bad.jsonl"
