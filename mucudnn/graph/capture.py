@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mucudnn.core.errors import MucudnnError, first_line, no_images, raise_interruption
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
+from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.guards import Guards, ResultMemory, memories_of_results, replaced_function
 from mucudnn.graph.makers import (
     IDENTITIES,
@@ -32,7 +33,6 @@ from mucudnn.graph.moves import Copy
 from mucudnn.graph.operators import VIEWS, Barrier, Captured, Input, Moments, Ref, aten, function_of
 from mucudnn.graph.rewrites.layouts import put_rows_first
 from mucudnn.graph.rewrites.rewrite import rewrite
-from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.algorithm import ACTIVATIONS
 from mucudnn.kernels.memory import dense_strides, format_of, is_free, torch_format
 from mucudnn.running.devices import device_of_convolutions
@@ -195,6 +195,7 @@ def _value_of(builder: Builder, node: Node, fused: dict[Node, Fused]) -> Any:
         read = parts.x, parts.added
         sources = tuple(index for index in map(builder.image, read) if index is not None)
         assert len(sources) == (1 if parts.added is None else 2)
+        is_transposed = parts.problem.operation is Operation.BACKWARD_DATA
         return builder.add(
             Convolution(
                 **described(node),
@@ -204,6 +205,7 @@ def _value_of(builder: Builder, node: Node, fused: dict[Node, Fused]) -> Any:
                 bias=parts.bias,
                 activation=parts.activation,
                 output_padding=parts.output_padding,
+                align=parts.problem.stride[0] if is_transposed else 1,  # with which a transposed filter is prepared
             )
         )
     first = builder.values.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None

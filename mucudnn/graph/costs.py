@@ -22,10 +22,10 @@ from mucudnn.core.errors import raise_interruption, say_once
 from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.records import Comparison, is_busy
 from mucudnn.core.terminal import Progress
+from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.operators import Band, Barrier, Captured, Input, Moments, Operator, Ref, perform
 from mucudnn.graph.schedule import Schedule
 from mucudnn.graph.steps import array_of, run_array
-from mucudnn.graph.windows import Convolution, convolutions_of
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer, format_of, peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock
@@ -49,29 +49,33 @@ class Timings:
     """The timings of a graph: stored ones, and those that are measured now, and stored at once.
 
     All that are measured take ``config.time_limit`` together, or as long as they need. Disturbed ones are measured
-    again on a quiet machine. of_bands: costs of bands, by problem, algorithm and number of operands.
+    again on a quiet machine.
+
+    left_s: of the time limit.
+    band_costs: costs of bands, by problem, algorithm and number of operands.
     """
 
     def __init__(self, machine: Machine, database: Database, config: Config, progress: Progress) -> None:
-        self.machine = machine
+        self.machine, self.progress = machine, progress
         self.left_s = inf if config.time_limit_s is None else config.time_limit_s
-        self.of_bands: dict[tuple[ConvProblem, str, int], Costs | None] = {}
+        self.band_costs: dict[tuple[ConvProblem, str, int], Costs | None] = {}
         self._store = EnvironmentStore(database, machine.environment)
         self._quiet = Quiet(machine.watch, progress, at=1.0)
 
     def of(self, what: str, measure: Callable[[], Seconds | None], *, in_any_case: bool = False) -> Seconds | None:
         """Return the samples of all calls that ``measure`` times; None where it returns None, which is not stored.
 
-        what: says everything that the times depend on, apart from the machine and its software. in_any_case: whether to
-        measure after the time limit, too; otherwise None is returned then for what is not known.
+        what: says everything that the times depend on, apart from the machine and its software.
+        in_any_case: whether to measure after the time limit, too; otherwise None is returned then for what is not
+            stored.
         """
         heap = "heap kept, " if is_heap_kept() else ""
         subject, clock, watch = f"{VERSION}, {heap}{what}", self.machine.clock, self.machine.watch
-        known = self._store.timing(subject)
-        if known is not None and not (is_busy(known[1]) and self._quiet.is_now()):
-            return known[0]
+        stored = self._store.timing(subject)
+        if stored is not None and not (is_busy(stored[1]) and self._quiet.is_now()):
+            return stored[0]
         if self.left_s <= 0 and not in_any_case:
-            return None if known is None else known[0]
+            return None if stored is None else stored[0]
         self._quiet.wait()
         for _ in range(2):
             start_s, mark = clock.now(), watch.mark()
@@ -96,19 +100,19 @@ class Timings:
     ) -> Seconds | None:
         """Return the seconds of operators in calls of schedules, which get turns; None where there is no time for that.
 
-        schedules: makes them. wanted: the operator's index, and the schedule's number, of each call whose samples are
-        returned.
+        schedules: makes them.
+        wanted: the operator's index, and the schedule's number, of each call whose samples are returned.
         """
 
         def measure() -> Seconds:
             calls = [partial(schedule.operator_times, arguments) for schedule in schedules()]
             within = replace(rounds, time_limit_s=min(rounds.time_limit_s, self.left_s))
-            start_s, found = self.machine.clock.now(), list[list[dict[int, float]]]()
+            start_s, done = self.machine.clock.now(), list[list[dict[int, float]]]()
             for times in in_turns(calls):
-                found.append(times)
-                if within.is_enough(len(found), self.machine.clock.now() - start_s):
+                done.append(times)
+                if within.is_enough(len(done), self.machine.clock.now() - start_s):
                     break
-            return [[times[number][index] for times in found] for index, number in wanted]
+            return [[times[number][index] for times in done] for index, number in wanted]
 
         return self.of(what, measure)
 
@@ -124,35 +128,38 @@ class Timings:
         def measure() -> Seconds | None:
             within = replace(rounds, time_limit_s=max(0.0, min(rounds.time_limit_s, self.left_s)))
             results[:] = compare_in_turns(baseline, runs, self.machine.clock, within, self.machine.watch)
-            done = [one for one in results if isinstance(one, Comparison)]
-            of_baseline = max((one.baseline_samples_s for one in done), key=len, default=())
-            return [of_baseline, *(one.time_samples_s for one in done)] if len(done) == len(results) else None
+            done = [result for result in results if isinstance(result, Comparison)]
+            if len(done) < len(results):
+                return None
+            baseline_s = max((comparison.baseline_samples_s for comparison in done), key=len, default=())
+            return [baseline_s, *(comparison.time_samples_s for comparison in done)]
 
         seconds = self.of(what, measure, in_any_case=True)
         if seconds is not None:
-            of_baseline, *of_runs = seconds
-            results[:] = [Comparison.of(of_baseline[: len(of_run)], of_run) for of_run in of_runs]
-        found = {number: one for number, one in enumerate(results) if isinstance(one, Comparison)}
-        if not found:
-            raise next(one for one in results if isinstance(one, Exception))
-        return found
+            baseline_s, *runs_s = seconds
+            results[:] = [Comparison.of(baseline_s[: len(run_s)], run_s) for run_s in runs_s]
+        comparisons = {number: result for number, result in enumerate(results) if isinstance(result, Comparison)}
+        if not comparisons:
+            raise next(result for result in results if isinstance(result, Exception))
+        return comparisons
 
 
 def operator_key(captured: Captured, index: int) -> str:
     """Return what operators of equal costs have in common, as text."""
-    one = captured.operators[index]
-    read = [_result_key(captured.operators[source]) for source in (*one.sources, *one.wholes)]
-    own: tuple[object, ...] = ()
-    if isinstance(one, Convolution):
-        own = one.problem, one.bias is not None, one.activation, one.output_padding
-    elif isinstance(one, Barrier):
-        own = (one.target, *one.with_each(_in_words))
-    settings = [str(getattr(one, name)) for name in one.settings]
-    return f"{type(one).__name__} {settings} {_result_key(one)} of {read} {own}"
+    operator = captured.operators[index]
+    read = [_result_key(captured.operators[source]) for source in (*operator.sources, *operator.wholes)]
+    details: tuple[object, ...] = ()
+    if isinstance(operator, Convolution):
+        details = operator.problem, operator.bias is not None, operator.activation, operator.output_padding
+    elif isinstance(operator, Barrier):
+        details = (operator.target, *operator.with_each(_in_words))
+    settings = [str(getattr(operator, name)) for name in operator.settings]
+    return f"{type(operator).__name__} {settings} {_result_key(operator)} of {read} {details}"
 
 
-def _result_key(one: Operator) -> str:
-    return f"{one.dtype} {one.shape}" if isinstance(one, Barrier) else f"{one.dtype} {one.shape[1:]}"
+def _result_key(operator: Operator) -> str:
+    shape = operator.shape if isinstance(operator, Barrier) else operator.shape[1:]
+    return f"{operator.dtype} {shape}"
 
 
 def _in_words(value: object) -> object:
@@ -163,16 +170,19 @@ def _in_words(value: object) -> object:
 
 def schedule_key(schedule: Schedule) -> str:
     """Return a text that differs for schedules of graphs, plans or algorithms that take other times."""
-    keeps = {index: one.keeps for index, one in convolutions_of(schedule.operators).items()}
-    algorithms = [f"{index} {keeps[index]} {named(one)}" for index, one in schedule.algorithms.items()]
-    cuts = [(one.start, one.stop, replace(one.cut, variant=0)) for one in schedule.plan.segments]
+    kept = schedule.costed.kept
+    algorithms = [f"{index} {index in kept} {named(algorithm)}" for index, algorithm in schedule.algorithms.items()]
+    cuts = [(segment.start, segment.stop, replace(segment.cut, variant=0)) for segment in schedule.plan.segments]
     return f"{graph_key(schedule.captured)} {cuts} {algorithms} {schedule.arena_bytes}"
 
 
 def graph_key(captured: Captured) -> str:
     """Return a text that differs for graphs whose calls take other times."""
-    operators = [f"{operator_key(captured, i)} {one.sources} {one.wholes}" for i, one in enumerate(captured.operators)]
-    results = [one.index for one in captured.results if isinstance(one, Ref)]
+    operators = [
+        f"{operator_key(captured, index)} {operator.sources} {operator.wholes}"
+        for index, operator in enumerate(captured.operators)
+    ]
+    results = [result.index for result in captured.results if isinstance(result, Ref)]
     return f"{captured.samples} {operators} {results} {captured.direct_results}"
 
 
@@ -188,8 +198,9 @@ def operator_costs(captured: Captured, index: int, timings: Timings | None, know
     """Return the costs of an operator by itself: seconds, and bytes that torch allocates beside the result.
 
     Operands are random, since there need not be memory for the model's own. A barrier that refuses them costs nothing.
-    The seconds are measured; where there is no time for that, they are those of a made-up processor. known: what was
-    returned before, of operators of equal costs, to which this is added.
+    The seconds are measured; where there is no time for that, they are those of a made-up processor.
+
+    known: what was returned before, of operators of equal costs, to which this is added.
     """
     key = operator_key(captured, index)
     if key not in known:
@@ -200,26 +211,28 @@ def operator_costs(captured: Captured, index: int, timings: Timings | None, know
 @torch.no_grad()
 def _operator_costs(captured: Captured, index: int, key: str, timings: Timings | None) -> Costs:
     operators = captured.operators
-    one = operators[index]
-    if isinstance(one, Input):
+    operator = operators[index]
+    if isinstance(operator, Input):
         return Costs()
-    if isinstance(one, Barrier):
+    if isinstance(operator, Barrier):
         try:
-            calls = [partial(one.call, {whole: _some(operators[whole]) for whole in one.wholes})]
-            scratch_bytes = max(_allocated_bytes(calls[0], one.device) - one.nbytes, 0)
-            seconds = _least_seconds(key, lambda: calls, one.device, timings)
+            calls = [partial(operator.call, {whole: _random_result(operators[whole]) for whole in operator.wholes})]
+            scratch_bytes = max(_allocated_bytes(calls[0], operator.device) - operator.nbytes, 0)
+            seconds = _least_seconds(key, lambda: calls, operator.device, timings)
         except Exception as error:  # torch may raise anything for random operands
             raise_interruption(error)
             return Costs()
-        call_s = CALL_S + BYTE_S * one.nbytes if seconds is None else seconds[0]
+        call_s = CALL_S + BYTE_S * operator.nbytes if seconds is None else seconds[0]
         return Costs(call_s=call_s, scratch_bytes=scratch_bytes)
-    heights = _heights(one)
-    calls = [partial(perform, one, _band(operators, index, height)) for height in heights]
-    sizes = [_allocated_bytes(call, one.device) for call in calls]
-    seconds = _least_seconds(key, lambda: calls, one.device, timings)
+
+    # Bands of two heights, between which bytes and seconds are linear
+    heights = _heights(operator)
+    calls = [partial(perform, operator, _band(operators, index, height)) for height in heights]
+    sizes = [_allocated_bytes(call, operator.device) for call in calls]
+    seconds = _least_seconds(key, lambda: calls, operator.device, timings)
     row_bytes = 0 if len(heights) == 1 else max(-(-(sizes[1] - sizes[0]) // (heights[1] - heights[0])), 0)
     fixed_bytes = sizes[0] if len(heights) == 1 else max(sizes[0] - row_bytes * heights[0], 0)
-    costs = estimated_costs(one) if seconds is None else _line(heights, seconds)
+    costs = estimated_costs(operator) if seconds is None else _line(heights, seconds)
     return replace(costs, scratch_bytes=fixed_bytes, scratch_row_bytes=row_bytes)
 
 
@@ -229,40 +242,41 @@ def convolution_costs(captured: Captured, index: int, algorithm: Algorithm, timi
 
     Returns None where there is no time for that.
     """
-    one = captured.operators[index]
-    assert isinstance(one, Convolution)
-    kind = one.problem, algorithm.name, len(one.sources)
-    if kind in timings.of_bands:
-        return timings.of_bands[kind]
-    prepared = aligned_buffer(algorithm.workspace(one.problem, 1).prepared_bytes)
+    convolution = captured.operators[index]
+    assert isinstance(convolution, Convolution)
+    kind = convolution.problem, algorithm.name, len(convolution.sources)
+    if kind in timings.band_costs:
+        return timings.band_costs[kind]
+    prepared = aligned_buffer(convolution.prepared_bytes(algorithm))
 
     def call(height: int) -> Callable[[], object]:
         band = _band(captured.operators, index, height)
-        above = one.above(band.low, band.starts[0])
-        _, band.reserved = one.stage(algorithm, 1, band.xs[0].shape[2], height, above)
+        above = convolution.above(band.low, band.starts[0])
+        stage, band.reserved = convolution.stage(algorithm, 1, band.xs[0].shape[2], height, above)
         scratch = aligned_buffer(band.reserved.scratch_bytes)
         band.algorithm, band.prepared, band.scratch = algorithm, prepared.data_ptr(), scratch.data_ptr()
-        array = array_of(one.steps(band))
+        array = array_of(convolution.steps(band))
 
-        def run(scratch: Tensor = scratch) -> None:  # to which the band refers
+        def run(memory: object = (stage, scratch)) -> None:  # to which steps refer
             if len(array):
                 run_array(array, (ctypes.c_void_p * 1)())
             else:
-                one.compute(band)
+                convolution.compute(band)
 
         return run
 
     def calls() -> list[Callable[[], object]]:
-        algorithm.open(one.problem, one.weight, prepared)
-        return [call(height) for height in _heights(one)]
+        algorithm.open(convolution.problem, convolution.weight, prepared)
+        return [call(height) for height in _heights(convolution)]
 
-    seconds = _least_seconds(f"{operator_key(captured, index)} by {named(algorithm)}", calls, one.device, timings)
-    timings.of_bands[kind] = None if seconds is None else _line(_heights(one), seconds)
-    return timings.of_bands[kind]
+    what = f"{operator_key(captured, index)} by {named(algorithm)}"
+    seconds = _least_seconds(what, calls, convolution.device, timings)
+    timings.band_costs[kind] = None if seconds is None else _line(_heights(convolution), seconds)
+    return timings.band_costs[kind]
 
 
-def _heights(one: Operator) -> list[int]:
-    return sorted({min(rows, one.rows) for rows in _ROWS})
+def _heights(operator: Operator) -> list[int]:
+    return sorted({min(rows, operator.rows) for rows in _ROWS})
 
 
 def _line(heights: Sequence[int], seconds: Sequence[float]) -> Costs:
@@ -273,11 +287,11 @@ def _line(heights: Sequence[int], seconds: Sequence[float]) -> Costs:
     return Costs(call_s=max(seconds[0] - row_s * heights[0], 0.0), row_s=row_s)
 
 
-def estimated_costs(one: Operator) -> Costs:
+def estimated_costs(operator: Operator) -> Costs:
     """Return the seconds of an operator on a made-up processor."""
-    row_s = BYTE_S * Operator.row_bytes(one)
-    if isinstance(one, Convolution):
-        row_s += _FLOP_S * one.problem.flops(1) / one.rows
+    row_s = BYTE_S * Operator.row_bytes(operator)
+    if isinstance(operator, Convolution):
+        row_s += _FLOP_S * operator.problem.flops(1) / operator.rows
     return Costs(call_s=CALL_S, row_s=row_s)
 
 
@@ -305,31 +319,31 @@ def _least_seconds(
 
 def _band(operators: Sequence[Operator], index: int, height: int) -> Band:
     """Return random operands of ``height`` rows of one sample from the middle of the image."""
-    one = operators[index]
-    low = (one.rows - height) // 2 // one.align * one.align
+    operator = operators[index]
+    low = (operator.rows - height) // 2 // operator.align * operator.align
     xs, starts = [], []
-    for reach in one.reaches():
+    for reach in operator.reaches():
         first, last = int(reach.first[low]), int(reach.last[low + height - 1])
-        read = operators[reach.source]
-        xs.append(_random((1, read.shape[1], last - first, *read.shape[3:]), read))
+        source = operators[reach.source]
+        xs.append(_random((1, source.shape[1], last - first, *source.shape[3:]), source))
         starts.append(first)
-    wholes = {whole: _some(operators[whole]) for whole in one.wholes}
-    shape = 1, one.shape[1], height, *one.shape[3:]
-    out = one.new_result() if isinstance(one, Moments) else _random(shape, one)
+    wholes = {whole: _random_result(operators[whole]) for whole in operator.wholes}
+    shape = 1, operator.shape[1], height, *operator.shape[3:]
+    out = operator.new_result() if isinstance(operator, Moments) else _random(shape, operator)
     return Band(xs, starts, wholes, out, low, low + height, slice(0, 1))
 
 
-def _some(operator: Operator) -> Any:
+def _random_result(operator: Operator) -> Any:
     return operator.new_result() + 1 if isinstance(operator, Moments) else _random(operator.shape, operator)
 
 
 def _random(shape: tuple[int, ...], like: Operator) -> Tensor:
     """Return a tensor of a shape, of the dtype and on the device of an operator's result."""
-    is_float = like.dtype.is_floating_point
-    made = (torch.rand if is_float else torch.zeros)(shape, device=like.device).to(like.dtype)
+    fill = torch.rand if like.dtype.is_floating_point else torch.zeros
+    tensor = fill(shape, device=like.device).to(like.dtype)
     if len(shape) not in (4, 5):
-        return made
-    return made.contiguous(memory_format=format_of(MemoryFormat.CHANNELS_LAST, len(shape)))
+        return tensor
+    return tensor.contiguous(memory_format=format_of(MemoryFormat.CHANNELS_LAST, len(shape)))
 
 
 def every_cost(

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.graph import steps
+from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.guards import extent
 from mucudnn.graph.moves import Copy
 from mucudnn.graph.operators import Band, Barrier, Input, Moments, Operator
-from mucudnn.graph.windows import Convolution
-from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.compiled.library import ProgramStep
 from mucudnn.kernels.memory import dense_strides
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 _NULL, _ARENA, _FIRST_VALUE = range(3)  # entries of the table of addresses; then one for each operator
 _COPY = Copy(name="rows", shape=(), dtype=torch.float32)
 _Item: TypeAlias = Callable[["Frame"], object]
+_Turn: TypeAlias = tuple[int, int, int, slice]  # numbers of a segment, of an operator and of a band; its samples
 
 
 class Frame(dict[int, Any]):
@@ -47,13 +47,13 @@ class Frame(dict[int, Any]):
 
     def __missing__(self, index: int) -> Tensor:
         """Return the view of a result in the arena that is needed as a whole."""
-        one = self.schedule.operators[index]
-        return self.rows(one, self.schedule.whole[index], self.schedule.captured.samples, one.rows)
+        operator = self.schedule.operators[index]
+        return self.rows(operator, self.schedule.whole[index], self.schedule.captured.samples, operator.rows)
 
-    def rows(self, one: Operator, offset: int, samples: int, rows: int) -> Tensor:
+    def rows(self, operator: Operator, offset: int, samples: int, rows: int) -> Tensor:
         """Return the view of some rows of an operator's result, which are in channels_last, in the arena."""
-        shape = samples, one.shape[1], rows, *one.shape[3:]
-        flat = self.arena[offset : offset + prod(shape) * one.dtype.itemsize].view(one.dtype)
+        shape = samples, operator.shape[1], rows, *operator.shape[3:]
+        flat = self.arena[offset : offset + prod(shape) * operator.dtype.itemsize].view(operator.dtype)
         return flat.as_strided(shape, dense_strides(shape, MemoryFormat.CHANNELS_LAST), flat.storage_offset())
 
 
@@ -62,11 +62,11 @@ class Program:
     """The items of a schedule's calls, for arguments of the same strides.
 
     items: in order, each with the index of the operator to which it belongs, of the last if it runs steps of several.
-    tables: to which items refer.
+    kept: tables and stages to whose memory steps refer.
     """
 
     items: list[tuple[int, _Item]] = field(default_factory=list)
-    tables: list[Any] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)
 
     def run(self, frame: Frame) -> None:
         for _, item in self.items:
@@ -74,12 +74,12 @@ class Program:
 
     def timed(self, frame: Frame) -> dict[int, float]:
         """Run, and return the seconds that each item took, added by operator."""
-        found: dict[int, float] = {}
+        seconds: dict[int, float] = {}
         for owner, item in self.items:
-            start = time.perf_counter()
+            start_s = time.perf_counter()
             item(frame)
-            found[owner] = found.get(owner, 0.0) + time.perf_counter() - start
-        return found
+            seconds[owner] = seconds.get(owner, 0.0) + time.perf_counter() - start_s
+        return seconds
 
 
 def record(frame: Frame, *, joins: bool = True) -> Program:
@@ -91,28 +91,26 @@ def record(frame: Frame, *, joins: bool = True) -> Program:
     for number, segment in enumerate(schedule.plan.segments):
         cut, operators = segment.cut, range(segment.start, segment.stop)
         for index in operators:
-            one = schedule.operators[index]
-            if isinstance(one, (Input, Barrier, Moments)):
+            if isinstance(schedule.operators[index], (Input, Barrier, Moments)):
                 recorder.do(index, partial(_make, index=index))
-            elif isinstance(one, Convolution) and not one.keeps and (algorithm := schedule.algorithms[index]):
-                offset = schedule.starts[number] + schedule.buffers[number][index].prepared
-                recorder.do(index, partial(_prepare_filter, one=one, algorithm=algorithm, offset=offset))
-        turns: list[tuple[int, int, int, slice]] = []
+            elif schedule.algorithms.get(index) is not None and index not in schedule.costed.kept:
+                recorder.do(index, partial(_prepare_filter, number=number, index=index))
+        turns: list[_Turn] = []
         if schedule.operators[segment.start].rows:
             for start in range(0, schedule.captured.samples, cut.samples):
                 samples = slice(start, min(start + cut.samples, schedule.captured.samples))
                 turns += [(number, index, k, samples) for k in range(cut.bands) for index in operators]
         for turn in turns:
             index = turn[1]
-            for one, band_of in ((_COPY, _taken), (schedule.operators[index], _band), (_COPY, _left)):
+            for operator, band_of in ((_COPY, _taken), (schedule.operators[index], _band), (_COPY, _left)):
                 band = band_of(frame, *turn)
                 if band is None:
                     continue
-                made = one.steps(band) if runs_cpp else []
-                if made:
-                    recorder.run_steps(index, made)
+                compiled = operator.steps(band) if runs_cpp else []
+                if compiled:
+                    recorder.run_steps(index, compiled)
                 else:
-                    recorder.do(index, partial(_compute, one=one, band_of=band_of, turn=turn))
+                    recorder.do(index, partial(_compute, operator=operator, band_of=band_of, turn=turn))
         ended = [index for index in frame if schedule.graph.last_use[index] < segment.stop]
         if ended:
             recorder.do(segment.stop - 1, partial(_free, indices=ended))
@@ -132,15 +130,15 @@ class _Recorder:
         item(self.frame)
         self.program.items.append((owner, item))
 
-    def run_steps(self, owner: int, made: list[ProgramStep]) -> None:
+    def run_steps(self, owner: int, compiled: list[ProgramStep]) -> None:
         if owner != self.owner and not self.joins:
             self.flush()
-        for step in made:
+        for step in compiled:
             for place in steps.places(step):
                 place.base, place.offset = _relative(self.frame, place.offset)
-            self.program.tables += step.kept
-        steps.run_array(steps.array_of(made), self.frame.bases)
-        self.owner, self.steps = owner, self.steps + made
+            self.program.kept += step.kept
+        steps.run_array(steps.array_of(compiled), self.frame.bases)
+        self.owner, self.steps = owner, self.steps + compiled
 
     def flush(self) -> None:
         """Add the steps so far to the program, as one item."""
@@ -171,20 +169,27 @@ def _run_array(frame: Frame, array: Any) -> None:
 
 def _make(frame: Frame, index: int) -> None:
     """Make a result that no band makes: an argument, a barrier's, zero sums, or what bands write for the caller."""
-    one = frame.schedule.operators[index]
-    if isinstance(one, Input):
-        frame[index] = frame.leaves[one.number]
-    elif isinstance(one, Barrier):
-        frame[index] = one.call(frame)
-    elif isinstance(one, Moments):
-        frame[index] = one.new_result()
+    operator = frame.schedule.operators[index]
+    if isinstance(operator, Input):
+        frame[index] = frame.leaves[operator.number]
+    elif isinstance(operator, Barrier):
+        frame[index] = operator.call(frame)
+    elif isinstance(operator, Moments):
+        frame[index] = operator.new_result()
     else:
         strides = frame.schedule.captured.direct_results[index]
-        frame[index] = torch.empty_strided(one.shape, strides, dtype=one.dtype, device=one.device)
+        frame[index] = torch.empty_strided(operator.shape, strides, dtype=operator.dtype, device=operator.device)
 
 
-def _prepare_filter(frame: Frame, one: Convolution, algorithm: Algorithm, offset: int) -> None:
-    algorithm.open(one.problem, one.weight, frame.arena[offset : offset + one.prepared_bytes(algorithm)])
+def _prepare_filter(frame: Frame, number: int, index: int) -> None:
+    """Prepare the filter of a convolution in the block of its segment."""
+    schedule, buffers = frame.schedule, frame.schedule.buffers[number][index]
+    convolution, algorithm = schedule.operators[index], schedule.algorithms[index]
+    assert isinstance(convolution, Convolution)
+    assert algorithm is not None
+    start = schedule.starts[number] + buffers.prepared
+    prepared = frame.arena[start : start + buffers.reserved.prepared_bytes]
+    algorithm.open(convolution.problem, convolution.weight, prepared)
 
 
 def _free(frame: Frame, indices: Sequence[int]) -> None:
@@ -192,13 +197,11 @@ def _free(frame: Frame, indices: Sequence[int]) -> None:
         del frame[index]
 
 
-def _compute(
-    frame: Frame, one: Operator, band_of: Callable[..., Band | None], turn: tuple[int, int, int, slice]
-) -> None:
+def _compute(frame: Frame, operator: Operator, band_of: Callable[..., Band | None], turn: _Turn) -> None:
     """Compute by torch, or by an algorithm that only Python can call."""
     band = band_of(frame, *turn)
     assert band is not None
-    one.compute(band)
+    operator.compute(band)
 
 
 # Bands: of the operator ``index`` in band k of segment ``number``
@@ -206,19 +209,19 @@ def _compute(
 
 def _held(frame: Frame, number: int, index: int) -> Tensor | None:
     """Return the rows of a result that a band holds, which may be none; None for a result that is needed as a whole."""
-    schedule, of = frame.schedule, frame.schedule.buffers[number].get(index)
+    schedule, buffers = frame.schedule, frame.schedule.buffers[number].get(index)
     segment = schedule.plan.segments[number]
-    if of is None or (of.held_rows == 0 and schedule.graph.is_whole(index, segment.stop)):
+    if buffers is None or (buffers.held_rows == 0 and schedule.graph.is_whole(index, segment.stop)):
         return None
-    samples = segment.cut.samples
-    return frame.rows(schedule.operators[index], schedule.starts[number] + of.held, samples, of.held_rows)
+    offset = schedule.starts[number] + buffers.held
+    return frame.rows(schedule.operators[index], offset, segment.cut.samples, buffers.held_rows)
 
 
 def _kept(frame: Frame, number: int, index: int) -> Tensor:
     """Return the rows that the next band needs again."""
-    schedule, of = frame.schedule, frame.schedule.buffers[number][index]
+    schedule, buffers = frame.schedule, frame.schedule.buffers[number][index]
     samples = schedule.plan.segments[number].cut.samples
-    return frame.rows(schedule.operators[index], schedule.starts[number] + of.kept, samples, of.kept_rows)
+    return frame.rows(schedule.operators[index], schedule.starts[number] + buffers.kept, samples, buffers.kept_rows)
 
 
 def _taken(frame: Frame, number: int, index: int, k: int, samples: slice) -> Band | None:
@@ -248,12 +251,14 @@ def _left(frame: Frame, number: int, index: int, k: int, samples: slice) -> Band
 def _band(frame: Frame, number: int, index: int, k: int, samples: slice) -> Band | None:
     """Return the operands of an operator; None if it computes no rows."""
     schedule = frame.schedule
-    one, rows, cut = schedule.operators[index], schedule.ranges[number][index], schedule.plan.segments[number].cut
+    operator, rows, cut = schedule.operators[index], schedule.ranges[number][index], schedule.plan.segments[number].cut
     low, new, high = int(rows.low[k]), int(rows.new[k]), int(rows.high[k])
     if high <= new:
         return None
+
+    # What is read: rows that the segment holds, or some of a whole result
     count, xs, starts = samples.stop - samples.start, [], []
-    for position, source in enumerate(one.sources):
+    for position, source in enumerate(operator.sources):
         first, last = schedule.read(index, position, new, high, cut)
         held = _held(frame, number, source)
         if held is not None:
@@ -262,19 +267,21 @@ def _band(frame: Frame, number: int, index: int, k: int, samples: slice) -> Band
         else:
             xs.append(frame[source][samples, :, first:last])
         starts.append(first)
+
+    # What is written, and the buffers of our algorithm
     held = _held(frame, number, index)
-    if isinstance(one, Moments):
+    if isinstance(operator, Moments):
         out = frame[index]
     elif held is not None:
         out = held[:count, :, new - low : high - low]
     else:
         out = frame[index][samples, :, new:high]
     band = Band(xs, starts, frame, out, new, high, samples)
-    if isinstance(one, Convolution) and (algorithm := schedule.algorithms[index]):
-        of, start = schedule.buffers[number][index], frame.arena.data_ptr() + schedule.starts[number]
-        band.algorithm, band.scratch, band.reserved = algorithm, start + of.scratch, of.reserved
-        band.prepared = start + of.prepared
-        if one.keeps:
-            kept = one._kept[algorithm.name]
-            band.prepared, band.reserved = kept.data_ptr(), replace(of.reserved, prepared_bytes=kept.nbytes)
+    if isinstance(operator, Convolution) and (algorithm := schedule.algorithms[index]):
+        buffers, start = schedule.buffers[number][index], frame.arena.data_ptr() + schedule.starts[number]
+        band.algorithm, band.scratch, band.reserved = algorithm, start + buffers.scratch, buffers.reserved
+        band.prepared = start + buffers.prepared
+        if index in schedule.costed.kept:
+            kept = schedule.costed.filters.prepared(operator, algorithm)
+            band.prepared, band.reserved = kept.data_ptr(), replace(buffers.reserved, prepared_bytes=kept.nbytes)
     return band

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from math import inf
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,53 +18,29 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mucudnn.core.errors import say_once
 from mucudnn.core.values import format_bytes
 from mucudnn.graph.capture import flattened
+from mucudnn.graph.choices import CostedGraph
+from mucudnn.graph.convolution import Convolution, convolutions_of
 from mucudnn.graph.guards import unshared
-from mucudnn.graph.operators import Barrier, Captured, Moments, Ref
+from mucudnn.graph.operators import Barrier, Moments, Ref
 from mucudnn.graph.program import Frame, Program, record
 from mucudnn.graph.steps import threads_limited
-from mucudnn.graph.windows import Convolution, convolutions_of, keep_filters
 from mucudnn.kernels.algorithm import Algorithm, Workspace
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, workspace_of
-from mucudnn.solver import bands
-from mucudnn.solver.bands import Costs, Cut, Ranges, Segment
+from mucudnn.solver.bands import Cut, Ranges, Segment
 from mucudnn.solver.placement import Buffer, place
 from mucudnn.solver.plans import Overlap, Overlaps, Plan
-
-
-def solver_graph(
-    captured: Captured,
-    costs: Mapping[int, tuple[Costs, ...]] = MappingProxyType({}),
-    whole_costs: Mapping[int, tuple[Costs, ...]] = MappingProxyType({}),
-) -> bands.Graph:
-    """Return a captured graph as the solver sees it. costs, whole_costs: by index; operators without cost nothing."""
-    direct, results = captured.direct_results, {one.index for one in captured.results if isinstance(one, Ref)}
-    described = []
-    for index, one in enumerate(captured.operators):
-        described.append(
-            bands.Vertex(
-                reaches=one.reaches() if one.rows else (),
-                whole=one.wholes,
-                rows=one.rows,
-                row_bytes=one.row_bytes(),
-                whole_bytes=0 if index in direct else one.whole_bytes(),
-                costs=costs.get(index, (Costs(),)),
-                whole_costs=whole_costs.get(index, ()),
-                align=one.align,
-                is_result=index in results,
-                aliases=one.aliases,
-            )
-        )
-    return bands.Graph(described, captured.samples)
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
     """The buffers of an operator in a segment, by their offsets in the segment's block of the arena.
 
-    held: ``held_rows`` rows of a band, for all its samples; kept: those that the next band needs again. There are none
-    of results that are needed as a whole. prepared, scratch: of a convolution by an algorithm of ours. reserved: bytes
-    of these two.
+    held: offset of ``held_rows`` rows of a band, for all its samples. There are none of results that are needed whole.
+    kept: offset of ``kept_rows`` rows that the next band needs again.
+    prepared: offset of the filter of a convolution by an algorithm of ours.
+    scratch: offset of its scratch.
+    reserved: bytes of these two.
     """
 
     held_rows: int = 0
@@ -78,35 +53,45 @@ class Buffers:
 
 
 class Schedule:
-    """A plan for a captured graph, ready to run.
+    """A plan for a captured graph, ready to run, also by several threads at a time.
 
-    algorithms: of convolutions, by index; None for torch's own. threads: the number of threads for which buffers are
-    placed: torch's when the schedule was made. arena_bytes: what the arena has, which is allocated once. budget_bytes:
-    what calls with any number of threads may need. memories: of the results, by strides of the arguments. ``run`` may
-    be called by several threads.
-
-    limit_bytes: buffers are placed by an integer program if the schedule would need more otherwise.
+    algorithms: of convolutions, by index; None for torch's own.
+    threads: the number of threads for which buffers are placed: torch's when the schedule was made.
+    arena_bytes: what the arena has, which is allocated once.
+    budget_bytes: what calls with any number of threads may need.
+    memories: of the results, by strides of the arguments.
     """
 
-    def __init__(self, captured: Captured, graph: bands.Graph, plan: Plan, limit_bytes: float = inf) -> None:
-        self.captured, self.graph, self.plan = captured, graph, plan
-        self.memories = {captured.strides: captured.memories}
-        self.operators = captured.operators
-        cuts = {index: one.cut for one in plan.segments for index in range(one.start, one.stop)}
-        self.algorithms: dict[int, Algorithm | None] = {
-            index: one.algorithm(cuts[index]) for index, one in convolutions_of(self.operators).items()
-        }
-        self.ranges = [
-            {} if self.operators[one.start].rows == 0 else dict(graph.ranges(one.start, one.stop, one.cut))
-            for one in plan.segments
-        ]
+    def __init__(
+        self,
+        costed: CostedGraph,
+        plan: Plan,
+        algorithms: Mapping[int, Algorithm | None] | None = None,
+        *,
+        limit_bytes: float = inf,
+    ) -> None:
+        """Make a plan ready.
+
+        algorithms: in place of those for which the plan was made.
+        limit_bytes: buffers are placed by an integer program if the schedule would need more otherwise.
+        """
+        self.costed, self.plan = costed, plan
+        self.captured, self.graph = costed.captured, costed.graph
+        self.operators = self.captured.operators
+        self.memories = {self.captured.strides: self.captured.memories}
+        chosen = costed.algorithms(plan) if algorithms is None else algorithms
+        self.algorithms = {index: chosen.get(index) for index in convolutions_of(self.operators)}
+        self.ranges: list[dict[int, Ranges]] = []  # of the operators of each segment
         self.overlaps: list[list[Overlap]] = []  # the results of each segment that are written over earlier ones
-        for segment, ranges in zip(plan.segments, self.ranges, strict=True):
-            found: list[Overlap] = []
-            overlaps = Overlaps(graph, segment.stop, segment.cut)
-            for index, of_rows in ranges.items():  # from the last
-                found = overlaps.add(index, of_rows)
-            self.overlaps.append(found)
+        for segment in plan.segments:
+            ranges: dict[int, Ranges] = {}
+            overlaps, written = Overlaps(self.graph, segment.stop, segment.cut), list[Overlap]()
+            if self.operators[segment.start].rows:
+                ranges = dict(self.graph.ranges(segment.start, segment.stop, segment.cut))
+            for index, rows in ranges.items():  # from the last
+                written = overlaps.add(index, rows)
+            self.ranges.append(ranges)
+            self.overlaps.append(written)
         self.budget_bytes: float = inf
         self._for_threads: dict[int, Schedule] = {}  # the same with other places, by number of threads
         self._reserve(limit_bytes)
@@ -114,17 +99,16 @@ class Schedule:
     def _reserve(self, limit_bytes: float) -> None:
         """Place all buffers, for torch's current number of threads."""
         self.threads = torch.get_num_threads()
-        blocks = [self._block(*given) for given in zip(self.plan.segments, self.ranges, strict=True)]
+        blocks = [self._block(segment, ranges) for segment, ranges in zip(self.plan.segments, self.ranges, strict=True)]
         self.buffers, self.block_bytes = [block for block, _ in blocks], [size for _, size in blocks]
         self.outside_bytes = 0  # the most of barriers' results, and of what torch needs for a step, alive together
         for number, segment in enumerate(self.plan.segments):
             live = sum(
-                one.whole_bytes
-                for index, one in enumerate(self.graph.operators[: segment.stop])
+                vertex.whole_bytes
+                for index, vertex in enumerate(self.graph.operators[: segment.stop])
                 if isinstance(self.operators[index], (Barrier, Moments)) and self.graph.last_use[index] >= segment.start
             )
-            extra = max((self._extra_bytes(index, number) for index in range(segment.start, segment.stop)), default=0)
-            self.outside_bytes = max(self.outside_bytes, live + extra)
+            self.outside_bytes = max(self.outside_bytes, live + self._most_torch_bytes(number))
         self._place(limit_bytes - self.outside_bytes)
         self._programs: dict[Any, Program] = {}  # by strides of the arguments
         self._timed: Program | None = None
@@ -137,7 +121,7 @@ class Schedule:
         fields: dict[int, dict[str, Any]] = {}  # of ``Buffers``
         sized: dict[tuple[int, str], Buffer] = {}
         for index in sorted(ranges):
-            one, cut, step = self.operators[index], segment.cut, index - segment.start
+            operator, cut, step = self.operators[index], segment.cut, index - segment.start
             rows, row_bytes = ranges[index], self.graph.operators[index].row_bytes * cut.samples
             fields[index] = {}
             if not self.graph.is_whole(index, segment.stop):
@@ -146,26 +130,26 @@ class Schedule:
                 last = max(readers, default=index) - segment.start
                 sized[index, "held"] = Buffer(rows.held * row_bytes, step, last)
                 sized[index, "kept"] = Buffer(rows.kept * row_bytes, 0, segment.stop)
-            if isinstance(one, Convolution) and (algorithm := self.algorithms[index]):
-                stages = (one.stage(algorithm, *call) for call in self._calls(one, index, rows, cut))
+            if isinstance(operator, Convolution) and (algorithm := self.algorithms[index]):
+                stages = (operator.stage(algorithm, *call) for call in self._calls(operator, index, rows, cut))
                 scratch = max((workspace.scratch_bytes for _, workspace in stages), default=0)
-                reserved = Workspace(one.prepared_bytes(algorithm), scratch)
-                sized[index, "prepared"] = Buffer(reserved.prepared_bytes, 0, segment.stop)
-                sized[index, "scratch"] = Buffer(reserved.scratch_bytes, step, step)
-                fields[index]["reserved"] = reserved
+                prepared = 0 if index in self.costed.kept else operator.prepared_bytes(algorithm)
+                sized[index, "prepared"] = Buffer(prepared, 0, segment.stop)
+                sized[index, "scratch"] = Buffer(scratch, step, step)
+                fields[index]["reserved"] = Workspace(prepared, scratch)
         offsets, size = place([*sized.values()])
         for (index, name), offset in zip(sized, offsets, strict=True):
             fields[index][name] = offset
-        return {index: Buffers(**given) for index, given in fields.items()}, size
+        return {index: Buffers(**values) for index, values in fields.items()}, size
 
-    def _calls(self, one: Convolution, index: int, rows: Ranges, cut: Cut) -> set[tuple[int, int, int, int]]:
+    def _calls(self, convolution: Convolution, index: int, rows: Ranges, cut: Cut) -> set[tuple[int, int, int, int]]:
         """Return samples, rows read, rows written and padding above of the calls of our algorithm."""
         n, calls = self.captured.samples, set[tuple[int, int, int, int]]()
         for new, high in zip(rows.new.tolist(), rows.high.tolist(), strict=True):
             if high > new:
                 first, last = self.read(index, 0, new, high, cut)
                 for samples in {min(cut.samples, n), n % cut.samples or cut.samples}:
-                    calls.add((samples, last - first, high - new, one.above(new, first)))
+                    calls.add((samples, last - first, high - new, convolution.above(new, first)))
         return calls
 
     def read(self, index: int, position: int, new: int, high: int, cut: Cut) -> tuple[int, int]:
@@ -178,25 +162,27 @@ class Schedule:
     def _place(self, limit_bytes: float) -> None:
         """Place whole results and the segments' blocks in the arena."""
         segment_of = {
-            index: number for number, one in enumerate(self.plan.segments) for index in range(one.start, one.stop)
+            index: number
+            for number, segment in enumerate(self.plan.segments)
+            for index in range(segment.start, segment.stop)
         }
         last = len(self.plan.segments)
         indices, buffers = [], []
-        for index, described in enumerate(self.graph.operators):
-            one, number = self.operators[index], segment_of[index]
-            is_stored = one.rows and not isinstance(one, Moments) and index not in self.captured.direct_results
-            if is_stored and self.graph.is_whole(index, self.plan.segments[number].stop):
+        for index, vertex in enumerate(self.graph.operators):
+            operator, number = self.operators[index], segment_of[index]
+            is_sums, is_direct = isinstance(operator, Moments), index in self.captured.direct_results
+            is_whole = self.graph.is_whole(index, self.plan.segments[number].stop)
+            if operator.rows and is_whole and not is_sums and not is_direct:
                 end = segment_of.get(self.graph.last_use[index], last)
                 indices.append(index)
-                buffers.append(Buffer(described.whole_bytes, number, end))
+                buffers.append(Buffer(vertex.whole_bytes, number, end))
         blocks = [Buffer(size, number, number) for number, size in enumerate(self.block_bytes)]
         numbers = {index: number for number, index in enumerate(indices)}
-        overlaps = {
-            (numbers[one.read], numbers[one.written]): one.distance_bytes
-            for of_segment in self.overlaps
-            for one in of_segment
+        distances = {
+            (numbers[overlap.read], numbers[overlap.written]): overlap.distance_bytes
+            for overlap in chain.from_iterable(self.overlaps)
         }
-        offsets, self.arena_bytes = place([*buffers, *blocks], overlaps, limit_bytes)
+        offsets, self.arena_bytes = place([*buffers, *blocks], distances, limit_bytes)
         self.whole = dict(zip(indices, offsets, strict=False))
         self.starts = offsets[len(buffers) :]
 
@@ -210,53 +196,57 @@ class Schedule:
         if self.captured.device.type == "cuda":
             self.run(arguments)  # what libraries need in their first call only is not counted
         gc.collect()  # what is freed during the call counts against it
-        found: list[Any] = []
-        peak = peak_allocated_bytes(lambda: found.append(self.run(arguments)), self.captured.device.type)
-        storages = [one.untyped_storage() for one in tree_leaves(found) if isinstance(one, Tensor)]
-        own = {one.data_ptr(): one.nbytes() for one in storages}
-        for given in tree_leaves(arguments):
-            if isinstance(given, Tensor):
-                own.pop(given.untyped_storage().data_ptr(), None)
-        self.outside_bytes = max(peak - sum(own.values()), self.outside_bytes)
-        return found[0]
+        results: list[Any] = []
+        peak = peak_allocated_bytes(lambda: results.append(self.run(arguments)), self.captured.device.type)
+        storages = [leaf.untyped_storage() for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+        result_bytes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        for leaf in tree_leaves(arguments):
+            if isinstance(leaf, Tensor):
+                result_bytes.pop(leaf.untyped_storage().data_ptr(), None)
+        self.outside_bytes = max(peak - sum(result_bytes.values()), self.outside_bytes)
+        return results[0]
+
+    def settle(self, budget_bytes: float) -> None:
+        """Run within a budget from now on, and free the filters that other schedules of the graph have prepared."""
+        self.budget_bytes = budget_bytes
+        self.costed.filters.forget_others(self._with_kept_filters())
 
     def _keep_filters(self) -> None:
+        self.costed.filters.prepare(self._with_kept_filters())
+
+    def _with_kept_filters(self) -> Iterator[tuple[Convolution, Algorithm]]:
         convolutions = convolutions_of(self.operators)
-        used = ((convolutions[index], algorithm) for index, algorithm in self.algorithms.items())
-        keep_filters((one, algorithm) for one, algorithm in used if algorithm is not None)
-
-    def forget_other_filters(self) -> None:
-        """Free the prepared filters that are kept for algorithms that this schedule does not run."""
-        convolutions, used = convolutions_of(self.operators), dict[int, set[str]]()
         for index, algorithm in self.algorithms.items():
-            names = used.setdefault(id(convolutions[index]._kept), set())
-            names.update(() if algorithm is None else (algorithm.name,))
-        for one in convolutions.values():
-            one.forget(except_for=used[id(one._kept)])
+            if algorithm is not None and index in self.costed.kept:
+                yield convolutions[index], algorithm
 
-    def _extra_bytes(self, index: int, number: int) -> int:
-        one, cut = self.operators[index], self.plan.segments[number].cut
+    def _most_torch_bytes(self, number: int) -> int:
+        """Return the most that torch needs beside the result of an operator in a segment."""
+        segment = self.plan.segments[number]
+        return max((self._torch_bytes(index, number) for index in range(segment.start, segment.stop)), default=0)
+
+    def _torch_bytes(self, index: int, number: int) -> int:
+        operator, cut = self.operators[index], self.plan.segments[number].cut
         if self.algorithms.get(index) is not None:
             return 0
         costs = self.graph.operators[index].costs_of(cut)
-        if one.rows == 0:
+        if operator.rows == 0:
             return costs.scratch_bytes
         rows = int(self.ranges[number][index].computed.max()) * cut.samples
         return costs.scratch_bytes + costs.scratch_row_bytes * rows
 
     def segment_bytes(self) -> list[int]:
         """Return the bytes in use while each segment runs: whole results, bands, kept rows, filters and scratch."""
-        found = []
+        sizes = []
         for number, segment in enumerate(self.plan.segments):
             whole = sum(
-                one.whole_bytes
-                for index, one in enumerate(self.graph.operators[: segment.stop])
+                vertex.whole_bytes
+                for index, vertex in enumerate(self.graph.operators[: segment.stop])
                 if self.graph.last_use[index] >= (segment.start if index < segment.start else segment.stop)
             )
-            extra = (self._extra_bytes(index, number) for index in range(segment.start, segment.stop))
-            saved = sum(one.saved_bytes for one in self.overlaps[number])
-            found.append(whole + self.block_bytes[number] + max(extra, default=0) - saved)
-        return found
+            saved = sum(overlap.saved_bytes for overlap in self.overlaps[number])
+            sizes.append(whole + self.block_bytes[number] + self._most_torch_bytes(number) - saved)
+        return sizes
 
     @property
     def needed_bytes(self) -> int:
@@ -266,9 +256,9 @@ class Schedule:
     @cached_property
     def own_memory(self) -> frozenset[int]:
         """The addresses of the memory of all constants."""
-        every = (tree_leaves([*vars(one).values()]) for one in self.operators)
-        constants = [one for one in chain(self.captured.results, *every) if isinstance(one, Tensor)]
-        return frozenset(one.untyped_storage().data_ptr() for one in constants)
+        fields = (tree_leaves([*vars(operator).values()]) for operator in self.operators)
+        constants = [leaf for leaf in chain(self.captured.results, *fields) if isinstance(leaf, Tensor)]
+        return frozenset(constant.untyped_storage().data_ptr() for constant in constants)
 
     def run(self, arguments: tuple[Any, ...]) -> Any:
         """Return the model's output for arguments of the captured shapes, within ``budget_bytes``.
@@ -298,26 +288,26 @@ class Schedule:
         """
         if self.budget_bytes < inf and torch.get_num_threads() > self.threads:
             return self
-        made = copy(self)
-        made._reserve(self.budget_bytes)
-        made.outside_bytes = max(made.outside_bytes, self.outside_bytes)
-        return made if made.needed_bytes <= self.budget_bytes else self
+        schedule = copy(self)
+        schedule._reserve(self.budget_bytes)
+        schedule.outside_bytes = max(schedule.outside_bytes, self.outside_bytes)
+        return schedule if schedule.needed_bytes <= self.budget_bytes else self
 
     @torch.no_grad()
     def _run(self, arguments: tuple[Any, ...]) -> Any:
         with borrowed_workspace(self.arena_bytes, self.captured.device) as arena:
             frame = Frame(self, flattened(arguments), arena)
-            tensors = [one for one in frame.leaves if isinstance(one, Tensor) and one.layout is torch.strided]
-            key = tuple([one.stride() for one in tensors])
+            tensors = [leaf for leaf in frame.leaves if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
+            key = tuple([tensor.stride() for tensor in tensors])
             program = self._programs.get(key)
             if program is not None:
                 program.run(frame)
             else:
                 self._keep_filters()
                 program = record(frame)
-                if len({one.untyped_storage().data_ptr() for one in tensors}) == len(tensors):
+                if len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors):
                     self._programs[key] = program  # otherwise addresses do not tell arguments apart
-            results = [frame[one.index] if isinstance(one, Ref) else one for one in self.captured.results]
+            results = [frame[result.index] if isinstance(result, Ref) else result for result in self.captured.results]
             memories = self.memories.get(key, self.captured.memories)
             results = unshared(results, memories, frame.leaves, arena, self.own_memory)
             return tree_map(results.__getitem__, self.captured.template)

@@ -30,10 +30,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mucudnn
 from mucudnn.graph import guards
 from mucudnn.graph.capture import NotCapturedError, capture
-from mucudnn.graph.convolution_choices import each_by_itself
+from mucudnn.graph.choices import CostedGraph, each_by_itself, solver_graph
 from mucudnn.graph.guards import Guards
 from mucudnn.graph.model import BandedModel, Graphs, banded, signature_of
-from mucudnn.graph.schedule import Schedule, solver_graph
+from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, release_workspaces, workspace_of
 from mucudnn.tuning.model_state import reachable
@@ -146,8 +146,8 @@ def runs() -> Iterator[list[Schedule]]:
 def graph_of(model: nn.Module, *arguments: Any) -> BandedModel:
     """Return a model that runs as a graph, without being tuned."""
     captured = capture(model.eval(), arguments)
-    graph = solver_graph(captured)
-    return banded(Graphs(model, {signature_of(arguments): Schedule(captured, graph, each_by_itself(graph))}))
+    costed = CostedGraph(captured, solver_graph(captured))
+    return banded(Graphs(model, {signature_of(arguments): Schedule(costed, each_by_itself(costed.graph))}))
 
 
 class Settings:

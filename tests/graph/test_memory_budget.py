@@ -23,13 +23,13 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import silent
-from mucudnn.graph import convolution_choices, memory_budget
-from mucudnn.graph.convolution_choices import with_kept_filters
+from mucudnn.graph import candidates, memory_budget
+from mucudnn.graph.candidates import with_kept_filters
+from mucudnn.graph.convolution import Filters, convolutions_of
 from mucudnn.graph.costs import Timings
 from mucudnn.graph.memory_budget import fit_in_memory
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.schedule import Schedule
-from mucudnn.graph.windows import Convolution
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.memory import peak_allocated_bytes
 
@@ -118,7 +118,7 @@ def test_the_smallest_budget_is_named_before_anything_is_measured_and_then_reach
         for budget in (1000, 10_000)[: len(contenders)]:
             with (
                 pytest.raises(InfeasibleError, match=r"the memory budget is \S*B .*needs at least") as caught,
-                mock.patch.object(memory_budget, "tuned_convolutions", side_effect=AssertionError("it is measured")),
+                mock.patch.object(memory_budget, "tuned_problems", side_effect=AssertionError("it is measured")),
             ):
                 mucudnn.optimize(model.eval(), x, replace(config, memory_budget=budget), progress=False)
             named.append(caught.value.smallest_feasible_bytes)
@@ -200,7 +200,7 @@ def test_only_contenders_that_give_the_models_values_may_win(quick: dict[str, An
         mock.patch.object(memory_budget, "_are_alike", return_value=False),
         mock.patch.object(memory_budget, "_NEAR", 1e9),
     ):
-        fitted = memory_budget._fitted(model, (x,), Config(**quick), silent)
+        fitted = memory_budget.fit(model, (x,), Config(**quick), silent)
     assert len(seen) > 1
     assert fitted.schedule is seen[0]
 
@@ -226,10 +226,7 @@ def test_filters_are_kept_within_the_cache_budget(quick: dict[str, Any]) -> None
     least = [one.tuned_graphs.findings[0].front[0].memory_bytes for one in (kept, not_kept)]
     assert least[0] < least[1]
     found = kept.tuned_graphs.findings[0].schedule
-    for one in found.operators:
-        if isinstance(one, Convolution):
-            one._kept.clear()
-    again = Schedule(found.captured, found.graph, found.plan)
+    again = Schedule(replace(found.costed, filters=Filters()), found.plan)
     again.count((x,))
     assert again.needed_bytes == found.needed_bytes, "filters that are kept are not the call's"
 
@@ -241,31 +238,30 @@ def test_kept_filters_stay_within_the_cache_budget(quick: dict[str, Any]) -> Non
         fitted = mucudnn.optimize(model, x, config, progress=False)
         with torch.no_grad():
             fitted(x)
-        schedule = fitted.tuned_graphs.findings[0].schedule
-        convolutions = [one for one in schedule.operators if isinstance(one, Convolution)]
-        of_each = {id(one._kept): one._kept for one in convolutions}  # those that compute one result again share them
-        kept = [one for of_one in of_each.values() for one in of_one.values()]
-        assert sum(one.nbytes for one in kept) <= budget
-        assert kept or budget < 200_000
+        kept_bytes = fitted.tuned_graphs.findings[0].schedule.costed.filters.nbytes
+        assert kept_bytes <= budget
+        assert kept_bytes or budget < 200_000
 
 
 def test_larger_filters_than_the_cache_has_room_for_are_no_candidates(quick: dict[str, Any]) -> None:
     model, x = DnCNN(4, 24).eval(), torch.randn(1, 1, 24, 20)
-    with mock.patch.object(convolution_choices, "with_kept_filters", wraps=with_kept_filters) as keeping:
-        mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget="1MiB", **quick), progress=False)
-    convolutions, candidates, _ = keeping.call_args.args
-    one = next(of for of in convolutions if of.problem.c == of.problem.k == 24)
-    assert one.keeps
-    ours = candidates[one.name].ours
-    sizes = {of.prepared_bytes for of in ours}
+    with mock.patch.object(candidates, "with_kept_filters", wraps=with_kept_filters) as keeping:
+        fitted = mucudnn.optimize(model, x, Config(memory_budget="1MiB", cache_budget="1MiB", **quick), progress=False)
+    choices, _ = keeping.call_args.args
+    operators = fitted.tuned_graphs.findings[0].schedule.operators
+    index = next(i for i, one in convolutions_of(operators).items() if one.problem.c == one.problem.k == 24)
+    sizes = {choice.prepared_bytes for choice in choices[index]}
     assert len(sizes) > 1
-    for kept in (min(sizes), max(sizes)):
-        timed = tuple(replace(of, step_s=1.0 if of.prepared_bytes == kept else 2.0) for of in ours)
-        for room in (kept - 1, kept, sum(of.prepared_bytes for of in ours)):
-            found = with_kept_filters([one], {one.name: replace(candidates[one.name], ours=timed)}, room)
-            left = [of.prepared_bytes for of in found[one.name].ours]
-            assert one.keeps == (room >= kept)
-            assert left == [kept] if room == kept else sorted(left) == sorted(of.prepared_bytes for of in ours)
+    for kept_bytes in (min(sizes), max(sizes)):
+        timed = [replace(one, seconds=1.0 if one.prepared_bytes == kept_bytes else 2.0) for one in choices[index]]
+        for room in (kept_bytes - 1, kept_bytes, sum(choice.prepared_bytes for choice in timed)):
+            within, kept = with_kept_filters({index: timed}, room)
+            left = [choice.prepared_bytes for choice in within[index]]
+            assert (index in kept) == (room >= kept_bytes)
+            if room == kept_bytes:
+                assert left == [kept_bytes]
+            else:
+                assert sorted(left) == sorted(choice.prepared_bytes for choice in timed)
 
 
 def test_other_calls_run_the_model_as_it_was(quick: dict[str, Any]) -> None:

@@ -21,11 +21,11 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import Operation
 from mucudnn.graph import program, steps
 from mucudnn.graph.capture import capture
-from mucudnn.graph.convolution_choices import each_by_itself
+from mucudnn.graph.choices import CostedGraph, each_by_itself, solver_graph
+from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.operators import Barrier, Operator
-from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.windows import Convolution
+from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import ProgramStep, loaded_build
 
 pytestmark = pytest.mark.skipif(bool(loaded_build().why_not_compiled), reason="there is no C++ build")
@@ -44,8 +44,8 @@ class Calls(nn.Module):
 def schedule_of(model: nn.Module, *arguments: Tensor) -> Schedule:
     """Return a schedule that computes each operator as a whole."""
     captured = capture(model, arguments)
-    graph = solver_graph(captured)
-    return Schedule(captured, graph, each_by_itself(graph))
+    costed = CostedGraph(captured, solver_graph(captured))
+    return Schedule(costed, each_by_itself(costed.graph))
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -25,21 +25,22 @@ from torch.utils._pytree import tree_leaves
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.graph import schedule as schedules
 from mucudnn.graph import steps
+from mucudnn.graph.candidates import runs_bands
 from mucudnn.graph.capture import capture
-from mucudnn.graph.convolution_choices import runs_bands
+from mucudnn.graph.choices import CostedGraph, solver_graph
+from mucudnn.graph.convolution import Convolution, convolutions_of
 from mucudnn.graph.costs import every_cost
 from mucudnn.graph.guards import Guards, correct_strides
 from mucudnn.graph.model import Graphs, banded, signature_of
 from mucudnn.graph.operators import Captured, Local
-from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.windows import AlgorithmPair, Convolution
-from mucudnn.kernels.algorithm import fuses
+from mucudnn.graph.schedule import Schedule
+from mucudnn.kernels.algorithm import Algorithm, fuses
 from mucudnn.kernels.memory import format_of, peak_allocated_bytes
 from mucudnn.kernels.registry import algorithms
 from mucudnn.running.workspace import borrowed_workspace, release_workspaces
-from mucudnn.solver.bands import Costs, Graph
+from mucudnn.solver.bands import Costs
 from mucudnn.solver.plans import Plan, plans
-from mucudnn.solver.recompute import in_order, orders_within
+from mucudnn.solver.recompute import orders_within
 
 
 def _random_tensor(model: nn.Module, random: Random) -> Tensor:
@@ -344,25 +345,33 @@ def random_model(seed: int) -> tuple[RandomModel, Tensor]:
 SEEDS = how_many(3, 1000)
 
 
-def choose_algorithms(captured: Captured, random: Random, *, ours: bool) -> dict[int, tuple[Costs, ...]]:
-    """Let each convolution run a random algorithm without transforms; return the costs of those that are ours."""
-    known = {}
-    for index, one in enumerate(captured.operators):
-        if not isinstance(one, Convolution):
-            continue
+def costed_graph(captured: Captured, random: Random, *, ours: bool, others: Costs | None = None) -> CostedGraph:
+    """Let each convolution run a random algorithm without transforms, and return the graph with its costs.
+
+    others: the costs of all other operators; None to count their bytes.
+    """
+    known: dict[int, tuple[Costs, ...]] = {}
+    chosen: dict[int, tuple[Algorithm | None]] = {}
+    kept = set()
+    for index, convolution in convolutions_of(captured.operators).items():
         offered = [
             algorithm
             for algorithm in algorithms()
-            if "winograd" not in algorithm.name and runs_bands(algorithm.name, one.problem)
+            if "winograd" not in algorithm.name and runs_bands(algorithm.name, convolution.problem)
         ]
-        chosen = random.choice(offered) if offered and ours else None
-        one.pairs = (AlgorithmPair(chosen, chosen),)
-        one.keeps = random.random() < 0.3
-        if chosen is not None:
-            workspace = chosen.workspace(one.problem, captured.samples)
-            prepared = 0 if one.keeps else workspace.prepared_bytes
+        algorithm = random.choice(offered) if offered and ours else None
+        chosen[index] = (algorithm,)
+        if random.random() < 0.3:
+            kept.add(index)
+        if algorithm is not None:
+            workspace = algorithm.workspace(convolution.problem, captured.samples)
+            prepared = 0 if index in kept else workspace.prepared_bytes
             known[index] = (Costs(1e-6, 1e-6, 1e-6, workspace.scratch_bytes, 0, prepared),)
-    return known
+    if others is None:
+        costs = every_cost(captured, None, known)
+    else:
+        costs = {index: known.get(index, (others,)) for index in range(len(captured.operators))}
+    return CostedGraph(captured, solver_graph(captured, costs), chosen, chosen, kept=frozenset(kept))
 
 
 def some_plans(front: tuple[Plan, ...], random: Random) -> list[Plan]:
@@ -370,8 +379,9 @@ def some_plans(front: tuple[Plan, ...], random: Random) -> list[Plan]:
     return [front[0], front[-1], random.choice(front)]
 
 
-def recomputing_schedules(captured: Captured, graph: Graph, random: Random) -> Iterator[Schedule]:
+def recomputing_schedules(costed: CostedGraph, random: Random) -> Iterator[Schedule]:
     """Yield schedules, placed by the integer program, that recompute what the solver chooses, and a random result."""
+    graph = costed.graph
     budget = random.choice(plans(graph)).memory_bytes // 2
     orders = list(orders_within(graph, budget, 0.0))[-1:]
     rows = [i for i in graph.may_be_overwritten if any(reach for _, reach in graph.readers[i])]
@@ -380,18 +390,18 @@ def recomputing_schedules(captured: Captured, graph: Graph, random: Random) -> I
         before = random.choice([reader for reader, reach in graph.readers[index] if reach])
         orders.append((*range(before), index, *range(before, len(graph))))
     for order in orders:
-        of_order = in_order(graph, order)
-        yield Schedule(captured.in_order(order), of_order, random.choice(plans(of_order)), 0)
+        recomputing = costed.in_order(order)
+        yield Schedule(recomputing, random.choice(plans(recomputing.graph)), limit_bytes=0)
 
 
-def uses_vectors(captured: Captured) -> bool:
+def uses_vectors(costed: CostedGraph) -> bool:
     """Return whether torch computes an exponential, whose bits depend on where its vectors begin."""
-    for one in captured.operators:
-        if isinstance(one, Local) and "gelu" in str(one.target):
+    for index, operator in enumerate(costed.captured.operators):
+        if isinstance(operator, Local) and "gelu" in str(operator.target):
             return True
-        if isinstance(one, Convolution) and one.activation == "SiLU":
-            algorithm = one.pairs[0].whole
-            if algorithm is None or not fuses(algorithm, one.problem):
+        if isinstance(operator, Convolution) and operator.activation == "SiLU":
+            algorithm = costed.whole[index][0]
+            if algorithm is None or not fuses(algorithm, operator.problem):
                 return True
     return False
 
@@ -414,14 +424,13 @@ def check(seed: int) -> None:
 
 def check_schedules(seed: int, model: nn.Module, x: Tensor, captured: Captured, *, ours: bool) -> None:
     random = Random(seed)
-    known = choose_algorithms(captured, random, ours=ours)
-    graph = solver_graph(captured, every_cost(captured, None, known))
+    costed = costed_graph(captured, random, ours=ours)
     with torch.no_grad():
         expected, torchs = copy.deepcopy(model).double()(x.double()), model(x)
     correct_strides(captured.memories, torchs)
-    schedules = [Schedule(captured, graph, plan) for plan in some_plans(plans(graph), random)]
+    schedules = [Schedule(costed, plan) for plan in some_plans(plans(costed.graph), random)]
     if ours:
-        schedules += recomputing_schedules(captured, graph, random)
+        schedules += recomputing_schedules(costed, random)
     earlier: list[Tensor] | None = None
     for schedule in schedules:
         plan = schedule.plan
@@ -435,7 +444,7 @@ def check_schedules(seed: int, model: nn.Module, x: Tensor, captured: Captured, 
             error, torchs_error = ((one - exact).abs().max().item() / scale for one in (own, of_torch))
             # Normalization of few, nearly equal numbers amplifies rounding, by another factor in each implementation.
             assert error <= max(4 * torchs_error, 3e-6), f"seed {seed}, {plan}"
-        if ours and steps.is_available() and earlier is not None and not uses_vectors(captured):
+        if ours and steps.is_available() and earlier is not None and not uses_vectors(costed):
             assert all(map(torch.equal, found, earlier)), f"seed {seed}: bits depend on the bands, {plan}"
         earlier = found
 
@@ -479,12 +488,11 @@ def check_threads(seed: int) -> None:
     captured, random = capture(model, (x,)), Random(seed)
     planned = random.choice([1, 2, 4])
     torch.set_num_threads(planned)
-    known = choose_algorithms(captured, random, ours=True)
-    graph = solver_graph(captured, every_cost(captured, None, known))
-    schedule = Schedule(captured, graph, random.choice(plans(graph)), 0)
+    costed = costed_graph(captured, random, ours=True)
+    schedule = Schedule(costed, random.choice(plans(costed.graph)), limit_bytes=0)
     schedule.count((x,))
     if has_budget := random.random() < 0.5:
-        schedule.budget_bytes = schedule.needed_bytes
+        schedule.settle(schedule.needed_bytes)
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())
         torchs = model(x)
@@ -516,9 +524,8 @@ def check_change(seed: int) -> None:
     model, x = random_model(seed)
     random = Random(seed)
     captured = capture(model, (x,))
-    known = choose_algorithms(captured, random, ours=random.random() < 0.5)
-    graph = solver_graph(captured, {i: known.get(i, (Costs(row_s=1e-6),)) for i in range(len(captured.operators))})
-    schedule = Schedule(captured, graph, random.choice(plans(graph)))
+    costed = costed_graph(captured, random, ours=random.random() < 0.5, others=Costs(row_s=1e-6))
+    schedule = Schedule(costed, random.choice(plans(costed.graph)))
     fitted = banded(Graphs(model, {signature_of((x,)): schedule}))
     name = random.choice([*MODEL_CHANGES, "result"]) if [*model.parameters()] else "number"
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:

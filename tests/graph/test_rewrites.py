@@ -10,9 +10,9 @@ from graph.test_programs import Calls, schedule_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.operators import Barrier, Scale
 from mucudnn.graph.schedule import Schedule
-from mucudnn.graph.windows import Convolution
 
 
 class Net(nn.Module):

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mucudnn.graph.capture import NotCapturedError, capture
+from mucudnn.graph.choices import CostedGraph, solver_graph
+from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.frame_by_frame import FrameByFrame
 from mucudnn.graph.moves import DepthToSpace, Shuffle
 from mucudnn.graph.operators import Barrier, Captured
-from mucudnn.graph.schedule import Schedule, solver_graph
-from mucudnn.graph.windows import Convolution, Padding
+from mucudnn.graph.schedule import Schedule
+from mucudnn.graph.windows import Padding
 from mucudnn.solver.bands import Cut, Segment
 from mucudnn.solver.plans import Plan, plans
 
@@ -33,12 +35,11 @@ class Calls(nn.Module):
 
 def in_bands(captured: Captured, bands: int) -> Schedule:
     """Return a schedule that computes each operator by itself, in so many bands of frames of one sample."""
-    graph = solver_graph(captured)
     segments = (
         Segment(i, i + 1, Cut(1, bands if one.rows else 1) if one.rows else Cut(captured.samples, 1))
         for i, one in enumerate(captured.operators)
     )
-    return Schedule(captured, graph, Plan(0, 0.0, tuple(segments)))
+    return Schedule(CostedGraph(captured, solver_graph(captured)), Plan(0, 0.0, tuple(segments)))
 
 
 def check(model: Calls, *xs: Tensor) -> Captured:
@@ -142,8 +143,8 @@ def test_rows_of_all_frames_of_an_unrolled_loop_are_in_one_segment() -> None:
     needed = []
     for puts_rows_first in (False, True):
         captured = capture(model, (x,), puts_rows_first=puts_rows_first)
-        graph = solver_graph(captured)
-        schedule = Schedule(captured, graph, plans(graph)[0], 0)
+        costed = CostedGraph(captured, solver_graph(captured))
+        schedule = Schedule(costed, plans(costed.graph)[0], limit_bytes=0)
         needed.append(schedule.needed_bytes)
         torch.testing.assert_close(schedule.run((x,)).double(), expected, rtol=1e-4, atol=1e-5)
     assert needed[1] < 0.5 * needed[0]
