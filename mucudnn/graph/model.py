@@ -83,8 +83,9 @@ class BandedModel(nn.Module):
 class Graphs:
     """The graphs of a model, and what they have read of it.
 
-    schedules: by signature of the arguments; None where the model itself is faster and within the bytes. findings: what
-    was chosen and why, for ``report``. are_valid: whether the model is as the graphs have read it.
+    schedules: by signature of the arguments; None where the model itself is faster and within the bytes.
+    findings: what was chosen and why, for ``report``.
+    are_valid: whether the model is as the graphs have read it.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class Graphs:
         self._kept_for: Signature | None = None  # of the last call for which the model had to make what it keeps
         self._said: set[str] = set()
         parameters = inspect.signature(model.forward).parameters.values()
-        self._names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-        self._defaults = {one.name: one.default for one in parameters}
+        self._names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        self._defaults = {parameter.name: parameter.default for parameter in parameters}
 
     def run(self, model: nn.Module, forward: Callable[..., Any], arguments: tuple[Any, ...], named: Any) -> Any:
         """Return the result of a call by the graph for it; by the model's ``forward`` if there is none."""
@@ -117,21 +118,21 @@ class Graphs:
 
     def _by_position(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call by position, without defaults; what cannot be given so as a dictionary."""
-        others = {name: value for name, value in named.items() if value is not self._defaults.get(name, _MISSING)}
-        names = self._names[len(arguments) : len(arguments) + len(others)]
-        return (*arguments, *map(others.get, names)) if set(names) == others.keys() else (*arguments, others)
+        values = {name: value for name, value in named.items() if value is not self._defaults.get(name, _MISSING)}
+        names = self._names[len(arguments) : len(arguments) + len(values)]
+        return (*arguments, *map(values.get, names)) if set(names) == values.keys() else (*arguments, values)
 
     def _schedule_for(self, arguments: tuple[Any, ...]) -> tuple[Schedule | None, str | None]:
         """Return what runs a call; if the model itself does although it is not faster, the reason."""
         if _is_watched():
             return None, "autocast, a mode or a transform of PyTorch is active, such as torch.func's or a tracer"
         leaves: Sequence[Any] = arguments
-        if not all(isinstance(one, Tensor) for one in arguments):
+        if not all(isinstance(argument, Tensor) for argument in arguments):
             leaves = tree_leaves(arguments)
-        tensors = [one for one in leaves if isinstance(one, Tensor)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         signature = signature_of(arguments)
         if signature not in self.schedules:
-            shapes = [tuple(one.shape) for one in tensors]
+            shapes = [tuple(tensor.shape) for tensor in tensors]
             return None, (
                 f"it was not tuned for these arguments, of shapes {shapes}; give optimize a sample of each shape"
             )
@@ -140,7 +141,7 @@ class Graphs:
             return None, None
         if not all(map(is_plain, tensors)):
             return None, "an argument is of a subclass of Tensor, or a view that is negated or conjugated lazily"
-        if torch.is_grad_enabled() and any(one.requires_grad for one in chain(tensors, self.model.parameters())):
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in chain(tensors, self.model.parameters())):
             return None, "gradients are recorded; call it in torch.no_grad()"
         if self._guards is None:
             return None, "it was copied after it had changed; optimize it again"
@@ -150,7 +151,7 @@ class Graphs:
         if schedule.captured.kept and not has_kept(schedule.captured.kept):  # the model makes it now
             is_again, self._kept_for = self._kept_for == signature, signature
             return None, "what it keeps of a call depends on the input" if is_again else None
-        strides = tuple([one.stride() for one in tensors])
+        strides = tuple([tensor.stride() for tensor in tensors])
         if strides not in schedule.memories:
             try:
                 with undisturbed(self.model, with_values=False):  # the model runs on tensors without values
@@ -177,10 +178,10 @@ _run_uncompiled: Any = torch.compiler.disable(Graphs.run)  # type: ignore[no-unt
 
 def banded(graphs: Graphs) -> BandedModel:
     """Return a model that runs as graphs. Raises ``InvalidInputError`` if no class can derive from the model's."""
-    users, own = type(graphs.model), vars(graphs.model)
+    users, attributes = type(graphs.model), vars(graphs.model)
     # A graph is of a whole call: where that may be more than the class's ``forward``, the graph runs in its place.
     calls = (getattr(call, "__globals__", None) for call in (users.__call__, users._call_impl))
-    is_torchs = "forward" not in own and all(module is vars(nn.modules.module) for module in calls)
+    is_torchs = "forward" not in attributes and all(module is vars(nn.modules.module) for module in calls)
     name = "forward" if is_torchs else "__call__"
 
     @wraps(getattr(users, name), updated=())
@@ -192,9 +193,9 @@ def banded(graphs: Graphs) -> BandedModel:
         return _run_uncompiled(graphs, self, getattr(users, name), arguments, named)
 
     names = {"tuned_graphs": graphs, name: call, "__doc__": users.__doc__, "__qualname__": users.__qualname__}
-    made = object.__new__(derived(users.__name__, BandedModel, users, names))
-    object.__setattr__(made, "__dict__", own)
-    return cast(BandedModel, made)
+    model = object.__new__(derived(users.__name__, BandedModel, users, names))
+    object.__setattr__(model, "__dict__", attributes)
+    return cast(BandedModel, model)
 
 
 def _is_watched() -> bool:
@@ -215,7 +216,7 @@ def _is_watched() -> bool:
 
 def signature_of(arguments: tuple[Any, ...]) -> Signature:
     """Return what the arguments of two calls must have in common to be run by the same schedule."""
-    if all(isinstance(one, Tensor) for one in arguments):
+    if all(isinstance(argument, Tensor) for argument in arguments):
         return tuple(map(_leaf_signature, arguments))
     leaves, spec = tree_flatten(arguments)
     return (str(spec), *map(_leaf_signature, leaves))
