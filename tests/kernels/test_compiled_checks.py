@@ -208,7 +208,7 @@ def stage_of(problem: ConvProblem, n: int, tile: int = 0, **changes: Any) -> Sta
         ((1, 1024), (1, 1024), "holds 1024 bytes; in elements of 2 bytes its sizes are 512 bytes"),
         ((1, 512), (2, 512), "the type of elements of y is 2; the other operands make it 1"),
         ((3, 2048), (3, 2048), "the type of elements is 3; allowed is 0 to 2"),
-        ((-1, 512), (-1, 512), "the type of elements is -1; allowed is 0 to 3"),
+        ((-1, 512), (-1, 512), "the type of elements is -1; allowed is 0 to 2"),
     ],
     ids=["half as many bytes", "twice as many bytes", "two types", "unknown", "negative"],
 )
@@ -219,6 +219,7 @@ def test_elements_that_are_not_what_they_are_said_to_be_are_refused(
     problem = ConvProblem(Operation.FORWARD, 4, 8, 8, 4, 3, 3, padding=(1, 1))
     described = {"element_of_x": of_x[0], "bytes_of_x": of_x[1], "element_of_y": of_y[0], "bytes_of_y": of_y[1]}
     described |= {"prepared_bytes": u.nbytes, "scratch_bytes": scratch.nbytes, "slice_count": 1}
+    described["element_of_w"] = of_x[0]
     stage = stage_of(problem, 1, 4, phases=2, slices=(ctypes.c_int64 * 2)(0, 1), **described)
     addresses = (tensor.data_ptr() for tensor in (x, w, y))
     for entry in (function("winograd_stage"), function("implicit_gemm_stage")):
@@ -255,6 +256,45 @@ def test_groups_that_do_not_divide_the_channels_are_refused(name: str, operation
     object.__setattr__(operands.problem, "groups", 4)
     for part in parts(operation):
         operands.assert_refused(part, "groups is 2; ")
+
+
+# Changes of a stage, and the beginning of what is said about it.
+FORGED: tuple[tuple[str, int, str], ...] = (
+    ("operation", 3, "the operation is 3; allowed is 0 to 2"),
+    ("threads", 0, "the number of threads is 0; allowed is 1 to"),
+    ("prepared_bytes", -1, "prepared holds -1 bytes; the call needs"),
+    ("groups_of_geometry", 0, "the number of groups is 0; allowed is 1 to"),
+    ("stride_h_of_geometry", 0, "a filter size, stride or dilation is 0; allowed is 1 to"),
+    ("first_tap_of_geometry", 7, "the last tap is|the depth is"),
+    ("memory_format_of_x", 3, "the memory format is 3; allowed is 0 to 2"),
+    ("memory_format_of_y", 1, "the memory format of y is 1; the other operands make it 0"),
+    ("bytes_of_y", 3, "y holds 3 bytes; in elements of 4 bytes its sizes are"),
+    ("bytes_of_w", 3, "the filter holds 3 bytes; in elements of 4 bytes its sizes are"),
+    ("element_of_w", 1, "the type of elements of the filter is 1; the other operands make it 0"),
+    ("size_0_of_w", 23, "the number of filters is 23; the other operands make it 22"),
+    ("size_1_of_w", 19, "the number of channels of a filter is 19; the other operands make it 18"),
+    ("size_3_of_w", 7, "the height of the filter is 7; the other operands make it"),
+    ("size_4_of_w", 7, "the width of the filter is 7; the other operands make it"),
+)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@by_operation
+@pytest.mark.parametrize("phases", [1, 2, 4])
+def test_no_algorithm_forgets_a_check_in_any_phase(name: str, operation: Operation, phases: int) -> None:
+    operands = Operands(problem_for(name, operation), algorithm(name))
+    problem, chosen = operands.problem, operands.algorithm
+    shapes = problem.x_shape(2), problem.w_shape(), problem.y_shape(2)
+    sizes = 88, operands.tensors["prepared"].nbytes, operands.tensors["scratch"].nbytes
+    before = {name: tensor.clone() for name, tensor in operands.tensors.items()}
+    addresses = [operands.tensors[tensor].data_ptr() for tensor in ("x", "w", "y", "prepared", "scratch")]
+    for change, value, message in FORGED:
+        stage = chosen.stage(problem, shapes, phases, sizes, [slice(0, 2)])
+        field, _, struct = change.partition("_of_")
+        setattr(getattr(stage, struct) if struct else stage, field, value)
+        with pytest.raises(InvalidInputError, match=message):
+            function(f"{chosen.entry}_stage")(stage, *addresses[:3], None, *addresses[3:], None)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in operands.tensors.items())
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------

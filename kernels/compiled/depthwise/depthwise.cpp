@@ -14,93 +14,71 @@ using namespace depthwise;
 
 namespace {
 
-int64_t filter_bytes(const FilterShape& shape, bool of_gradient) {
-  return bytes_of(times(shape.packed.floats(), of_gradient ? parts_of_batch(shape.packed) : 1));
-}
-
-template <class AnyPlan>
-int64_t bytes_of_plan(const AnyPlan& plan, int threads) {
-  return bytes_of(times(plan.thread_floats(), threads));
-}
-
-// Call body with the plan of the loops chosen for this convolution, and the function that runs them.
+// Call body with the plan of the loops that are chosen for a convolution, and the function that runs them.
 template <class Body>
-auto with_output_plan(const Geometry& g, bool backward, const TensorArgument& in, const TensorArgument& out,
-                      Body body) {
-  const Axes axes = backward ? backward_axes(g, out) : forward_axes(g);
-  if (is_by_pixels(axes, in, channels_of(g, in, out), out.w)) return body(output_plan(g, axes, in, out), run_pixels);
-  return body(make_plan(g, axes, in, out), run_windows);
+auto with_output_plan(const Stage& stage, Body body) {
+  const Geometry& g = stage.geometry;
+  const TensorArgument &in = stage.in(), &out = stage.out();
+  const Axes axes = axes_of(g, stage.backward_data(), out);
+  if (is_by_pixels(axes, in, channels_of(g, in, out), out.w))
+    return body(pixel_plan<ComputeTile>(g, axes, in, out), run_pixels);
+  return body(WindowOutputPlan(g, axes, in, out), run_windows);
 }
 
 template <class Body>
-auto with_gradient_plan(const Geometry& g, const TensorArgument& x, const TensorArgument& y, Body body) {
-  const Axes axes = forward_axes(g);
-  if (is_by_pixels(axes, x, channels_of(g, x, y), y.w))
-    return body(pixel_gradient_plan(g, axes, x, y), accumulate_pixels);
-  return body(gradient_plan(g, axes, x, y), accumulate_windows);
+auto with_gradient_plan(const Stage& stage, Body body) {
+  const Geometry& g = stage.geometry;
+  const TensorArgument &x = stage.x, &dy = stage.y;
+  const Axes axes = axes_of(g, false, dy);
+  if (is_by_pixels(axes, x, channels_of(g, x, dy), dy.w))
+    return body(pixel_gradient_plan(g, axes, x, dy), accumulate_pixels);
+  return body(WindowGradientPlan(g, axes, x, dy), accumulate_windows);
 }
 
-struct Depthwise {
-  static int64_t prepared_bytes(const Stage& stage) { return filter_bytes(shape_of(stage, stage.w), of_filter(stage)); }
+struct Depthwise : TakesImages {
+  static int64_t prepared_bytes(const Stage& stage) {
+    const PackedFilter packed = shape_of(stage).packed;
+    return bytes_of(times(packed.floats(), stage.backward_filter() ? parts_of_batch(packed) : 1));
+  }
 
   static int64_t scratch_bytes(const Stage& stage) {
-    const Geometry& g = stage.geometry;
-    require_shapes(g, stage.x, stage.y);
-    const int threads = stage.thread_count();
-    const auto bytes = [&](const auto& plan, auto) { return bytes_of_plan(plan, threads); };
-    if (of_filter(stage)) return with_gradient_plan(g, stage.x, stage.y, bytes);
-    return with_output_plan(g, stage.backward_data(), stage.in(), stage.out(), bytes);
+    const auto bytes = [&](const auto& plan, auto) { return scratch_bytes_of(plan, stage); };
+    return stage.backward_filter() ? with_gradient_plan(stage, bytes) : with_output_plan(stage, bytes);
   }
 
-  static void open(const Stage& stage, const TensorArgument& w, float* packed) {
-    pack_filter(require_filter(stage, w), w, packed, stage.thread_count());
+  static void open(const Stage& stage, float* packed) {
+    pack_filter(shape_of(stage), stage.w, packed, stage.thread_count());
   }
 
-  static void correlate(const Stage& stage, const Slice& slice) {
-    const TensorArgument &in = slice.in(stage), &out = slice.out(stage);
-    const int threads = require_call(stage, slice);
-    const Epilogue epilogue = checked_epilogue(&slice.epilogue, out);
-    const AsFloats of_channels(checked_bias(slice.bias, stage.bias_bytes, out), out.c);
-    with_output_plan(stage.geometry, stage.backward_data(), in, out, [&](const auto& plan, auto run) {
-      stage.require_prepared(bytes_of(plan.filter.floats()));
-      stage.require_scratch(bytes_of_plan(plan, threads));
-      run(plan, in.images(1), slice.prepared, of_channels.data(), epilogue, out.images(1), slice.scratch, threads);
+  static void correlate(const Slice& slice) {
+    const TensorArgument &in = slice.in(), &out = slice.out();
+    const AsFloats of_channels(slice.bias, out.c);
+    with_output_plan(slice, [&](const auto& plan, auto run) {
+      run(plan, in.images(1), slice.prepared, of_channels.data(), slice.epilogue, out.images(1),
+          slice.scratch(scratch_bytes_of(plan, slice)), slice.thread_count());
     });
   }
 
-  static void accumulate(const Stage& stage, const Slice& slice) {
-    const int threads = require_call(stage, slice);
-    with_gradient_plan(stage.geometry, slice.x, slice.y, [&](const auto& plan, auto accumulate) {
-      stage.require_prepared(plan.sums_bytes());
-      stage.require_scratch(bytes_of_plan(plan, threads));
-      accumulate(plan, slice.x.images(1), slice.y.images(1), slice.prepared, slice.scratch, threads);
+  static void accumulate(const Slice& slice) {
+    with_gradient_plan(slice, [&](const auto& plan, auto accumulate) {
+      accumulate(plan, slice.x.images(1), slice.y.images(1), slice.prepared,
+                 slice.scratch(scratch_bytes_of(plan, slice)), slice.thread_count());
     });
   }
 
-  static void close(const Stage& stage, const TensorArgument& dw, const float* sums) {
-    const FilterShape shape = require_filter(stage, dw);
-    add_filter_gradient(shape, parts_of_batch(shape.packed), sums, dw, stage.thread_count());
+  static void close(const Stage& stage, const float* sums) {
+    const FilterShape shape = shape_of(stage);
+    add_filter_gradient(shape, parts_of_batch(shape.packed), sums, stage.w, stage.thread_count());
   }
 
  private:
-  static bool of_filter(const Stage& stage) { return stage.operation == BACKWARD_FILTER; }
-
-  static FilterShape shape_of(const Stage& stage, const TensorArgument& w) {
-    stage.geometry.require();
-    w.require_filter(stage.geometry.groups, stage.geometry.r, stage.geometry.s);
-    return filter_shape(stage.geometry, stage.backward_data(), w);
+  static FilterShape shape_of(const Stage& stage) {
+    return filter_shape(stage.geometry, stage.backward_data(), stage.w);
   }
 
-  static FilterShape require_filter(const Stage& stage, const TensorArgument& w) {
-    const FilterShape shape = shape_of(stage, w);
-    stage.require_prepared(filter_bytes(shape, of_filter(stage)));
-    return shape;
-  }
-
-  static int require_call(const Stage& stage, const Slice& slice) {
-    require_images(stage.geometry, slice.x, slice.y);
-    require_equal("the memory format of y", slice.y.memory_format, slice.x.memory_format);
-    return stage.thread_count();
+  template <class AnyPlan>
+  static int64_t scratch_bytes_of(const AnyPlan& plan, const Stage& stage) {
+    return bytes_of(times(plan.thread_floats(), stage.thread_count()));
   }
 };
 

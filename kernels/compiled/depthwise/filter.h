@@ -71,8 +71,7 @@ FilterShape filter_shape(const Geometry& g, bool backward_data, const TensorArgu
   const int k = int(w.n / g.groups), c = int(w.c);
   const GroupedChannels group = backward_data ? GroupedChannels{k, c} : GroupedChannels{c, k};
   return {packed_filter(g, {group, int(g.groups)}),
-          tap_classes(backward_data, g.r, g.stride_h, g.dilation_h),
-          tap_classes(backward_data, g.s, g.stride_w, g.dilation_w), group, backward_data};
+          TapClasses(g.rows(backward_data)), TapClasses(g.columns(backward_data)), group, backward_data};
 }
 
 // Return the packed position of each element of w, in memory order, for filters with one channel per group.

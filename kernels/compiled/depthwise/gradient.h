@@ -9,43 +9,25 @@
 namespace depthwise {
 
 // The plan of backward filter. Each part of the batch has its own sums, so that results do not depend on the threads.
-struct GradientPlan {
-  Channels channels;
-  Axis rows, columns;
-  int height, width, band;  // of dy; band: its rows that are summed with one window
-  DepthwiseWindow window;
-  PackedFilter sums;
-  int together, parts;  // groups per task; parts of the mini-batch
-  bool copies_dy;       // if rows of dy are shorter than a vector, or in half precision
+struct WindowGradientPlan : WindowPlan {
+  int parts;       // of the mini-batch
+  bool copies_dy;  // if rows of dy are shorter than a vector, or in half precision
   std::vector<ptrdiff_t> column_offsets;
 
-  int planes() const { return channels.group.in; }
-  int bands() const { return ceil_div(height, band); }
+  WindowGradientPlan(const Geometry& g, const Axes& axes, const TensorArgument& x, const TensorArgument& dy)
+      : WindowPlan(g, axes, x, dy), parts(parts_of_batch(filter)), copies_dy(width < VL || dy.element != FLOAT32) {
+    for (int s = 0; s < g.s; ++s) column_offsets.push_back(window.at_column(int(s * g.dilation_w)));
+  }
+
   int64_t taps() const { return int64_t(rows.classes.elements) * columns.classes.elements; }
-  int64_t window_floats() const { return times(window.plane(), planes()); }
   int copied_row() const { return std::max(width, VL); }
   int64_t gradient_floats() const { return copies_dy ? times(band, copied_row()) : 0; }
-  int64_t windows_floats() const { return times(window_floats(), together); }
   int64_t lane_sums() const { return times(times(taps(), planes()), VL); }  // one vector each
   int64_t sum_floats() const { return times(lane_sums(), times(together, channels.group.out)); }
   int64_t thread_floats() const { return plus(windows_floats(), plus(gradient_floats(), sum_floats())); }
-  int64_t sums_bytes() const { return bytes_of(times(sums.floats(), parts)); }
 };
 
-GradientPlan gradient_plan(const Geometry& g, const Axes& axes, const TensorArgument& x, const TensorArgument& y) {
-  const auto& [rows, columns] = axes;
-  const Channels channels = channels_of(g, x, y);
-  const int height = int(y.h), width = int(y.w), band = choose_band(channels.group.in, rows, columns, height, width);
-  const PackedFilter sums = packed_filter(g, channels);
-  const DepthwiseWindow window = window_of(rows, columns, band, width);
-  GradientPlan plan{channels, rows, columns, height, width, band, window, sums,
-                    groups_together(window, channels), parts_of_batch(sums),
-                    width < VL || y.element != FLOAT32, {}};
-  for (int s = 0; s < g.s; ++s) plan.column_offsets.push_back(plan.window.at_column(int(s * g.dilation_w)));
-  return plan;
-}
-
-DepthwiseTaps taps_of(const GradientPlan& plan) {
+DepthwiseTaps taps_of(const WindowGradientPlan& plan) {
   const Phase &down = plan.rows.phases[0], &across = plan.columns.phases[0];
   return {1, down.taps, across.taps, down.step, plan.rows.stride, plan.column_offsets.data()};
 }
@@ -60,7 +42,7 @@ void copy_rows(const Images& dy, const Band& band, int channel, int row, float* 
 }
 
 // Add the products of one channel of dy: whole vectors, then a masked vector that ends with the last column.
-void sum_channel(const GradientPlan& plan, const Images& dy, const Band& band, int channel, const float* window,
+void sum_channel(const WindowGradientPlan& plan, const Images& dy, const Band& band, int channel, const float* window,
                 float* copy, float* sums) {
   if (plan.copies_dy) copy_rows(dy, band, channel, plan.copied_row(), copy);
   const float* from = plan.copies_dy ? copy : dy.at(band.image, channel, band.first, 0);
@@ -78,7 +60,7 @@ void sum_channel(const GradientPlan& plan, const Images& dy, const Band& band, i
 
 // Call body(band) for the bands of a part of the mini-batch.
 template <class Body>
-void for_bands(const GradientPlan& plan, int64_t samples, int part, Body body) {
+void for_bands(const WindowGradientPlan& plan, int64_t samples, int part, Body body) {
   const int64_t end = share_before(samples, plan.parts, part + 1);
   for (int64_t image = share_before(samples, plan.parts, part); image < end; ++image)
     for (int first = 0; first < plan.height; first += plan.band)
@@ -89,7 +71,7 @@ struct GradientScratch {
   float *window, *copy, *sums;
 };
 
-GradientScratch gradient_scratch(const GradientPlan& plan, float* scratch) {
+GradientScratch gradient_scratch(const WindowGradientPlan& plan, float* scratch) {
   float* window = scratch + omp_get_thread_num() * plan.thread_floats();
   float* copy = window + plan.windows_floats();
   return {window, copy, copy + plan.gradient_floats()};
@@ -101,7 +83,7 @@ float sum_of_lanes(Vec vector) {
   return sum;
 }
 
-void accumulate_windows(const GradientPlan& plan, const Images& x, const Images& dy, float* sums, float* scratch,
+void accumulate_windows(const WindowGradientPlan& plan, const Images& x, const Images& dy, float* sums, float* scratch,
                        int threads) {
   const GroupedChannels& group = plan.channels.group;
   const int runs = ceil_div(plan.channels.groups, plan.together), planes = plan.planes();
@@ -129,11 +111,11 @@ void accumulate_windows(const GradientPlan& plan, const Images& x, const Images&
               sum_channel(plan, dy, band, k, mine.window + (i * planes + plane) * plan.window.plane(), mine.copy,
                           of_lane);
       });
-      float* of_part = sums + part * plan.sums.floats();
+      float* of_part = sums + part * plan.filter.floats();
       for (int64_t i = 0; i < groups * group.out; ++i)
-        for (int64_t element = 0; element < plan.sums.elements; ++element)
-          of_part[plan.sums.at(int(lane + i), element)] +=
-              sum_of_lanes(load(mine.sums + (i * plan.sums.elements + element) * VL));
+        for (int64_t element = 0; element < plan.filter.elements; ++element)
+          of_part[plan.filter.at(int(lane + i), element)] +=
+              sum_of_lanes(load(mine.sums + (i * plan.filter.elements + element) * VL));
     }
   }
 }

@@ -19,60 +19,39 @@ struct Part {
   ptrdiff_t elements;              // offset of its part in each lane's packed filter
 };
 
-struct Plan {
-  Channels channels;
-  Axis rows, columns;
-  int height, width;  // of the images written
-  int band;           // output rows of each row phase that are computed from one window
-  DepthwiseWindow window;
-  PackedFilter filter;
+struct WindowOutputPlan : WindowPlan {
   std::vector<Part> parts;
-  int together;  // groups per task
   bool is_half;  // results are rounded to half precision
 
-  int planes() const { return channels.group.in; }
+  WindowOutputPlan(const Geometry& g, const Axes& axes, const TensorArgument& in, const TensorArgument& out)
+      : WindowPlan(g, axes, in, out), is_half(out.element != FLOAT32) {
+    for (int a = 0; a < int(rows.phases.size()); ++a)
+      for (int b = 0; b < int(columns.phases.size()); ++b) parts.push_back(part_of(a, b));
+  }
+
   // Several phases are interleaved in a row, so each is computed in a buffer first, as are outputs in half precision.
   bool buffers_results() const { return is_half || rows.every * int64_t{columns.every} > 1; }
   int result_row() const { return columns.outputs_of(0, width) + VL; }
   int64_t result_floats() const {
     return buffers_results() ? times(times(result_row(), int64_t(columns.phases.size())), band) : 0;
   }
-  int64_t window_floats() const { return times(window.plane(), planes()); }
-  int64_t thread_floats() const {
-    return plus(times(window_floats(), together), plus(result_floats(), VL));
+  int64_t thread_floats() const { return plus(windows_floats(), plus(result_floats(), VL)); }
+
+ private:
+  Part part_of(int row_phase, int column_phase) const {
+    const Phase &down = rows.phases[row_phase], &across = columns.phases[column_phase];
+    const DepthwiseTaps taps{planes(), down.taps, across.taps, down.step, rows.stride, nullptr};
+    Part part{row_phase, column_phase, rows.outputs_of(row_phase, height), columns.outputs_of(column_phase, width),
+              taps, {}, 0, 0};
+    part.elements = planes() * elements_before(rows.classes, columns.classes, down.tap_class, across.tap_class);
+    if (down.taps > 0 && across.taps > 0) part.input = (down.first - rows.lowest) * window.row();
+    for (int s = 0; s < across.taps; ++s)
+      part.column_offsets.push_back(window.at_column(across.first + s * across.step - columns.lowest));
+    return part;
   }
-  int bands() const { return ceil_div(rows.outputs_of(0, height), band); }
 };
 
-std::vector<Part> parts_of(const Axis& rows, const Axis& columns, const DepthwiseWindow& window, int planes,
-                           int height, int width) {
-  std::vector<Part> parts;
-  for (int a = 0; a < int(rows.phases.size()); ++a)
-    for (int b = 0; b < int(columns.phases.size()); ++b) {
-      const Phase &down = rows.phases[a], &across = columns.phases[b];
-      const DepthwiseTaps taps{planes, down.taps, across.taps, down.step, rows.stride, nullptr};
-      Part part{a, b, rows.outputs_of(a, height), columns.outputs_of(b, width), taps, {}, 0, 0};
-      part.elements = planes * elements_before(rows.classes, columns.classes, down.tap_class, across.tap_class);
-      if (down.taps > 0 && across.taps > 0) part.input = (down.first - rows.lowest) * window.row();
-      for (int s = 0; s < across.taps; ++s)
-        part.column_offsets.push_back(window.at_column(across.first + s * across.step - columns.lowest));
-      parts.push_back(std::move(part));
-    }
-  return parts;
-}
-
-Plan make_plan(const Geometry& g, const Axes& axes, const TensorArgument& in, const TensorArgument& out) {
-  const auto& [rows, columns] = axes;
-  const Channels channels = channels_of(g, in, out);
-  const int height = rows.outputs_of(0, int(out.h)), width = columns.outputs_of(0, int(out.w));
-  const int band = choose_band(channels.group.in, rows, columns, height, width);
-  const DepthwiseWindow window = window_of(rows, columns, band, width);
-  return {channels, rows, columns, int(out.h), int(out.w), band, window, packed_filter(g, channels),
-          parts_of(rows, columns, window, channels.group.in, int(out.h), int(out.w)),
-          groups_together(window, channels), out.element != FLOAT32};
-}
-
-void compute_part(const Plan& plan, const Part& part, const float* window, const float* filter, Vec bias,
+void compute_part(const WindowOutputPlan& plan, const Part& part, const float* window, const float* filter, Vec bias,
                   const DepthwiseOutput& out, int rows) {
   DepthwiseTaps taps = part.taps;
   taps.columns = part.column_offsets.data();
@@ -82,7 +61,7 @@ void compute_part(const Plan& plan, const Part& part, const float* window, const
 
 // Interleave the rows of the column phases into a row of the image.
 template <class T>
-void join_phases(const Plan& plan, const float* from, ptrdiff_t phase, T* to) {
+void join_phases(const WindowOutputPlan& plan, const float* from, ptrdiff_t phase, T* to) {
   const int phases = int(plan.columns.phases.size());
   if (phases == 1) {
     copy_elements(from, plan.width, to);
@@ -94,14 +73,14 @@ void join_phases(const Plan& plan, const float* from, ptrdiff_t phase, T* to) {
 }
 
 // Write a row of results to the image. Only forward has an epilogue, and its outputs have one phase.
-void write_row(const Plan& plan, const Epilogue& epilogue, float* from, ptrdiff_t phase, const Images& out,
+void write_row(const WindowOutputPlan& plan, const Epilogue& epilogue, float* from, ptrdiff_t phase, const Images& out,
                ptrdiff_t there) {
   if (epilogue) apply(epilogue, out.data + there, from, out.w);
   out.data.visit([&](auto* first) { join_phases(plan, from, phase, first + there); });
 }
 
 // Compute a band of one channel. end: past the last of the consecutive elements that this task computes.
-void compute_channel(const Plan& plan, const Epilogue& epilogue, const Images& out, const Band& band, int channel,
+void compute_channel(const WindowOutputPlan& plan, const Epilogue& epilogue, const Images& out, const Band& band, int channel,
                      const Elements& end, const float* window, const float* filter, Vec bias, float* results) {
   const ptrdiff_t row = plan.result_row(), phase = row * plan.band;
   for (const Part& part : plan.parts) {
@@ -123,12 +102,12 @@ void compute_channel(const Plan& plan, const Epilogue& epilogue, const Images& o
   }
 }
 
-void run_windows(const Plan& plan, const Images& in, const float* filter, const float* bias, const Epilogue& epilogue,
+void run_windows(const WindowOutputPlan& plan, const Images& in, const float* filter, const float* bias, const Epilogue& epilogue,
                  const Images& out, float* scratch, int threads) {
   const Channels& channels = plan.channels;
   const int bands = plan.bands(), height = plan.rows.outputs_of(0, out.h);
   const int runs = ceil_div(channels.groups, plan.together);
-  const int64_t tasks = out.n * runs * bands, windows = plan.together * plan.window_floats();
+  const int64_t tasks = out.n * runs * bands, windows = plan.windows_floats();
   const PlanarColumns columns(in, plan.columns.lowest, plan.window);
 #pragma omp parallel num_threads(threads)
   {

@@ -13,13 +13,12 @@ struct PixelGradientPlan {
   PixelPlan<AddProductsOfTile> tiles;
   int parts;
 
-  int64_t sums_bytes() const { return bytes_of(times(tiles.filter.floats(), parts)); }
   int64_t thread_floats() const { return tiles.thread_floats(); }
 };
 
 PixelGradientPlan pixel_gradient_plan(const Geometry& g, const Axes& axes, const TensorArgument& x,
                                       const TensorArgument& y) {
-  const auto tiles = pixel_plan<AddProductsOfTile>(g, axes.rows, axes.columns, x, y);
+  const auto tiles = pixel_plan<AddProductsOfTile>(g, axes, x, y);
   return {tiles, parts_of_batch(tiles.filter)};
 }
 

@@ -10,16 +10,12 @@
 
 namespace depthwise {
 
-typedef PixelPlan<ComputeTile> OutputPlan;
+typedef PixelPlan<ComputeTile> PixelOutputPlan;
 
 constexpr int TASKS_OF_THREAD = 8;  // at least, if there are enough rows
 
-OutputPlan output_plan(const Geometry& g, const Axes& axes, const TensorArgument& in, const TensorArgument& out) {
-  return pixel_plan<ComputeTile>(g, axes.rows, axes.columns, in, out);
-}
-
 // Compute rows of outputs of one run of channels. plane: floats from one plane of x to the next. epilogue: may be null.
-void compute_rows(const OutputPlan& plan, const Band& band, const Run& run, const Window& x, ptrdiff_t plane,
+void compute_rows(const PixelOutputPlan& plan, const Band& band, const Run& run, const Window& x, ptrdiff_t plane,
                   const float* filter, const float* bias, const Epilogue* epilogue, const Window& y) {
   const float* elements = filter + plan.filter.at(run.lane, 0);
   const ptrdiff_t next = y.column * plan.columns.every;
@@ -31,7 +27,7 @@ void compute_rows(const OutputPlan& plan, const Band& band, const Run& run, cons
                     });
 }
 
-void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band, const Run& run, const float* filter,
+void compute_gathered(const PixelOutputPlan& plan, const Images& in, const Band& band, const Run& run, const float* filter,
                       const float* bias, const Epilogue& epilogue, const Images& out, float* scratch) {
   const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
   const int lanes = std::min(VL, out.c - run.lane);
@@ -53,7 +49,7 @@ void compute_gathered(const OutputPlan& plan, const Images& in, const Band& band
 }
 
 // Compute row by row, and round each row at once.
-void compute_widened(const OutputPlan& plan, const Images& in, const Band& band, const Run& run, const float* filter,
+void compute_widened(const PixelOutputPlan& plan, const Images& in, const Band& band, const Run& run, const float* filter,
                      const float* bias, const Epilogue& epilogue, const Images& out, float* scratch) {
   const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
   const int lanes = run.blocks * VL;
@@ -71,7 +67,7 @@ void compute_widened(const OutputPlan& plan, const Images& in, const Band& band,
   }
 }
 
-void run_pixels(const OutputPlan& plan, const Images& in, const float* filter, const float* bias,
+void run_pixels(const PixelOutputPlan& plan, const Images& in, const float* filter, const float* bias,
                 const Epilogue& epilogue, const Images& out, float* scratch, int threads) {
   const int64_t runs = int64_t(plan.runs.size());
   const int64_t wanted = ceil_div(TASKS_OF_THREAD * int64_t{threads}, out.n * runs);

@@ -33,7 +33,7 @@ struct Run {
 template <class Loops>
 struct PixelPlan {
   Channels channels;
-  Axis rows, columns;
+  PhasedAxis rows, columns;
   int in_height, in_width, height, width;
   PackedFilter filter;
   std::vector<PixelPhase<Loops>> phases;
@@ -90,8 +90,8 @@ std::vector<Run> runs_of(int lanes, Reading reading) {
 }
 
 template <class Loops>
-PixelPlan<Loops> pixel_plan(const Geometry& g, const Axis& rows, const Axis& columns, const TensorArgument& in,
-                            const TensorArgument& out) {
+PixelPlan<Loops> pixel_plan(const Geometry& g, const Axes& axes, const TensorArgument& in, const TensorArgument& out) {
+  const auto& [rows, columns] = axes;
   const Channels channels = channels_of(g, in, out);
   PixelPlan<Loops> plan{channels, rows, columns, int(in.h), int(in.w), int(out.h), int(out.w),
                         packed_filter(g, channels), {}, {}, 0};

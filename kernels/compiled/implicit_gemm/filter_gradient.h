@@ -54,7 +54,7 @@ inline FilterGradient filter_gradient(const Geometry& g, const Images& x, const 
   const int c = x.c, k = dy.c, p = dy.h, q = dy.w;
   const int64_t n = dy.n;
   FilterGradient f;
-  f.taps = forward_taps(g);
+  f.taps = taps_of(g.rows(false), g.columns(false), 0, 0);
   f.c = c;
   f.k = k;
   f.q = q;

@@ -13,13 +13,13 @@ constexpr int WINDOW_FLOATS = 96 * 1024;  // of a core's L2, for one window; the
 
 constexpr int NARROW = 3 * MR;  // columns; shorter rows share register tiles
 
-struct Band {
+struct BandSize {
   int rows, columns;
 };
 
 // Choose the outputs to compute from one window: few enough for the cache, and for all threads to have work.
-inline Band choose_band(const Product& product, int channels, const Images& y, int threads) {
-  Band band{y.h, is_planar(channels) ? y.w : std::min(y.w, 8 * MR)};
+inline BandSize choose_band(const Product& product, int channels, const Images& y, int threads) {
+  BandSize band{y.h, is_planar(channels) ? y.w : std::min(y.w, 8 * MR)};
   band.columns = ceil_div(y.w, ceil_div(y.w, band.columns));
   const auto floats = [&] {
     return window_shape(is_planar(channels), channels, product.taps, product.stride_h, product.stride_w,
@@ -37,18 +37,18 @@ inline Band choose_band(const Product& product, int channels, const Images& y, i
 // The buffers in which one thread computes the bands of a product.
 struct ProductScratch {
   WindowShape window;
-  Band band;
+  BandSize band;
   int rows_at_once;
   int64_t floats() const { return plus(window.floats(), times(int64_t(NV) * VL * rows_at_once, band.columns)); }
 };
 
 // Return how many rows of outputs share register tiles: several if one row leaves tiles far from full.
-inline int rows_at_once(const Band& band) {
+inline int rows_at_once(const BandSize& band) {
   return band.columns >= NARROW ? 1 : std::min(band.rows, ceil_div(8 * MR, band.columns));
 }
 
 inline ProductScratch product_scratch(const Product& product, int channels, const Images& y, int threads) {
-  const Band band = choose_band(product, channels, y, threads);
+  const BandSize band = choose_band(product, channels, y, threads);
   const bool planar = is_planar(channels);
   return {window_shape(planar, channels, product.taps, product.stride_h, product.stride_w,
                        planar ? product.stride_w : 1, band.rows, band.columns),
@@ -84,7 +84,7 @@ inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* p
                 const Images& y, float* scratch, int threads) {
   const Product& product = plan.product;
   const ProductScratch& layout = plan.scratch;
-  const Band band = layout.band;
+  const BandSize band = layout.band;
   const std::vector<ptrdiff_t> offsets = inner_offsets(product.taps, layout.window);
   const Span rows = span_of(product.taps, &Tap::row), columns = columns_of(product.taps);
   const bool of_taps = are_in_pairs(product.taps);

@@ -77,59 +77,34 @@ struct Product {
   ptrdiff_t filter_offset;  // offset of its part in the packed filter, in floats
 };
 
-inline Taps forward_taps(const Geometry& g) {
+// Return the taps by which outputs (a + i * rows.every(), b + j * columns.every()) read.
+inline Taps taps_of(const Axis& rows, const Axis& columns, int a, int b) {
   Taps taps;
-  for (int r = 0; r < g.r; ++r)
-    for (int s = 0; s < g.s; ++s)
-      taps.push_back({int(r * g.dilation_h - g.pad_h), int(s * g.dilation_w - g.pad_w), r, s});
+  int64_t row, column;
+  for (int r = 0; r < rows.taps; ++r)
+    for (int s = 0; s < columns.taps; ++s)
+      if (rows.meets(a, r, row) && columns.meets(b, s, column)) taps.push_back({int(row), int(column), r, s});
   return taps;
 }
 
-// Return the residues modulo the stride of the rows (or columns) of dx that any tap reaches.
-inline std::vector<int> reached(int64_t taps, int64_t stride, int64_t pad, int64_t dilation) {
-  std::vector<int> residues;
-  for (int64_t tap = 0; tap < taps; ++tap) {
-    const int64_t remainder = (tap * dilation - pad) % stride;
-    residues.push_back(int(remainder < 0 ? remainder + stride : remainder));
-  }
-  std::sort(residues.begin(), residues.end());
-  residues.erase(std::unique(residues.begin(), residues.end()), residues.end());
-  return residues;
-}
-
-inline std::vector<int> reached_rows(const Geometry& g) { return reached(g.r, g.stride_h, g.pad_h, g.dilation_h); }
-inline std::vector<int> reached_columns(const Geometry& g) { return reached(g.s, g.stride_w, g.pad_w, g.dilation_w); }
-
-// Return the taps that reach dx pixels (a + stride_h * i, b + stride_w * j); they read dy at (i + row, j + column).
-inline Taps backward_data_taps(const Geometry& g, int a, int b) {
-  Taps taps;
-  for (int r = 0; r < g.r; ++r)
-    for (int s = 0; s < g.s; ++s) {
-      const int64_t row = a + g.pad_h - r * g.dilation_h, column = b + g.pad_w - s * g.dilation_w;
-      if (row % g.stride_h == 0 && column % g.stride_w == 0)
-        taps.push_back({int(row / g.stride_h), int(column / g.stride_w), r, s});
-    }
-  return taps;
-}
-
-// Call body(product, view of y) for the one product of forward, or for each residue of backward data that any tap
-// reaches. pairs_taps: whether taps are paired where they can be.
+// Call body(product, view of y) for each phase of the outputs: one in forward, and in backward data those that any tap
+// reaches. channels: over which a product sums. pairs_taps: whether taps are paired where they can be.
 template <class Body>
-void for_products(const Geometry& g, bool backward_data, bool pairs_taps, int rows, const Images& y, Body body) {
-  const auto in_pairs = [&](Taps taps, int64_t stride_w) { return pairs_taps ? paired(taps, int(stride_w)) : taps; };
-  if (!backward_data)
-    return body(Product{in_pairs(forward_taps(g), g.stride_w), int(g.stride_h), int(g.stride_w), 0}, y);
+void for_products(const Geometry& g, bool backward_data, bool pairs_taps, int channels, const Images& y, Body body) {
+  const Axis rows = g.rows(backward_data), columns = g.columns(backward_data);
+  const std::vector<int> phases_of_columns = columns.phases();
   ptrdiff_t offset = 0;
-  const std::vector<int> columns = reached_columns(g);
-  for (const int a : reached_rows(g))
-    for (const int b : columns) {
-      Product product{in_pairs(backward_data_taps(g, a, b), 1), 1, 1, offset};
+  for (const int a : rows.phases())
+    for (const int b : phases_of_columns) {
+      Taps taps = taps_of(rows, columns, a, b);
+      if (pairs_taps) taps = paired(std::move(taps), int(columns.step()));
+      Product product{std::move(taps), int(rows.step()), int(columns.step()), offset};
       Images view = y;
       view.data = y.data + a * y.sh + b * y.sw;
       view.h = y.h - a;
       view.w = y.w - b;
-      view = every(view, g.stride_h, g.stride_w);
-      offset += ptrdiff_t(product.taps.size()) * padded(rows) * blocks_of(y.c) * VL;
+      view = every(view, rows.every(), columns.every());
+      offset += ptrdiff_t(product.taps.size()) * padded(channels) * blocks_of(y.c) * VL;
       if (view.h > 0 && view.w > 0) body(std::move(product), view);
     }
 }
@@ -158,9 +133,10 @@ inline Call make_call(Geometry g, bool backward_data, const Images& x, const Ima
   return backward_data ? Call{g, x, every(y, stride_h, stride_w)} : Call{g, every(x, stride_h, stride_w), y};
 }
 
-// Return whether dx has pixels that no tap reaches.
-inline bool leaves_gaps(const Geometry& g) {
-  return int64_t(reached_rows(g).size()) < g.stride_h || int64_t(reached_columns(g).size()) < g.stride_w;
+// Return whether there are pixels of y that no tap reaches.
+inline bool leaves_gaps(const Geometry& g, bool backward_data) {
+  const auto has_gaps = [](const Axis& axis) { return int64_t(axis.phases().size()) < axis.every(); };
+  return has_gaps(g.rows(backward_data)) || has_gaps(g.columns(backward_data));
 }
 
 }  // namespace implicit_gemm

@@ -9,49 +9,38 @@ using namespace loop_nest;
 namespace {
 
 struct LoopNest {
+  static constexpr Element LAST_ELEMENT = FLOAT64;
+
+  static void require(const Stage& stage) {
+    const Geometry& g = stage.geometry;
+    require_between("the memory format", stage.x.memory_format, CONTIGUOUS, CHANNELS_LAST);
+    require_equal("the depth of y", stage.y.d, output_size(stage.x.d, 2 * g.pad_d, g.taps, g.dilation_d, g.stride_d));
+    require_equal("the depth of the filter", stage.w.d, g.taps);
+  }
+
   static int64_t prepared_bytes(const Stage&) { return 0; }
 
   static int64_t scratch_bytes(const Stage&) { return 0; }
 
-  static void open(const Stage&, const TensorArgument&, float*) {}
+  static void open(const Stage&, float*) {}
 
-  static void correlate(const Stage& stage, const Slice& slice) {
-    const TensorArgument &in = slice.in(stage), &out = slice.out(stage);
-    const int threads = require_call(stage, slice);
-    require_equal("an epilogue of the loop nest", slice.epilogue.added != nullptr || slice.epilogue.activation, 0);
-    const Elements of_channels = checked_bias(slice.bias, stage.bias_bytes, out);
-    visit(in.elements(), [&](const auto* first) {
+  static void correlate(const Slice& slice) {
+    require_equal("an epilogue of the loop nest", bool(slice.epilogue), 0);
+    visit(slice.in().elements(), [&](const auto* first) {
       using Value = std::remove_pointer_t<decltype(first)>;
-      loop_nest::correlate(stage.geometry, stage.backward_data(), in, slice.w, of_channels.as<Value>(), out, threads);
+      loop_nest::correlate(slice.geometry, slice.backward_data(), slice.in(), slice.w, slice.bias.as<Value>(),
+                           slice.out(), slice.thread_count());
     });
   }
 
-  static void accumulate(const Stage& stage, const Slice& slice) {
-    const int threads = require_call(stage, slice);
+  static void accumulate(const Slice& slice) {
     visit(slice.x.elements(), [&](auto* first) {
-      add_gradient<std::remove_pointer_t<decltype(first)>>(stage.geometry, slice.x, slice.y, slice.w, threads);
+      add_gradient<std::remove_pointer_t<decltype(first)>>(slice.geometry, slice.x, slice.y, slice.w,
+                                                           slice.thread_count());
     });
   }
 
-  static void close(const Stage&, const TensorArgument&, float*) {}
-
- private:
-  static int require_call(const Stage& stage, const Slice& slice) {
-    const TensorArgument &x = slice.x, &w = slice.w, &y = slice.y;
-    const Geometry& g = stage.geometry;
-    x.require("x", FLOAT64);
-    y.require("y", FLOAT64);
-    require_volumes(g, x, y, FLOAT64);
-    require_equal("the depth of y", y.d, output_size(x.d, 2 * g.pad_d, g.taps, g.dilation_d, g.stride_d));
-    require_equal("the first tap", g.first_tap, 0);
-    require_between("the memory format", x.memory_format, CONTIGUOUS, CHANNELS_LAST);
-    require_equal("the memory format of y", y.memory_format, x.memory_format);
-    w.require_filter(g.groups, g.r, g.s, FLOAT64, g.taps);
-    require_equal("the type of elements of the filter", w.element, x.element);
-    require_equal("the number of filters", w.n, y.c);
-    require_equal("the number of channels of a filter", w.c, x.c / g.groups);
-    return stage.thread_count();
-  }
+  static void close(const Stage&, float*) {}
 };
 
 }  // namespace

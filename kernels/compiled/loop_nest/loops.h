@@ -6,32 +6,6 @@
 
 namespace loop_nest {
 
-// The inputs that outputs read along one dimension. In forward, output o reads input o * stride + tap * dilation - pad
-// for each tap. In backward data, outputs are elements of dx, and the equation is solved for the element of dy.
-struct Axis {
-  int64_t taps, stride, pad, dilation, inputs, outputs;
-  bool backward;
-
-  // Outputs that are `every` apart read inputs that are `step` apart.
-  int64_t every() const { return backward ? stride : 1; }
-  int64_t step() const { return backward ? 1 : stride; }
-
-  // Return whether there is an input for this output and tap; it may be outside the image.
-  bool meets(int64_t output, int64_t tap, int64_t& input) const {
-    if (!backward) {
-      input = output * stride + tap * dilation - pad;
-      return true;
-    }
-    input = output + pad - tap * dilation;
-    const bool is_whole = input % stride == 0;
-    input /= stride;
-    return is_whole;
-  }
-  bool meets_image(int64_t output, int64_t tap, int64_t& input) const {
-    return meets(output, tap, input) && input >= 0 && input < inputs;
-  }
-};
-
 // The indices i < count, from begin to end - 1, for which input first + i * step is within 0 ... size - 1.
 struct Range {
   int begin, end;
@@ -64,9 +38,7 @@ void correlate(const Geometry& g, bool backward, TensorArgument in, const Tensor
     flatten(in);
     flatten(out);
   }
-  const Axis frames{g.taps, g.stride_d, g.pad_d, g.dilation_d, in.d, out.d, backward};
-  const Axis rows{g.r, g.stride_h, g.pad_h, g.dilation_h, in.h, out.h, backward};
-  const Axis columns{g.s, g.stride_w, g.pad_w, g.dilation_w, in.w, out.w, backward};
+  const Axis frames = g.frames(backward), rows = g.rows(backward), columns = g.columns(backward);
   const Filter filter(w);
   const ptrdiff_t filter_out = backward ? filter.c : filter.k, filter_in = backward ? filter.k : filter.c;
   const int64_t outs = out.c / g.groups, ins = in.c / g.groups, blocks = ceil_div(outs, int64_t{OUT});
@@ -94,7 +66,7 @@ void correlate(const Geometry& g, bool backward, TensorArgument in, const Tensor
           if (range.begin >= range.end) continue;
           const ptrdiff_t first = (column + range.begin * columns.step()) * in.stride_w();
           for (int64_t t = 0, r = 0; t < g.taps; r + 1 < g.r ? ++r : (r = 0, ++t)) {
-            if (!frames.meets_image(frame, t, frame_in) || !rows.meets_image(row, r, row_in)) continue;
+            if (!frames.meets_image(frame, t, in.d, frame_in) || !rows.meets_image(row, r, in.h, row_in)) continue;
             const T* const from = image + frame_in * in.stride_d() + row_in * in.stride_h() + first;
             const T* const tap = of_outs + t * filter.t + r * filter.r + s * filter.s;
             for (int64_t c = 0; c < ins; c += IN) {
@@ -127,9 +99,7 @@ void correlate(const Geometry& g, bool backward, TensorArgument in, const Tensor
 template <class T>
 void add_gradient(const Geometry& g, const TensorArgument& x, const TensorArgument& dy, const TensorArgument& dw,
                   int threads) {
-  const Axis frames{g.taps, g.stride_d, g.pad_d, g.dilation_d, x.d, dy.d, false};
-  const Axis rows{g.r, g.stride_h, g.pad_h, g.dilation_h, x.h, dy.h, false};
-  const Axis columns{g.s, g.stride_w, g.pad_w, g.dilation_w, x.w, dy.w, false};
+  const Axis frames = g.frames(false), rows = g.rows(false), columns = g.columns(false);
   const Filter filter(dw);
   const int64_t outs = dy.c / g.groups, ins = x.c / g.groups;
   const int64_t out_blocks = ceil_div(outs, int64_t{OUT}), in_blocks = ceil_div(ins, int64_t{LANES});
@@ -151,7 +121,7 @@ void add_gradient(const Geometry& g, const TensorArgument& x, const TensorArgume
     const Range range(column, g.stride_w, x.w, int(dy.w));
     for (int64_t n = 0; n < x.n; ++n)
       for (int64_t o = 0, p = 0; o < dy.d; p + 1 < dy.h ? ++p : (p = 0, ++o)) {
-        if (!frames.meets_image(o, t, frame) || !rows.meets_image(p, r, row)) continue;
+        if (!frames.meets_image(o, t, x.d, frame) || !rows.meets_image(p, r, x.h, row)) continue;
         const T* const row_x = of_x + n * x.stride_n() + frame * x.stride_d() + row * x.stride_h();
         const T* const row_dy = of_dy + n * dy.stride_n() + o * dy.stride_d() + p * dy.stride_h();
         for (int64_t q = range.begin; q < range.end; q += IN) {

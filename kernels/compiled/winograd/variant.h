@@ -88,8 +88,10 @@ class Variant final : public Winograd {
     return times(FILTER_SIZE * FILTER_SIZE, Planes::stride(rows, blocks_of(k)));
   }
 
-  Plan plan_of(const Stage& stage, const Images& from, const Images& to, const Depth& depth,
-               int threads) const override {
+  Plan plan_of(const Stage& stage) const override {
+    const Images from = stage.images_in(), to = stage.images_out();
+    const Depth depth(stage);
+    const int threads = stage.thread_count();
     const Tiling tiling = tiling_of(stage.geometry, stage.backward_data(), to.n, to.h, to.w);
     if (stage.operation == BACKWARD_FILTER) return filter_gradient_plan(tiling, depth, from.c, to.c);
     if (stage.operation == BACKWARD_DATA) return plan<BackwardData>(tiling, depth, from.c, to.c, threads);

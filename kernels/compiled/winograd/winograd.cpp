@@ -14,11 +14,13 @@ using namespace winograd;
 
 Chunks Depth::chunks(int frames, bool by_tap) const {
   Chunks found;
-  const int64_t divisor = is_backward_ ? stride_ : 1;
+  const int64_t every = axis_.every();
   for (int64_t first = 0; first < targets; first += frames) {
-    const int64_t last_target = std::min(first + frames, targets) - 1, last = place(last_target, taps - 1);
-    const int64_t end = std::min(last < 0 ? 0 : last / divisor + 1, sources);
-    const int64_t begin = std::min(ceil_div(std::max<int64_t>(place(first, 0), 0), divisor), end);
+    const int64_t last_target = std::min(first + frames, targets) - 1;
+    const int64_t last = axis_.scaled_input(last_target, turned(taps - 1));
+    const int64_t end = std::min(last < 0 ? 0 : last / every + 1, sources);
+    const int64_t first_read = std::max<int64_t>(axis_.scaled_input(first, turned(0)), 0);
+    const int64_t begin = std::min(ceil_div(first_read, every), end);
     Chunk chunk{first, begin, end, 0, 0, int(last_target - first + 1), {}};
     if (!found.empty()) {
       chunk.kept = std::max<int64_t>(found.back().end - begin, 0);
@@ -79,8 +81,6 @@ const Winograd* find(int64_t tile, int64_t taps, int64_t stride, bool of_pairs) 
 // Return F(m, r) with the stage's stride.
 const Winograd& winograd_of(const Stage& stage) {
   const Geometry& g = stage.geometry;
-  g.require();
-  require_between("the number of outputs of a tile", stage.tile, 1, LARGEST_SIZE);
   const bool is_square = g.r == g.s && g.stride_h == g.stride_w, is_dilated = g.dilation_h != 1 || g.dilation_w != 1;
   const bool of_pairs = stage.x.element == BFLOAT16 && multiplies_pairs();
   const Winograd* found = is_square && !is_dilated ? find(stage.tile, g.r, g.stride_h, of_pairs) : nullptr;
@@ -91,119 +91,86 @@ const Winograd& winograd_of(const Stage& stage) {
                         " is not among the compiled ones");
 }
 
-// Return how frames depend on each other, with the sizes of both operands checked.
-Depth depth_of(const Stage& stage, const TensorArgument& x, const TensorArgument& y) {
-  const Geometry& g = stage.geometry;
-  require_volumes(g, x, y);
-  return Depth(g, x.d, y.d, stage.backward_data());
-}
-
-bool of_gradient(const Stage& stage) { return stage.operation == BACKWARD_FILTER; }
-
-int filter_rows(const Winograd& winograd, const Stage& stage, int64_t c) {
-  const int rows = winograd.filter_rows(of_gradient(stage), int(c));
-  require_size("the number of rows of the transformed filter", times(stage.geometry.taps, rows));
-  return rows;
-}
-
-// Return the bytes of the transformed filter, or of its gradient's accumulator. c, k: channels read, written per group.
-int64_t filter_bytes(const Winograd& winograd, const Stage& stage, int64_t c, int64_t k) {
-  const int rows = filter_rows(winograd, stage, c) * int(stage.geometry.taps);
-  return bytes_of(times(stage.geometry.groups, winograd.filter_floats(rows, int(k))));
-}
-
-// Call body with the planes and the filter of each group and tap: turned by 180 degrees in backward data, C and K
-// exchanged, and the last tap first. The planes begin with the rows of the tap.
-template <class Body>
-void for_filters(const Winograd& winograd, const Stage& stage, const TensorArgument& w, float* data, Body body) {
-  const Geometry& g = stage.geometry;
-  const bool backward_data = stage.backward_data();
-  w.require_filter(g.groups, g.r, g.s, FLOAT16, w.d);
-  require_between("the last tap", g.first_tap + g.taps, 1, w.d);
-  const FilterView first = w.filter(0, g.groups, backward_data);
-  stage.require_prepared(filter_bytes(winograd, stage, first.rows, first.lanes));
-  const int rows = filter_rows(winograd, stage, first.rows), taps = int(g.taps);
-  for (int64_t i = 0; i < g.groups; ++i) {
-    const Planes planes{data + i * winograd.filter_floats(rows * taps, first.lanes), rows * taps, blocks_of(first.lanes)};
-    for (int tap = 0; tap < taps; ++tap) {
-      const int64_t read = g.first_tap + (backward_data ? taps - 1 - tap : tap);
-      body(planes.from_row(tap * rows), w.filter(i, g.groups, backward_data, backward_data, read));
-    }
-  }
-}
-
-// Call body with each group, the images that it reads and writes, its planes of the filter, and the plan.
-template <class Body>
-void for_planes(const Winograd& winograd, const Stage& stage, const Slice& slice, Body body) {
-  const int64_t groups = stage.geometry.groups;
-  slice.x.require("x");
-  slice.y.require("y");
-  const Depth depth = depth_of(stage, slice.x, slice.y);
-  const Images from = slice.in(stage).images(groups), to = slice.out(stage).images(groups);
-  const Plan plan = winograd.plan_of(stage, from, to, depth, stage.thread_count());
-  stage.require_prepared(filter_bytes(winograd, stage, from.c, to.c));
-  stage.require_scratch(bytes_of(plan.scratch_floats));
-  const Chunks chunks = depth.chunks(plan.schedule.frames, of_gradient(stage));
-  const int rows = filter_rows(winograd, stage, from.c) * depth.taps;
-  for (int64_t i = 0; i < groups; ++i) {
-    const Planes planes{slice.prepared + i * winograd.filter_floats(rows, to.c), rows, blocks_of(to.c)};
-    body(i, from.group(i), to.group(i), planes, plan, chunks);
-  }
-}
-
 struct CompiledWinograd {
+  static constexpr Element LAST_ELEMENT = FLOAT16;
+
+  static void require(const Stage& stage) {
+    require_between("the number of outputs of a tile", stage.tile, 1, LARGEST_SIZE);
+    require_size("the number of rows of the transformed filter", times(stage.geometry.taps, rows_of_tap(stage)));
+  }
+
   static int64_t prepared_bytes(const Stage& stage) {
-    depth_of(stage, stage.x, stage.y);  // checks them
-    const int64_t groups = stage.geometry.groups;
-    return filter_bytes(winograd_of(stage), stage, stage.in().c / groups, stage.out().c / groups);
+    return bytes_of(times(stage.geometry.groups, floats_of_group(stage)));
   }
 
   static int64_t scratch_bytes(const Stage& stage) {
-    const Depth depth = depth_of(stage, stage.x, stage.y);
-    require_between("the operation", stage.operation, FORWARD, BACKWARD_FILTER);
-    const int64_t groups = stage.geometry.groups;
-    const Images from = stage.in().images(groups), to = stage.out().images(groups);
-    return bytes_of(winograd_of(stage).plan_of(stage, from, to, depth, stage.thread_count()).scratch_floats);
+    return bytes_of(winograd_of(stage).plan_of(stage).scratch_floats);
   }
 
-  static void open(const Stage& stage, const TensorArgument& w, float* u) {
-    const Winograd& winograd = winograd_of(stage);
-    const int threads = stage.thread_count();
-    for_filters(winograd, stage, w, u, [&](const Planes& planes, const FilterView& view) {
-      winograd.transform_filter(view, planes, threads);
+  static void open(const Stage& stage, float* u) {
+    for_filters(stage, u, [&](const Planes& planes, const FilterView& view) {
+      winograd_of(stage).transform_filter(view, planes, stage.thread_count());
     });
   }
 
-  static void correlate(const Stage& stage, const Slice& slice) {
-    const Winograd& winograd = winograd_of(stage);
-    const TensorArgument& out = slice.out(stage);
-    const Elements bias = checked_bias(slice.bias, stage.bias_bytes, out);
-    const Epilogue epilogue = checked_epilogue(&slice.epilogue, out);
-    const int threads = stage.thread_count();
-    const auto run = [&](int64_t i, const Images& from, const Images& to, const Planes& u, const Plan& plan,
-                         const Chunks& chunks) {
-      const Finish finish{bias + i * to.c, epilogue};
-      winograd.correlate(stage.backward_data(), from, u, finish, to, plan, chunks, slice.scratch, threads);
-    };
-    for_planes(winograd, stage, slice, run);
+  static void correlate(const Slice& slice) {
+    const Winograd& winograd = winograd_of(slice);
+    const Plan plan = winograd.plan_of(slice);
+    const Chunks chunks = plan.depth.chunks(plan.schedule.frames, false);
+    float* const scratch = slice.scratch(bytes_of(plan.scratch_floats));
+    const Images from = slice.images_in(), to = slice.images_out();
+    for (int64_t i = 0; i < slice.geometry.groups; ++i) {
+      const Finish finish{slice.bias + i * to.c, slice.epilogue};
+      winograd.correlate(slice.backward_data(), from.group(i), planes_of(slice, slice.prepared, i), finish,
+                         to.group(i), plan, chunks, scratch, slice.thread_count());
+    }
   }
 
-  static void accumulate(const Stage& stage, const Slice& slice) {
-    const Winograd& winograd = winograd_of(stage);
-    const int threads = stage.thread_count();
-    const auto add = [&](int64_t, const Images& x, const Images& dy, const Planes& du, const Plan& plan,
-                         const Chunks& chunks) {
-      winograd.accumulate(x, dy, du, plan, chunks, slice.scratch, threads);
-    };
-    for_planes(winograd, stage, slice, add);
+  static void accumulate(const Slice& slice) {
+    const Winograd& winograd = winograd_of(slice);
+    const Plan plan = winograd.plan_of(slice);
+    const Chunks chunks = plan.depth.chunks(plan.schedule.frames, true);
+    float* const scratch = slice.scratch(bytes_of(plan.scratch_floats));
+    const Images x = slice.images_in(), dy = slice.images_out();
+    for (int64_t i = 0; i < slice.geometry.groups; ++i)
+      winograd.accumulate(x.group(i), dy.group(i), planes_of(slice, slice.prepared, i), plan, chunks, scratch,
+                          slice.thread_count());
   }
 
-  static void close(const Stage& stage, const TensorArgument& dw, float* du) {
-    const Winograd& winograd = winograd_of(stage);
-    const int threads = stage.thread_count();
-    for_filters(winograd, stage, dw, du, [&](const Planes& planes, const FilterView& view) {
-      winograd.add_filter_gradient(planes, view, threads);
+  static void close(const Stage& stage, float* du) {
+    for_filters(stage, du, [&](const Planes& planes, const FilterView& view) {
+      winograd_of(stage).add_filter_gradient(planes, view, stage.thread_count());
     });
+  }
+
+ private:
+  // Return the rows of one tap of the transformed filter, or of its gradient's accumulator.
+  static int rows_of_tap(const Stage& stage) {
+    return winograd_of(stage).filter_rows(stage.backward_filter(), stage.images_in().c);
+  }
+
+  static int64_t floats_of_group(const Stage& stage) {
+    return winograd_of(stage).filter_floats(rows_of_tap(stage) * int(stage.geometry.taps), stage.images_out().c);
+  }
+
+  static Planes planes_of(const Stage& stage, float* data, int64_t group) {
+    return {data + group * floats_of_group(stage), rows_of_tap(stage) * int(stage.geometry.taps),
+            blocks_of(stage.images_out().c)};
+  }
+
+  // Call body with the planes and the filter of each group and tap: turned by 180 degrees in backward data, C and K
+  // exchanged, and the last tap first. The planes begin with the rows of the tap.
+  template <class Body>
+  static void for_filters(const Stage& stage, float* data, Body body) {
+    const Geometry& g = stage.geometry;
+    const bool backward_data = stage.backward_data();
+    const int rows = rows_of_tap(stage), taps = int(g.taps);
+    for (int64_t i = 0; i < g.groups; ++i)
+      for (int tap = 0; tap < taps; ++tap) {
+        const int64_t read = g.first_tap + (backward_data ? taps - 1 - tap : tap);
+        body(planes_of(stage, data, i).from_row(tap * rows),
+             stage.w.filter(i, g.groups, backward_data, backward_data, read));
+      }
   }
 };
 

@@ -21,22 +21,17 @@ class Depth {
   int64_t sources, targets;  // frames
   int taps;
 
-  Depth(const Geometry& g, int64_t frames_of_x, int64_t frames_of_y, bool backward_data)
-      : sources(backward_data ? frames_of_y : frames_of_x),
-        targets(backward_data ? frames_of_x : frames_of_y),
-        taps(int(g.taps)),
-        stride_(g.stride_d),
-        dilation_(g.dilation_d),
-        first_(backward_data ? g.pad_d - g.dilation_d * (g.taps - 1) : -g.pad_d),
-        is_backward_(backward_data) {}
+  explicit Depth(const Stage& stage)
+      : sources(stage.in().d), targets(stage.out().d), taps(int(stage.geometry.taps)),
+        axis_(stage.geometry.frames(stage.backward_data())) {}
 
   // Frames of the source between those that adjacent taps read for a frame of the target.
-  int64_t tap_step() const { return is_backward_ ? dilation_ / stride_ : dilation_; }
+  int64_t tap_step() const { return axis_.tap_step(); }
 
   // Return the most frames of the source that `frames` adjacent frames of the target read.
   int64_t most_read(int64_t frames) const {
-    const int64_t covered = (frames - 1) * (is_backward_ ? 1 : stride_) + dilation_ * (taps - 1);
-    return std::min(sources, (is_backward_ ? covered / stride_ : covered) + 1);
+    const int64_t covered = (frames - 1) * axis_.step() + axis_.dilation * (taps - 1);
+    return std::min(sources, covered / axis_.every() + 1);
   }
 
   // Frames [first, first + frames) of the target, which read some of the frames [begin, end) of the source. The first
@@ -51,18 +46,14 @@ class Depth {
   std::vector<Chunk> chunks(int frames, bool by_tap) const;
 
  private:
-  int64_t stride_, dilation_, first_;
-  bool is_backward_;
+  Axis axis_;
 
-  int64_t place(int64_t target, int64_t tap) const {
-    return (is_backward_ ? target : target * stride_) + first_ + tap * dilation_;
-  }
+  // Return the tap of the filter that is transformed as number `tap`: in backward data, the last one comes first.
+  int64_t turned(int64_t tap) const { return axis_.backward_data ? taps - 1 - tap : tap; }
   // Return the frame that a tap reads for a frame of the target; -1 if it reads padding, or nothing.
   int64_t source(int64_t target, int64_t tap) const {
-    int64_t at = place(target, tap);
-    if (is_backward_ && at % stride_) return -1;
-    if (is_backward_) at /= stride_;
-    return at < 0 || at >= sources ? -1 : at;
+    int64_t at;
+    return axis_.meets_image(target, turned(tap), sources, at) ? at : -1;
   }
   void add_runs_of_taps(Chunk& chunk) const;
   void add_runs_of_frames(Chunk& chunk) const;
@@ -106,9 +97,7 @@ class Winograd {
   // Return the floats of all points. rows: of all taps.
   virtual int64_t filter_floats(int rows, int k) const = 0;
 
-  // Return the plan of a call. from, to: the tensors that are read and written; in backward filter, x and dy.
-  virtual Plan plan_of(const Stage& stage, const Images& from, const Images& to, const Depth& depth,
-                       int threads) const = 0;
+  virtual Plan plan_of(const Stage& stage) const = 0;
 
   // Transform one tap, to planes that begin with its first row.
   virtual void transform_filter(const FilterView& w, const Planes& u, int threads) const = 0;
