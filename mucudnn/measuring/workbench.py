@@ -98,7 +98,7 @@ class Workbench:
         bias to whole blocks, and some of its code is wrong only with a bias.
         """
         counts = candidate.counts_any_run and self._device == "cpu"
-        internal_bytes = 0 if counts else candidate.scratch_bytes() - candidate.workspace.scratch_bytes
+        internal_bytes = 0 if counts else candidate.count_scratch_bytes() - candidate.workspace.scratch_bytes
         time_s = 0.0
 
         def counted(run: Callable[[], None]) -> None:
@@ -181,7 +181,7 @@ class Workbench:
             )
         self._require_memory(candidate.handed_bytes)
         if candidate.proofs is not None or not (candidate.is_foreign and candidate.counts_any_run):
-            self._require_memory(candidate.workspace_bytes())  # counting may take a run, which fits now
+            self._require_memory(candidate.count_workspace_bytes())  # counting may take a run, which fits now
         place = self._place(candidate)
         if self._prepared[place].require(candidate.workspace.prepared_bytes):
             self._opened.pop(place, None)
