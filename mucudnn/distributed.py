@@ -36,7 +36,9 @@ ALONE = "Config(share_tuning=False) lets each rank tune for itself"
 def team_of(config: Config, group: dist.ProcessGroup | None = None) -> Team | None:
     """Return the team of ranks that tune together, or None if this process tunes for itself.
 
-    group: None for the default group, if initialized. Raises ``InvalidInputError`` if this process is not in the group.
+    group: None for the default group, if initialized.
+
+    Raises ``InvalidInputError`` if this process is not in the group.
     """
     if not (dist.is_available() and dist.is_initialized()):
         if group is not None:
@@ -56,8 +58,10 @@ def deal(costs: Sequence[float], ranks: int) -> list[int]:
     """Deal pieces of work to ranks, and return the rank (from 0) of each piece.
 
     Pieces are dealt in descending order of cost, each to the least loaded rank, or the one with the fewest pieces among
-    equal loads. costs: cost of each piece, in any unit. The last rank ends at most 4/3 - 1/(3 ranks) times as late as
-    in the best schedule (Graham, 1969). The result is deterministic.
+    equal loads. The last rank ends at most 4/3 - 1/(3 ranks) times as late as in the best schedule (Graham, 1969). The
+    result is deterministic.
+
+    costs: cost of each piece, in any unit.
 
     >>> deal([1, 5, 3, 3], ranks=2)
     [0, 0, 1, 1]
@@ -76,8 +80,8 @@ class Team:
 
     Every method raises ``SharingError`` on all remaining ranks if a rank has failed, ended or timed out.
 
-    is_first: whether this rank is the first among the ranks on its kind of device. is_writer: whether it writes to the
-    database.
+    is_first: whether this rank is the first among the ranks on its kind of device.
+    is_writer: whether it writes to the database.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -91,7 +95,9 @@ class Team:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None = None) -> Self | None:
-        """Return the team of a process group; None if the group has a single rank. group: None for the default group.
+        """Return the team of a process group; None if the group has a single rank.
+
+        group: None for the default group.
 
         If the group's backend is not gloo, messages go over another group, since they are objects in host memory.
         Raises ``InvalidInputError`` if this process is not in the group.
@@ -151,7 +157,9 @@ class Team:
     def agree(self, choices: Mapping[str, str]) -> None:
         """Require equal tuned choices on all ranks with the same kind of device, as the last exchange of messages.
 
-        choices: by convolution. Raises ``SharingError`` on every rank, with the first difference, if they differ.
+        choices: by convolution.
+
+        Raises ``SharingError`` on every rank, with the first difference, if they differ.
         """
         every = self.gather(choices)
         self._is_over = True
@@ -309,9 +317,11 @@ _gloo_groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
 class Fingerprint:
     """Description of a rank, sent as plain text so that other versions of mucudnn can read it.
 
-    kind: kind of the rank's device; ranks of one kind share measurements. place: the rank's host and database file.
-    everywhere: settings that must be equal on all ranks, by name. in_kind: settings that must be equal on ranks of one
-    kind. convolutions: the convolutions to tune, also equal on ranks of one kind.
+    kind: kind of the rank's device; ranks of one kind share measurements.
+    place: the rank's host and database file.
+    everywhere: settings that must be equal on all ranks, by name.
+    in_kind: settings that must be equal on ranks of one kind.
+    convolutions: the convolutions to tune, also equal on ranks of one kind.
     """
 
     kind: str = ""
@@ -413,9 +423,10 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
 
     An existing group is used as it is. A process that torchrun did not start joins a new group of one rank.
 
-    device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank. meeting: torch's
-    ``init_method``, the rendezvous of the ranks; ``RANK`` and ``WORLD_SIZE`` come from the environment. timeout_s:
-    longest wait for another rank, in seconds.
+    device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank.
+    meeting: torch's ``init_method``, the rendezvous of the ranks; ``RANK`` and ``WORLD_SIZE`` come from the
+    environment.
+    timeout_s: longest wait for another rank, in seconds.
 
     Raises the errors of ``torch.distributed.init_process_group``.
     """

@@ -94,8 +94,10 @@ class Workbench:
     def proof(self, candidate: Candidate, *, has_bias: bool = True) -> Proof:
         """Check the candidate's result and count the bytes that it allocates. Raises the errors of ``relative_error``.
 
-        On the CPU one run does both. has_bias: whether to add a bias to y, which is a stricter check: oneDNN pads the
-        bias to whole blocks, and some of its code is wrong only with a bias.
+        On the CPU one run does both.
+
+        has_bias: whether to add a bias to y, which is a stricter check: oneDNN pads the bias to whole blocks, and some
+        of its code is wrong only with a bias.
         """
         counts = candidate.counts_any_run and self._device == "cpu"
         internal_bytes = 0 if counts else candidate.count_scratch_bytes() - candidate.workspace.scratch_bytes
@@ -121,7 +123,10 @@ class Workbench:
     ) -> float:
         """Run the candidate between guard zones; return its relative L2 error against float64.
 
-        The run covers one micro-batch. around: wrapper that calls the run. has_bias: whether to add a bias of zeros.
+        The run covers one micro-batch.
+
+        around: wrapper that calls the run.
+        has_bias: whether to add a bias of zeros.
 
         Raises ``UnsoundError`` if the candidate writes outside its result or workspace, or if the result is not finite
         or has a larger error than rounding can cause.

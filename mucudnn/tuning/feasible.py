@@ -151,7 +151,10 @@ def unaffordable(
 
 
 def _error(what: str, lines: Sequence[str], bound: str, least: int | None) -> InfeasibleError:
-    """Return the error with its lines and the remedy. bound: limit or budget; least: what it has to be; None if any."""
+    """Return the error with its lines and the remedy.
+
+    bound: limit or budget; least: what it has to be; None if any.
+    """
     advice = _NEEDS_NOTHING[0].upper() + _NEEDS_NOTHING[1:]
     if least is not None:
         advice = f"Raise the workspace {bound} to {exact_bytes(least)} or more, or {_NEEDS_NOTHING}"

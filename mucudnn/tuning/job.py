@@ -39,10 +39,12 @@ class Context:
     A stored failure of torch's own convolution is retried, since everything is compared with it. Other failed
     candidates are retried only if no fitting one is left.
 
-    ranks: the ranks that tune together; None if this process tunes alone. versions: of the algorithms that may run.
-    results: of each problem, which its tasks share. due_s: when the time of all problems begun so
-    far ends. race_ends_s: when the current race does. Both are None without a time limit. ready: problems tuned so far,
-    which survive an interruption.
+    ranks: the ranks that tune together; None if this process tunes alone.
+    versions: of the algorithms that may run.
+    results: of each problem, the one place for them, which its tasks share.
+    due_s: when the time of all problems begun so far ends.
+    race_ends_s: when the current race does. Both are None without a time limit.
+    ready: problems tuned so far, which survive an interruption.
     """
 
     config: Config
@@ -70,12 +72,17 @@ class Context:
 
 @dataclass(slots=True)
 class Job:
-    """One task (a convolution to tune): its candidates and their results. left_out: candidates cut by the time limit.
+    """One task (a convolution to tune): its candidates and their results.
 
-    candidates: empty if the task is solved from stored results, which then are all of candidates. outcomes: whole runs
-    or their errors, by configuration. declared_bytes: workspace of torch's own, counted in a run; None if it was
-    measured or cannot be counted. choice: None until it is made. is_own: whether this process measures the task, and
-    makes its whole runs. is_chosen: whether the measuring rank has made a choice; None if unknown.
+    candidates: empty if the task is solved from stored results, which then are all of candidates.
+    results: of the problem, which its tasks share.
+    counted: scratch bytes of candidates that were counted.
+    left_out: candidates cut by the time limit.
+    outcomes: whole runs or their errors, by configuration.
+    declared_bytes: workspace of torch's own, counted in a run; None if it was measured or cannot be counted.
+    choice: None until it is made.
+    is_own: whether this process measures the task, and makes its whole runs.
+    is_chosen: whether the measuring rank has made a choice; None if unknown.
     """
 
     task: Task

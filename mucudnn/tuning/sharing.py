@@ -41,7 +41,10 @@ def sharing(team: Team, tasks: Sequence[Task], config: Config, machine: Machine,
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Connection of this rank to the other ranks of the tuning. known: the stored results of all ranks."""
+    """Connection of this rank to the other ranks of the tuning.
+
+    known: the stored results of all ranks.
+    """
 
     team: Team
     known: CopyingDatabase

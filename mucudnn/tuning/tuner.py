@@ -87,14 +87,17 @@ def tune(
 
     With ``config.workspace_budget``, a budget is divided over all problems instead. Problems whose operation is not in
     ``config.operations`` are skipped. Stored results are not measured again; each new measurement is stored at once.
-    ``device``: ``"cpu"``, ``"cuda"`` (the current GPU), a GPU by its number such as ``"cuda:1"``, or a
-    ``torch.device``. ``progress`` is called with a description of the current work and the fraction that is done.
-    ``names``: names of problems for progress and errors. ``database``: replaces the config's file. ``machine``:
-    replaces this machine.
+
+    device: ``"cpu"``, ``"cuda"`` (the current GPU), a GPU by its number such as ``"cuda:1"``, or a ``torch.device``.
+    progress: called with a description of the current work and the fraction that is done.
+    names: names of problems for progress and errors.
+    database: replaces the config's file.
+    machine: replaces this machine.
 
     In an initialized ``torch.distributed`` process group, all ranks must call it with the same problems: each measures
     its share, and all make the same choices. With ``Config(share_tuning=False)`` each rank tunes for itself.
-    ``process_group``: replaces the default group.
+
+    process_group: replaces the default group.
 
     Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration, or the smallest
     budget), ``InvalidInputError`` for invalid arguments, an unknown algorithm, or a batch that is too large,
@@ -133,7 +136,8 @@ def tune_tasks(
 
     priors: cache of expected times from earlier calls, which is updated; reading them from the database is slow.
     in_passing: whether tuning happens inside a user's call, so that it neither waits for a quiet machine nor warns of a
-    busy one. team: the ranks that tune together; it is closed at the end of this call.
+    busy one.
+    team: the ranks that tune together; it is closed at the end of this call.
     """
     if not (progress is None or callable(progress)):
         raise InvalidInputError(f"progress is {shown(progress)}; give a function of a text and a fraction, or None")
