@@ -46,8 +46,10 @@ def deal(costs: Sequence[float], ranks: int) -> list[int]:
     """Deal pieces of work to ranks, and return the rank (from 0) of each piece.
 
     Pieces are dealt in descending order of cost, each to the least loaded rank, or the one with the fewest pieces among
-    equal loads. costs: cost of each piece, in any unit. The last rank ends at most 4/3 - 1/(3 ranks) times as late as
-    in the best schedule (Graham, 1969). The result is deterministic.
+    equal loads. The last rank ends at most 4/3 - 1/(3 ranks) times as late as in the best schedule (Graham, 1969). The
+    result is deterministic.
+
+    costs: cost of each piece, in any unit.
 
     >>> deal([1, 5, 3, 3], ranks=2)
     [0, 0, 1, 1]
@@ -118,7 +120,9 @@ class Ranks(Team):
     def agree(self, choices: Mapping[str, str]) -> None:
         """Require equal tuned choices on all ranks with the same kind of device, as the last exchange of messages.
 
-        choices: by convolution. Raises ``SharingError`` on every rank, with the first difference, if they differ.
+        choices: by convolution.
+
+        Raises ``SharingError`` on every rank, with the first difference, if they differ.
         """
         every = self.gather(choices)
         self._is_over = True
@@ -274,9 +278,11 @@ _gloo_groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
 class Fingerprint:
     """Description of a rank, sent as plain text so that other versions of mucudnn can read it.
 
-    kind: kind of the rank's device; ranks of one kind share measurements. place: the rank's host and database file.
-    everywhere: settings that must be equal on all ranks, by name. in_kind: settings that must be equal on ranks of one
-    kind. convolutions: the convolutions to tune, also equal on ranks of one kind.
+    kind: kind of the rank's device; ranks of one kind share measurements.
+    place: the rank's host and database file.
+    everywhere: settings that must be equal on all ranks, by name.
+    in_kind: settings that must be equal on ranks of one kind.
+    convolutions: the convolutions to tune, also equal on ranks of one kind.
     """
 
     kind: str = ""
@@ -378,9 +384,10 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
 
     An existing group is used as it is. A process that torchrun did not start joins a new group of one rank.
 
-    device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank. meeting: torch's
-    ``init_method``, the rendezvous of the ranks; ``RANK`` and ``WORLD_SIZE`` come from the environment. timeout_s:
-    longest wait for another rank, in seconds.
+    device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank.
+    meeting: torch's ``init_method``, the rendezvous of the ranks; ``RANK`` and ``WORLD_SIZE`` come from the
+    environment.
+    timeout_s: longest wait for another rank, in seconds.
 
     Raises the errors of ``torch.distributed.init_process_group``.
     """

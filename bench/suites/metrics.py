@@ -184,7 +184,7 @@ def _layer_rows(
         rows[name] = Row(subject, name, configuration=str(configuration))
         try:
             prepared = {one.algorithm.name: one.workspace.prepared_bytes for one in candidates}
-            workspace_bytes = sum(prepared.values()) + max(one.scratch_bytes() for one in candidates)
+            workspace_bytes = sum(prepared.values()) + max(one.count_scratch_bytes() for one in candidates)
             rows[name] = replace(rows[name], workspace_bytes=workspace_bytes)
             call = through_module(configuration, problem, operands)
             first = call().detach()

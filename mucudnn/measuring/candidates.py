@@ -25,8 +25,11 @@ _IN_A_TURN = 8  # number of a source's algorithms that are measured at all sizes
 class Candidate:
     """A pair of algorithm and micro-batch size (a micro-config) that can run on a convolution problem.
 
-    stored: the measurement of an earlier run. proofs: results of the separate process that must first run foreign code
-    (of other libraries); None if all code is checked in this process.
+    Only the methods whose names are verbs run anything.
+
+    stored: the measurement of an earlier run.
+    proofs: results of the separate process that must first run foreign code (of other libraries); None if all code is
+    checked in this process.
     """
 
     problem: ConvProblem
@@ -34,7 +37,6 @@ class Candidate:
     micro_batch_size: int
     stored: Measurement | None = None
     proofs: Proofs | None = field(default=None, compare=False)
-    _counted: list[int | Exception] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @cached_property
     def micro_config(self) -> MicroConfig:
@@ -50,49 +52,6 @@ class Candidate:
         """Bytes of the buffers that the caller passes; the algorithm may allocate more, which only a run shows."""
         return self.workspace.prepared_bytes + self.workspace.scratch_bytes
 
-    def scratch_bytes(self) -> int:
-        """Return the bytes of the buffer that the caller passes plus those that the algorithm allocates itself.
-
-        The first call may run the algorithm to count them. Raises the error of that run, such as out of memory.
-        """
-        if self.stored is not None:
-            return self.stored.scratch_bytes
-        if isinstance(counted := self._count(), Exception):
-            raise counted
-        return self.workspace.scratch_bytes + counted
-
-    def _count(self) -> int | Exception:
-        """Count the bytes that the algorithm allocates itself, once; return them, or the error, without a retry."""
-        if not self._counted:
-            found: int | Exception
-            try:
-                if (proof := self.proof()) is not None:
-                    found = proof.internal_bytes
-                else:
-                    found = self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
-            except self.errors as error:
-                found = without_frames(error)
-            if isinstance(found, Exception) and is_out_of_memory(found):
-                give_back_cache()
-            self._counted.append(found)
-        return self._counted[0]
-
-    def proof(self) -> Proof | None:
-        """Return the proof of a correct run in the separate proving process; None if this process checks the candidate.
-
-        Raises the error for which the candidate must not run in this process.
-        """
-        return None if self.proofs is None or not self.is_foreign else self.proofs.of(self)
-
-    def is_countable(self) -> bool:
-        """Return whether the candidate's workspace is known or is counted now, which may take a run that succeeds."""
-        return self.stored is not None or not isinstance(self._count(), Exception)
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether the bytes that the algorithm allocates itself have already been counted."""
-        return bool(self._counted) and not isinstance(self._counted[0], Exception)
-
     @property
     def counts_any_run(self) -> bool:
         """Whether only a run shows how many bytes the algorithm allocates itself, since it declares no formula."""
@@ -100,7 +59,10 @@ class Candidate:
 
     @property
     def from_source(self) -> bool:
-        """Whether an ``AlgorithmSource`` offers the algorithm, for this problem only: see ``Algorithm.source``."""
+        """Whether an ``AlgorithmSource`` offers the algorithm, for this problem only: see ``Algorithm.source``.
+
+        Such an algorithm declares its whole workspace.
+        """
         return self.algorithm.source is not None
 
     @cached_property
@@ -113,29 +75,37 @@ class Candidate:
         """Exception types to catch in a run: all for foreign code, few for our own, whose bugs must surface."""
         return (Exception,) if self.is_foreign else CANDIDATE_ERRORS
 
-    def workspace_bytes(self) -> int:
-        """Return the prepared and the ``scratch_bytes``: the workspace if this candidate computes all micro-batches."""
-        return self.workspace.prepared_bytes + self.scratch_bytes()
+    def prove(self) -> Proof | None:
+        """Return the proof of a correct run in the separate proving process; None if this process checks the candidate.
 
-    def fits(self, limit_bytes: int | None) -> bool:
-        """Whether the candidate's workspace is within the limit.
-
-        Algorithms of an ``AlgorithmSource`` declare their workspace without a run.
+        Raises the error for which the candidate must not run in this process.
         """
-        if limit_bytes is None:
-            return True
-        if self.from_source:
-            return self.handed_bytes <= limit_bytes
-        return self.handed_bytes <= limit_bytes and self.is_countable() and self.workspace_bytes() <= limit_bytes
+        return None if self.proofs is None or not self.is_foreign else self.proofs.of(self)
 
-    def at_any_time(self) -> Measurement:
+    def count_scratch_bytes(self) -> int:
+        """Return the bytes of the buffer that the caller passes plus those that the algorithm allocates itself.
+
+        Counting may run the algorithm. Raises the error of that run, such as out of memory.
+        """
+        if self.stored is not None:
+            return self.stored.scratch_bytes
+        proof = self.prove()
+        if proof is None:
+            return self.workspace.scratch_bytes + self.algorithm.internal_bytes(self.problem, self.micro_batch_size)
+        return self.workspace.scratch_bytes + proof.internal_bytes
+
+    def count_workspace_bytes(self) -> int:
+        """Return the prepared and the counted scratch: the workspace if this candidate computes all micro-batches."""
+        return self.workspace.prepared_bytes + self.count_scratch_bytes()
+
+    def at_any_time(self, scratch_bytes: int) -> Measurement:
         """Return a measurement with the candidate's workspace and placeholder times, for checks before timing."""
         return Measurement(
             micro_config=self.micro_config,
             setup_s=1.0,
             step_s=1.0,
             prepared_bytes=self.workspace.prepared_bytes,
-            scratch_bytes=self.scratch_bytes(),
+            scratch_bytes=scratch_bytes,
             relative_error=0.0,
         )
 
@@ -184,6 +154,47 @@ class Proofs:
         if isinstance(found, Proof) or (is_baseline and isinstance(found, UnprovenError)):
             return None
         return found
+
+
+Counted = dict[MicroConfig, int | None]  # scratch bytes, as counted; None if that failed
+
+
+def count_once(candidate: Candidate, counted: Counted) -> int | None:
+    """Return a candidate's scratch bytes, counted now unless they are in ``counted``; None if that fails."""
+    if candidate.micro_config in counted:
+        return counted[candidate.micro_config]
+    try:
+        scratch_bytes: int | None = candidate.count_scratch_bytes()
+        lacks_memory = False
+    except candidate.errors as error:
+        scratch_bytes, lacks_memory = None, is_out_of_memory(without_frames(error))
+    if lacks_memory:
+        give_back_cache()
+    counted[candidate.micro_config] = scratch_bytes
+    return scratch_bytes
+
+
+def by_cost_of_counting(candidates: Iterable[Candidate], baseline: MicroConfig) -> list[list[Candidate]]:
+    """Return groups of candidates, first those whose bytes cost least to count.
+
+    The groups are: torch's own undivided, which usually fits; candidates whose bytes are known without a run; foreign
+    ones with a formula, which have to be proven; torch's own in the smallest pieces; torch's own in larger ones; and
+    the others.
+    """
+    groups: list[list[Candidate]] = [[] for _ in range(6)]
+    candidates = [*candidates]
+    least = min((c.micro_batch_size for c in candidates if c.algorithm.is_torchs_own), default=0)
+    for candidate in candidates:
+        if candidate.micro_config == baseline:
+            cost = 0
+        elif not candidate.counts_any_run:
+            cost = 2 if candidate.is_foreign else 1
+        elif candidate.algorithm.is_torchs_own:
+            cost = 3 if candidate.micro_batch_size == least else 4
+        else:
+            cost = 5
+        groups[cost].append(candidate)
+    return groups
 
 
 def is_foreign(algorithm: Algorithm, problem: ConvProblem) -> bool:

@@ -43,9 +43,9 @@ _seen_flops_per_s: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
 class StoppingRule:
     """Rule of a function's samples: how long each is, and when there are enough, unless the caller decides that.
 
-    time_limit_s: seconds for warm-up and samples together; one sample is always taken. sample_s: duration to aim at for
-    a sample, which repeats the function up to ``max_calls`` times so that clock overhead and short interruptions matter
-    little.
+    time_limit_s: seconds for warm-up and samples together; one sample is always taken.
+    sample_s: duration to aim at for a sample, which repeats the function up to ``max_calls`` times so that clock
+    overhead and short interruptions matter little.
     """
 
     time_limit_s: float = inf

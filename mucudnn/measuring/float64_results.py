@@ -153,7 +153,8 @@ def _inside(index: Tensor, size: int) -> Tensor:
 def _windows(images: Tensor, samples: Tensor, read: Sequence[Tensor], inside: Sequence[Tensor]) -> Tensor:
     """Gather the images' windows in float64: (places, channels, taps), zero where a tap is outside the image.
 
-    read: pixels of the taps along each axis, (places, taps of the axis). inside: whether they are in the image.
+    read: pixels of the taps along each axis, (places, taps of the axis).
+    inside: whether they are in the image.
     """
     dims = len(read)
 

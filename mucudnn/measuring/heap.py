@@ -170,8 +170,10 @@ def _status_bytes(field: str) -> int:
 class HeapComparison:
     """Comparison of a model's own step without and with a kept heap. Prints as one line.
 
-    step: the baseline is the heap as it comes. faults: page faults in a step, without and with. resident_bytes: peak of
-    the resident memory in a step, without and with; 0 if unknown. is_kept: whether the heap is kept since.
+    step: the baseline is the heap as it comes.
+    faults: page faults in a step, without and with.
+    resident_bytes: peak of the resident memory in a step, without and with; 0 if unknown.
+    is_kept: whether the heap is kept since.
     """
 
     step: Comparison
@@ -193,7 +195,9 @@ class HeapTrial:
     """Trial of a kept heap in a program whose steps are unknown, by the kernel's share of the processor time.
 
     Call ``look`` now and then. The program runs for a while with the heap as it comes, then with a kept heap. It stays
-    kept if the kernel's share falls by ``LEAST_GAIN``. verdict: the result in words; None as long as there is none.
+    kept if the kernel's share falls by ``LEAST_GAIN``.
+
+    verdict: the result in words; None as long as there is none.
     """
 
     LOOK_S = 2.0  # least processor seconds of a phase: as it comes, then kept without counting, then kept

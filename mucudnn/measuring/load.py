@@ -39,9 +39,11 @@ _PATIENCE_S = 0.5  # between two readings on a busy machine
 class ProcessorUse:
     """Processor seconds used so far; only differences between two such objects are meaningful. Unknown values are None.
 
-    busy_s: time used by all processes, and by the hypervisor, on the cores that this process may use. own_s: time used
-    by this process. throttled_s: time for which a container limit stopped this process. cores: number of cores that
-    this process may use. threads: torch's threads.
+    busy_s: time used by all processes, and by the hypervisor, on the cores that this process may use.
+    own_s: time used by this process.
+    throttled_s: time for which a container limit stopped this process.
+    cores: number of cores that this process may use.
+    threads: torch's threads.
     """
 
     now_s: float = 0.0
@@ -139,8 +141,8 @@ class Load:
     """Shares of the machine that were unavailable to this process over a span of time. Unknown values are None.
 
     others_share: core seconds per second that other processes took from the cores that this process needs, at most 1.
-    It is not divided by the number of cores, since one slowed thread keeps all others waiting. throttled_share: share
-    of the time in which a container's quota stopped the work.
+    It is not divided by the number of cores, since one slowed thread keeps all others waiting.
+    throttled_share: share of the time in which a container's quota stopped the work.
     """
 
     others_share: float | None = None
@@ -169,7 +171,8 @@ class Load:
 class Watch:
     """Observer of the machine's load: call ``mark`` before a measurement, and ``since`` with that mark after it.
 
-    use: reads the counters of processor time. cores: returns how many cores may be kept busy.
+    use: reads the counters of processor time.
+    cores: returns how many cores may be kept busy.
     """
 
     def __init__(

@@ -54,8 +54,9 @@ def random_operands(
     """Return operands of normal random numbers: zeros would draw less power, so their times could be too short.
 
     x and y have variance 1, and w is scaled so that a convolution preserves it. Torch's global generator keeps its
-    state. Besides the three tensors, only ``_PERIOD`` cached numbers are allocated. written: memory (1-D uint8) for the
-    tensor that the operation writes; its content is unchanged.
+    state. Besides the three tensors, only ``_PERIOD`` cached numbers are allocated.
+
+    written: memory (1-D uint8) for the tensor that the operation writes; its content is unchanged.
 
     >>> from mucudnn.core.problem import ConvProblem, Operation
     >>> operands = random_operands(ConvProblem(Operation.FORWARD, c=3, h=8, w=8, k=4, r=3, s=3), batch_size=2)

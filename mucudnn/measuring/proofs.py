@@ -53,8 +53,9 @@ class UnprovenError(RuntimeError):
 class Proof:
     """Error, memory and time of a foreign candidate that ran correctly in the separate proving process.
 
-    relative_error: against float64. internal_bytes: bytes that the candidate allocates itself. time_s: time of the
-    fastest run, including the heap checks.
+    relative_error: against float64.
+    internal_bytes: bytes that the candidate allocates itself.
+    time_s: time of the fastest run, including the heap checks.
     """
 
     relative_error: float
@@ -78,7 +79,8 @@ class Fault(StrEnum):
 class BarredError(UnsoundError):
     """Foreign code failed in the proving process, so it must not run in this one.
 
-    fault: the way in which it failed. least_s: if it was too slow, the seconds that the mini-batch would have taken.
+    fault: the way in which it failed.
+    least_s: if it was too slow, the seconds that the mini-batch would have taken.
     """
 
     def __init__(self, reason: str, fault: Fault, least_s: float | None = None) -> None:

@@ -23,8 +23,8 @@ class Quiet:
     """What is known of the load during one tuning, and how long it may still wait for a quiet machine.
 
     progress, at: the user's callback, which is told the reason of a wait, and the fraction of the tuning that is done.
-    patience_s: limit on the total of all further waits, in seconds. disturbed: what other processes disturbed when it
-    was last measured.
+    patience_s: limit on the total of all further waits, in seconds.
+    disturbed: what other processes disturbed when it was last measured.
     """
 
     watch: Watch

@@ -38,10 +38,10 @@ def in_turns(calls: Sequence[Callable[[], T]]) -> Iterator[list[T]]:
 class Rounds:
     """Rule that says when there are enough rounds: minimum, maximum, and time after which no further round begins.
 
-    sure: rounds after which a clear result ends the turns. The others are for comparisons. warm_up_s: a first round
-    shorter than this is not counted, since it loads code and touches fresh memory. race: whether only the fastest call
-    matters. Then a call that was clearly slower than another in ``_LAPPED`` rounds is dropped, and the comparison ends
-    with a verdict on the fastest call: the larger its lead, the fewer rounds.
+    sure: rounds after which a clear result ends the turns. The others are for comparisons.
+    warm_up_s: a first round shorter than this is not counted, since it loads code and touches fresh memory.
+    race: whether only the fastest call matters. Then a call that was clearly slower than another in ``_LAPPED`` rounds
+    is dropped, and the comparison ends with a verdict on the fastest call: the larger its lead, the fewer rounds.
     """
 
     least: int
@@ -81,9 +81,11 @@ def here(function: Callable[[], T], /) -> T:
 class Timer:
     """Timer of a function, in seconds per call: call ``sample`` until ``stop`` is set to the reason for stopping.
 
-    calls_per_pass: see ``Clock.time``. runner: context in which samples are taken and the clock is read. warms_up:
-    whether a warm-up call comes first; if not, the first sample is a single call. An error of the function (out of
-    memory, or a RuntimeError) ends the measurement and is kept in ``error``.
+    An error of the function (out of memory, or a RuntimeError) ends the measurement and is kept in ``error``.
+
+    calls_per_pass: see ``Clock.time``.
+    runner: context in which samples are taken and the clock is read.
+    warms_up: whether a warm-up call comes first; if not, the first sample is a single call.
     """
 
     function: Callable[[], object]
@@ -149,8 +151,9 @@ def compare_in_turns(
 ) -> list[Comparison | Exception]:
     """Time ``runs`` and the baseline round by round, until every verdict is clear or time is up.
 
-    A call that fails has its error in place of a result. watch: observer of the machine's load meanwhile, which the
-    results then include.
+    A call that fails has its error in place of a result.
+
+    watch: observer of the machine's load meanwhile, which the results then include.
 
     Raises any error of the baseline.
     """

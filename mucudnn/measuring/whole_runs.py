@@ -44,7 +44,10 @@ def whole_run(
 ) -> Callable[[], Tensor]:
     """Return a function that calls a tuned ``mucudnn.Conv2d``, as users do, and returns the result.
 
-    For the baseline, it calls torch's own convolution. keeps_workspace: whether the workspace is kept between calls.
+    For the baseline, it calls torch's own convolution.
+
+    keeps_workspace: whether the workspace is kept between calls.
+
     Raises the errors of ``Executable.of`` and ``Executable.build``. The returned function has no fallback and raises
     all errors.
     """
@@ -77,9 +80,11 @@ def _call(
 class Machine:
     """The machine that tuning runs on; tests substitute another.
 
-    algorithms: offered for every problem. sources: objects that offer algorithms for single problems. whole_run,
-    run_torch: replacements of the functions with these names. watch: observer of the load. prover: client of the
-    process that proves foreign code; None if foreign code is checked in this process.
+    algorithms: offered for every problem.
+    sources: objects that offer algorithms for single problems.
+    whole_run, run_torch: replacements of the functions with these names.
+    watch: observer of the load.
+    prover: client of the process that proves foreign code; None if foreign code is checked in this process.
     """
 
     environment: Environment
@@ -132,8 +137,9 @@ class Machine:
     ) -> list[Comparison | Exception | None]:
         """Compare whole calls of the configurations with torch's own, interleaved; return a result or error for each.
 
-        keeps_workspace: whether the workspace is kept between calls. All results are None if there is not
-        enough memory for the mini-batch or for torch's own.
+        All results are None if there is not enough memory for the mini-batch or for torch's own.
+
+        keeps_workspace: whether the workspace is kept between calls.
         """
         try:
             operands = training_operands(problem, batch_size, self.device)

@@ -94,11 +94,13 @@ class Workbench:
     def proof(self, candidate: Candidate, *, has_bias: bool = True) -> Proof:
         """Check the candidate's result and count the bytes that it allocates. Raises the errors of ``relative_error``.
 
-        On the CPU one run does both. has_bias: whether to add a bias to y, which is a stricter check: oneDNN pads the
-        bias to whole blocks, and some of its code is wrong only with a bias.
+        On the CPU one run does both.
+
+        has_bias: whether to add a bias to y, which is a stricter check: oneDNN pads the bias to whole blocks, and some
+        of its code is wrong only with a bias.
         """
         counts = candidate.counts_any_run and self._device == "cpu"
-        internal_bytes = 0 if counts else candidate.scratch_bytes() - candidate.workspace.scratch_bytes
+        internal_bytes = 0 if counts else candidate.count_scratch_bytes() - candidate.workspace.scratch_bytes
         time_s = 0.0
 
         def counted(run: Callable[[], None]) -> None:
@@ -121,7 +123,10 @@ class Workbench:
     ) -> float:
         """Run the candidate between guard zones; return its relative L2 error against float64.
 
-        The run covers one micro-batch. around: wrapper that calls the run. has_bias: whether to add a bias of zeros.
+        The run covers one micro-batch.
+
+        around: wrapper that calls the run.
+        has_bias: whether to add a bias of zeros.
 
         Raises ``UnsoundError`` if the candidate writes outside its result or workspace, or if the result is not finite
         or has a larger error than rounding can cause.
@@ -181,7 +186,7 @@ class Workbench:
             )
         self._require_memory(candidate.handed_bytes)
         if candidate.proofs is not None or not (candidate.is_foreign and candidate.counts_any_run):
-            self._require_memory(candidate.workspace_bytes())  # counting may take a run, which fits now
+            self._require_memory(candidate.count_workspace_bytes())  # counting may take a run, which fits now
         place = self._place(candidate)
         if self._prepared[place].require(candidate.workspace.prepared_bytes):
             self._opened.pop(place, None)

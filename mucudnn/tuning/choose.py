@@ -94,8 +94,9 @@ def choose(job: Job, context: Context | None = None) -> TunedProblem:
     """Choose the configuration with the fastest whole run, or torch's own unless it is slower by more than the noise.
 
     Some configuration must fit the task's limit. Configurations are run if their predicted time is about as long as the
-    fastest's. If their whole runs take much longer than predicted, further ones are run. context: None in a replay,
-    which makes no whole runs.
+    fastest's. If their whole runs take much longer than predicted, further ones are run.
+
+    context: None in a replay, which makes no whole runs.
 
     Raises the error of the whole runs if all fail and torch's own does not fit the limit, and ``InfeasibleError`` if
     only torch's own may fit the limit but has never been run.

@@ -26,7 +26,9 @@ def divide(
     complete call), or else predicted.
 
     The chosen configurations are run whole, and the budget is divided again with their times, until all chosen ones
-    have been run. Each rank runs those of its own jobs. context: None in a replay, which makes no whole runs.
+    have been run. Each rank runs those of its own jobs.
+
+    context: None in a replay, which makes no whole runs.
 
     Raises ``InfeasibleError`` with the smallest feasible budget.
     """

@@ -8,7 +8,7 @@ from math import inf
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Failure, Measurement, Task, source_of
 from mucudnn.core.values import exact_bytes, format_bytes
-from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.candidates import Candidate, by_cost_of_counting, count_once
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.job import Job
 
@@ -22,32 +22,22 @@ def smallest_bytes(measurements: Sequence[Measurement], batch_size: int) -> int 
     return None if smallest is None else smallest.workspace_bytes
 
 
-def is_feasible(job: Job) -> bool:
-    """Return whether a configuration fits the job's limit; this may run candidates to count their bytes.
+def count_until_feasible(job: Job) -> bool:
+    """Return whether a configuration fits the job's limit, for which candidates' bytes are counted until one does.
 
-    Candidates that cost little to ask come first: torch's own undivided, which usually fits, then those whose bytes
-    are known without a run, torch's own in small pieces, and the others.
+    Those that cost least to count come first. What cannot fit by its declaration is never counted.
     """
     if job.is_chosen is not None:
         return job.is_chosen
     task = job.task
     if (task.in_headroom or task.baseline_exempt) and job.barred() is None:
         return True
-    usable, limit = _usable(job), inf if task.limit_bytes is None else task.limit_bytes
-    least = min((c.micro_batch_size for c in usable if c.algorithm.is_torchs_own), default=0)
-
-    def cost(candidate: Candidate) -> int:
-        if candidate.micro_config == task.baseline:
-            return 0
-        if not candidate.counts_any_run:
-            return 2 if candidate.is_foreign else 1  # which has to be proven
-        if candidate.algorithm.is_torchs_own:
-            return 3 if candidate.micro_batch_size == least else 4
-        return 5
-
-    for most in range(6):
-        asked = [c for c in usable if cost(c) <= most and (most < 5 or c.handed_bytes <= limit)]
-        smallest = _least_bytes(asked, task.batch_size)
+    limit = inf if task.limit_bytes is None else task.limit_bytes
+    usable = [c for c in _usable(job) if c.handed_bytes <= limit]
+    asked: list[Candidate] = []
+    for group in by_cost_of_counting(usable, task.baseline):
+        asked += group
+        smallest = _count_smallest(job, asked)
         if smallest is not None and smallest <= limit:
             return True
     return False
@@ -55,19 +45,19 @@ def is_feasible(job: Job) -> bool:
 
 def require_feasible(jobs: Sequence[Job]) -> None:
     """Raise ``InfeasibleError`` if no configuration fits a job's limit, naming all such tasks."""
-    without = [job for job in jobs if not is_feasible(job)]
+    without = [job for job in jobs if not count_until_feasible(job)]
     if without:
-        needed = {job.task: smallest_usable(job) for job in without}
+        needed = {job.task: count_smallest(job) for job in without}
         raise infeasible(needed, {job.task: _failed_candidates(job) for job in without})
 
 
-def is_affordable(jobs: Sequence[Job], budget_bytes: int | None) -> bool:
-    """Whether the budget is enough for the smallest configurations of all jobs; this may run candidates.
+def count_until_affordable(jobs: Sequence[Job], budget_bytes: int | None) -> bool:
+    """Return whether the budget is enough for the smallest configurations of all jobs, for which bytes are counted.
 
     Configurations of the smallest micro-batches only are tried first, since they take few runs.
     """
-    in_pieces = (smallest_usable(job, smallest_pieces=True) for job in jobs)
-    return _fit(in_pieces, budget_bytes) or _fit(map(smallest_usable, jobs), budget_bytes)
+    in_pieces = (count_smallest(job, smallest_pieces=True) for job in jobs)
+    return _fit(in_pieces, budget_bytes) or _fit(map(count_smallest, jobs), budget_bytes)
 
 
 def is_divisible(jobs: Sequence[Job], budget_bytes: int | None) -> bool:
@@ -89,8 +79,8 @@ def _fit(sizes: Iterable[int | None], budget_bytes: int | None) -> bool:
 
 def require_affordable(jobs: Sequence[Job], budget_bytes: int | None) -> None:
     """Raise ``InfeasibleError`` if the budget is less than the smallest configurations of all jobs need."""
-    if not is_affordable(jobs, budget_bytes):
-        needed = {job.task: smallest_usable(job) for job in jobs}
+    if not count_until_affordable(jobs, budget_bytes):
+        needed = {job.task: count_smallest(job) for job in jobs}
         raise unaffordable(needed, budget_bytes, {job.task: _failed_candidates(job) for job in jobs})
 
 
@@ -106,17 +96,18 @@ def _usable(job: Job) -> list[Candidate]:
     return [c for c in job.candidates if c.algorithm.name not in barred and c.micro_config not in failed]
 
 
-def smallest_usable(job: Job, *, smallest_pieces: bool = False) -> int | None:
+def count_smallest(job: Job, *, smallest_pieces: bool = False) -> int | None:
     """Return the smallest workspace of a configuration of usable candidates, or of their smallest sizes only."""
     usable = _usable(job)
     least = min((c.micro_batch_size for c in usable), default=0)
-    asked = [c for c in usable if c.micro_batch_size == least or not smallest_pieces]
-    return _least_bytes(asked, job.task.batch_size)
+    return _count_smallest(job, [c for c in usable if c.micro_batch_size == least or not smallest_pieces])
 
 
-def _least_bytes(candidates: Sequence[Candidate], batch_size: int) -> int | None:
-    """Return the smallest workspace of a configuration of the candidates; this may run them to count bytes."""
-    return smallest_bytes([c.at_any_time() for c in candidates if c.is_countable()], batch_size)
+def _count_smallest(job: Job, candidates: Sequence[Candidate]) -> int | None:
+    """Return the smallest workspace of a configuration of the candidates, whose bytes are counted."""
+    counted = [(c, count_once(c, job.counted)) for c in candidates]
+    sizes = [c.at_any_time(scratch_bytes) for c, scratch_bytes in counted if scratch_bytes is not None]
+    return smallest_bytes(sizes, job.task.batch_size)
 
 
 def _failed_candidates(job: Job) -> list[Failure]:
@@ -160,7 +151,10 @@ def unaffordable(
 
 
 def _error(what: str, lines: Sequence[str], bound: str, least: int | None) -> InfeasibleError:
-    """Return the error with its lines and the remedy. bound: limit or budget; least: what it has to be; None if any."""
+    """Return the error with its lines and the remedy.
+
+    bound: limit or budget; least: what it has to be; None if any.
+    """
     advice = _NEEDS_NOTHING[0].upper() + _NEEDS_NOTHING[1:]
     if least is not None:
         advice = f"Raise the workspace {bound} to {exact_bytes(least)} or more, or {_NEEDS_NOTHING}"

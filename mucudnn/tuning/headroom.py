@@ -67,9 +67,11 @@ def reference_peak_bytes(traced: TracedStep, inner_bytes: InnerBytes) -> int:
 def headroom_limits(traced: TracedStep, inner_bytes: InnerBytes, device_type: str = "cpu") -> Limits:
     """Return the workspace limits, in bytes, that leave the peak of the step unchanged, by module and operation.
 
-    A module that is called several times gets the minimum over its calls. inner_bytes: what torch's own convolution of
-    a problem and batch size allocates. Limits are a little lower than the exact headroom, since workspaces are aligned,
-    and on CUDA up to 1 MiB lower, since the allocator may return larger blocks than requested.
+    A module that is called several times gets the minimum over its calls. Limits are a little lower than the exact
+    headroom, since workspaces are aligned, and on CUDA up to 1 MiB lower, since the allocator may return larger blocks
+    than requested.
+
+    inner_bytes: what torch's own convolution of a problem and batch size allocates.
     """
     peak_bytes = reference_peak_bytes(traced, inner_bytes)
     limits: dict[tuple[str, Operation], int] = {}

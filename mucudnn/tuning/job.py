@@ -15,7 +15,7 @@ from mucudnn.core.records import Comparison, Environment, Failure, Measurement, 
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.kernels.algorithm import Algorithm, is_local
-from mucudnn.measuring.candidates import Candidate, find_candidates
+from mucudnn.measuring.candidates import Candidate, Counted, find_candidates
 from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.solver.reuse import micro_batch_sizes
@@ -38,10 +38,12 @@ class Context:
     A stored failure of torch's own convolution is retried, since everything is compared with it. Other failed
     candidates are retried only if no fitting one is left.
 
-    ranks: the ranks that tune together; None if this process tunes alone. versions: of the algorithms that may run.
-    measured: results of this tuning, which tasks of one problem share. due_s: when the time of all problems begun so
-    far ends. race_ends_s: when the current race does. Both are None without a time limit. ready: problems tuned so far,
-    which survive an interruption.
+    ranks: the ranks that tune together; None if this process tunes alone.
+    versions: of the algorithms that may run.
+    results: of each problem, the one place for them, which its tasks share.
+    due_s: when the time of all problems begun so far ends.
+    race_ends_s: when the current race does. Both are None without a time limit.
+    ready: problems tuned so far, which survive an interruption.
     """
 
     config: Config
@@ -52,7 +54,7 @@ class Context:
     priors: Priors
     ranks: Sharing | None = None
     versions: dict[str, int] = field(default_factory=dict)
-    measured: dict[ConvProblem, dict[MicroConfig, Measurement]] = field(default_factory=dict)
+    results: dict[ConvProblem, dict[MicroConfig, Measurement | Failure]] = field(default_factory=dict)
     due_s: float | None = None
     race_ends_s: float | None = None
     ready: list[TunedProblem] = field(default_factory=list)
@@ -69,12 +71,17 @@ class Context:
 
 @dataclass(slots=True)
 class Job:
-    """One task (a convolution to tune): its candidates and their results. left_out: candidates cut by the time limit.
+    """One task (a convolution to tune): its candidates and their results.
 
-    candidates: empty if the task is solved from stored results, which then are all of candidates. outcomes: whole runs
-    or their errors, by configuration. declared_bytes: workspace of torch's own, counted in a run; None if it was
-    measured or cannot be counted. choice: None until it is made. is_own: whether this process measures the task, and
-    makes its whole runs. is_chosen: whether the measuring rank has made a choice; None if unknown.
+    candidates: empty if the task is solved from stored results, which then are all of candidates.
+    results: of the problem, which its tasks share.
+    counted: scratch bytes of candidates that were counted.
+    left_out: candidates cut by the time limit.
+    outcomes: whole runs or their errors, by configuration.
+    declared_bytes: workspace of torch's own, counted in a run; None if it was measured or cannot be counted.
+    choice: None until it is made.
+    is_own: whether this process measures the task, and makes its whole runs.
+    is_chosen: whether the measuring rank has made a choice; None if unknown.
     """
 
     task: Task
@@ -82,6 +89,7 @@ class Job:
     candidates: Sequence[Candidate]
     unsupported: Sequence[Failure]
     results: dict[MicroConfig, Measurement | Failure]
+    counted: Counted = field(default_factory=dict)
     left_out: tuple[MicroConfig, ...] = ()
     outcomes: dict[tuple[MicroConfig, ...], Outcome] = field(default_factory=dict)
     declared_bytes: int | None = None
@@ -110,11 +118,10 @@ class Job:
     def forget_failures(self) -> None:
         """Forget failed candidates, so that they are retried, except foreign code with a permanent failure."""
         foreign = {c.micro_config for c in self.candidates if c.is_foreign}
-        self.results = {
-            of: r
-            for of, r in self.results.items()
-            if isinstance(r, Measurement) or r.is_passed_over or (of in foreign and r.is_lasting)
-        }
+        for failure in [result for result in self.results.values() if isinstance(result, Failure)]:
+            is_barred = failure.micro_config in foreign and failure.is_lasting
+            if not (failure.is_passed_over or is_barred):
+                del self.results[failure.micro_config]
 
     def measurements(self) -> list[Measurement]:
         """Return the measurements in the order of the candidates."""
@@ -143,13 +150,16 @@ def job_of(context: Context, task: Task) -> Job:
     sizes = micro_batch_sizes(BatchSizePolicy(config.policy), task.batch_size)
     algorithms = permitted_algorithms(machine, config, task.problem, sizes)
     context.versions |= {algorithm.name: algorithm.version for algorithm in algorithms}
-    stored = context.quiet.trusted(context.store.results(task.problem, context.versions))
-    known = {r.micro_config: r for r in stored if isinstance(r, Measurement) or r.micro_config != task.baseline}
-    measured = [result for result in known.values() if isinstance(result, Measurement)]
+    results = context.results.setdefault(task.problem, {})
+    stored = context.store.results(task.problem, context.versions)
+    results |= {result.micro_config: result for result in context.quiet.trusted(stored)}
+    if isinstance(results.get(task.baseline), Failure):
+        del results[task.baseline]
+    measured = [result for result in results.values() if isinstance(result, Measurement)]
     proofs = machine.proofs(task.batch_size)
     candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, proofs)
     bound = config.error_bound(task.problem.dtype, machine.environment.numerics)
-    return Job(task, bound, candidates, unsupported, known)
+    return Job(task, bound, candidates, unsupported, results)
 
 
 def permitted_algorithms(

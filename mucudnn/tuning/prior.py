@@ -24,7 +24,9 @@ _Place = tuple[float, float, float]
 class Expectation(NamedTuple):
     """Expected time of an algorithm: ``ratio``, its lowest multiple of the fastest algorithm's time nearby.
 
-    The ratio is taken from similar problems. hopeless: the ratio above which the algorithm is not worth a run.
+    The ratio is taken from similar problems.
+
+    hopeless: the ratio above which the algorithm is not worth a run.
     """
 
     ratio: float

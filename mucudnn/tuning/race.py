@@ -6,23 +6,22 @@ at all, and the reason for skipping one is stored. Close candidates are decided 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
 
 from mucudnn.core.errors import BrokenDeviceError, UnsoundError, first_line, tolerated, without_frames
-from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, Task
+from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig
 from mucudnn.core.statistics import spread
 from mucudnn.kernels.memory import give_back_cache, is_out_of_memory
-from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.candidates import Candidate, by_cost_of_counting, count_once
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.load import ProcessorUse, Watch
 from mucudnn.measuring.proofs import BarredError, UnprovenError
 from mucudnn.measuring.turns import Timer
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.measuring.workbench import Workbench
-from mucudnn.tuning.prior import Prior
 from mucudnn.tuning.standings import HOPELESS, SECOND, Standings
 
 # Multiples of the fastest candidate's time, as in ``standings``, above which a candidate gets no more samples
@@ -39,16 +38,18 @@ _SHORT_S = 0.0005  # loading code takes up to 0.1 ms
 class _Entry:
     """A candidate being measured: the timer of its steps (one micro-batch each), and its other results so far.
 
+    began: processor use before the first sample.
     is_look: whether its only sample is a probe: the fastest of one to three steps, of which the first had a warm cache.
     """
 
     candidate: Candidate
     timer: Timer
     setup_samples_s: tuple[float, ...]
+    scratch_bytes: int
     relative_error: float
-    began: ProcessorUse  # processor use before the first sample
+    began: ProcessorUse
     watch: Watch
-    is_look: bool = False
+    is_look: bool
 
     def final(self) -> Measurement:
         """Return the candidate's measurement with its raw samples, and the machine's load while they were taken."""
@@ -69,49 +70,34 @@ class _Entry:
             setup_s=median(self.setup_samples_s),
             step_s=median(samples_s) if len(samples_s) > 2 else min(samples_s),
             prepared_bytes=self.candidate.workspace.prepared_bytes,
-            scratch_bytes=self.candidate.scratch_bytes(),
+            scratch_bytes=self.scratch_bytes,
             relative_error=self.relative_error,
             noise=spread(samples_s),
             samples=len(samples_s),
         )
 
 
-@dataclass(eq=False)
 class Race:
-    """A race of a task's candidates on a machine.
+    """A race of the candidates in a table of standings, on a machine, which fills the table.
 
-    Candidates that need more workspace than the task's limit are left out, except the baseline. stored,
-    stored_failures: results of earlier runs, not measured again. max_relative_error: an algorithm above it gets one
-    sample at most. time_limit_s: limit for the whole race; the baseline and the first fitting candidate are measured
-    even after it. may_keep: whether prepared filters may be cached between calls; then neither their bytes nor the
-    setup time count. prior, every_size, flops_per_s: as in ``Standings``; the results are added to the prior.
+    Candidates that need more workspace than the task's limit are left out, except the baseline. The results are added
+    to the prior.
+
+    standings: the table, with the results of earlier runs, which are not measured again.
+    time_limit_s: limit for the whole race; None for none. The baseline and the first fitting candidate are measured
+    even after it.
+
+    Raises ``UnavailableError`` if there is not enough memory for a single sample.
     """
 
-    task: Task
-    candidates: Sequence[Candidate]
-    machine: Machine
-    stored: Sequence[Measurement] = ()
-    stored_failures: Sequence[Failure] = ()
-    max_relative_error: float = inf
-    time_limit_s: float | None = None
-    may_keep: bool = False
-    prior: Prior = field(default_factory=Prior)
-    every_size: bool = False
-    flops_per_s: float = inf
-
-    def __post_init__(self) -> None:
-        self.rule = replace(self.machine.clock.every_round, max_calls=4)
-        of_candidates = {candidate.micro_config for candidate in self.candidates}
-        limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
-        # A candidate too large under another limit may fit.
-        kept = (f for f in self.stored_failures if f.needed_bytes is None or f.needed_bytes > limit)
-        self.standings = Standings(
-            *(self.task, self.candidates, self.max_relative_error, self.may_keep),
-            *(self.prior, self.every_size, self.flops_per_s),
-            known={m.micro_config: m for m in self.stored if m.micro_config in of_candidates},
-            failed={failure.micro_config: failure for failure in kept},
-        )
-        self.entries: dict[MicroConfig, _Entry] = {}
+    def __init__(self, standings: Standings, machine: Machine, time_limit_s: float | None = None) -> None:
+        task = standings.task
+        self.standings, self.machine = standings, machine
+        self._is_limited = time_limit_s is not None
+        self._deadline_s = inf if time_limit_s is None else machine.clock.now() + time_limit_s
+        self._workbench = Workbench(task.problem, task.batch_size, machine.device)
+        self._rule = replace(machine.clock.every_round, max_calls=4)
+        self._entries: dict[MicroConfig, _Entry] = {}
         self._setup_samples_s: dict[str, tuple[float, ...]] = {}  # by algorithm
         self._relative_errors: dict[str, float] = {}  # by algorithm, for algorithms that are checked only once
         self._has_run: set[str] = set()  # algorithms that have run at another size
@@ -120,33 +106,24 @@ class Race:
     def measure(self) -> Iterator[Measurement | Failure]:
         """Measure the missing candidates, and yield each result as soon as it is final.
 
-        The race begins with the baseline and with small parts of the mini-batch, and looks once at one size of each
-        algorithm. Those that may win are compared by more samples. In the end, the same is done with smaller sizes of
-        the best.
-
-        Raises ``BrokenDeviceError`` if a failing candidate left the device unusable, and ``UnavailableError`` if there
-        is not enough memory for a single sample.
+        Raises ``BrokenDeviceError`` if a failing candidate left the device unusable.
         """
         standings = self.standings
-        if standings.is_complete():
-            return
-        problem, n, device = self.task.problem, self.task.batch_size, self.machine.device
-        self.workbench = Workbench(problem, n, device)
-        self.deadline = self.machine.clock.now() + (inf if self.time_limit_s is None else self.time_limit_s)
+        # The set-up: foreign code is proven, and bytes are counted where they decide what is measured.
+        self._count(standings.fastest_uncounted)
         yield from self._prove(standings.foreign())
+        self._count(standings.uncounted)
+        # A look at torch's own, at small parts of the mini-batch, and at one size of each algorithm.
         for candidate in standings.baselines():
             yield from self._look_at(candidate)
         yield from self._look_at_parts()
         while unseen := self._in_time([c for c in standings.unseen() if c.algorithm.name not in self._hopeless_parts]):
             for candidate in unseen:
-                if standings.is_spared(candidate):
-                    continue
-                if (failure := standings.hopeless(candidate)) is not None:
-                    standings.failed[candidate.micro_config] = failure
-                    yield failure
-                else:
-                    yield from self._look_at(candidate)
+                if not standings.is_spared(candidate):
+                    yield from self._look_unless_hopeless(candidate)
+            self._count(standings.uncounted)  # if a candidate has failed, a smaller one leads
         yield from standings.too_large()
+        # More samples of those that may win, and then the same with smaller sizes of the best.
         yield from self._compare_closely(HOPELESS, CLOSE)
         while sizes := self._in_time(standings.sizes()):
             yield from self._prove(sizes)
@@ -154,10 +131,29 @@ class Race:
                 if candidate.micro_config not in standings.failed:
                     yield from self._look_at(candidate)
             yield from self._compare_closely(inf, SECOND)  # sizes are compared by full samples, not by probes
-        self.prior.learn(problem, [*standings.known.values(), *standings.failed.values()])
+        standings.prior.learn(standings.task.problem, [*standings.known.values(), *standings.failed.values()])
+
+    def _count(self, uncounted: Callable[[], list[Candidate]]) -> None:
+        """Count bytes until no candidate is uncounted, those first that cost least to count.
+
+        After the time limit, if there is an answer, nothing is counted.
+        """
+        while candidates := self._in_time(uncounted()):
+            for group in by_cost_of_counting(candidates, self.standings.task.baseline):
+                for candidate in self._in_time(group):
+                    count_once(candidate, self.standings.counted)
+
+    def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
+        """Look at a candidate, or yield a failure with the reason why it cannot win."""
+        failure = self.standings.hopeless(candidate)
+        if failure is None:
+            yield from self._look_at(candidate)
+        else:
+            self.standings.failed[candidate.micro_config] = failure
+            yield failure
 
     def _is_late(self) -> bool:
-        return self.machine.clock.now() > self.deadline
+        return self.machine.clock.now() > self._deadline_s
 
     def _in_time(self, candidates: list[Candidate]) -> list[Candidate]:
         """Return the candidates; after the time limit, if there is an answer, only the baseline."""
@@ -192,17 +188,17 @@ class Race:
             return
         self._add(entry)
         if self._can_win(entry, HOPELESS):
-            self.entries[candidate.micro_config] = entry
+            self._entries[candidate.micro_config] = entry
         else:
             yield entry.final()
 
     def _slow_in_proof(self, candidate: Candidate) -> Measurement | None:
         """Return the times of the candidate's run in the proving process, if they show that it is hopeless."""
         proof = None if candidate.proofs is None else candidate.proofs.known(candidate)
-        is_whole = candidate.micro_batch_size == self.task.batch_size and not self.standings.is_baseline(candidate)
-        if proof is None or not is_whole or proof.time_s < LEAST_SLOW_PROOF_S:
+        is_whole = candidate.micro_batch_size == self.standings.task.batch_size
+        if proof is None or not is_whole or self.standings.is_baseline(candidate) or proof.time_s < LEAST_SLOW_PROOF_S:
             return None
-        measured = candidate.at_any_time()
+        measured = candidate.at_any_time(candidate.count_scratch_bytes())
         measured = replace(measured, setup_s=0.0, step_s=proof.time_s, relative_error=proof.relative_error)
         return measured if self.standings.margin(candidate, measured) > HOPELESS_PROOF else None
 
@@ -213,7 +209,7 @@ class Race:
         second one.
         """
         for margin, replaces_probes in ((first, True), (second, False)):
-            for entry in list(self.entries.values()):
+            for entry in list(self._entries.values()):
                 if not self._can_win(entry, margin) or self._is_late():
                     yield from self._end(entry)
                 elif entry.is_look or not replaces_probes:
@@ -226,7 +222,7 @@ class Race:
                         yield from self._end(entry)
                     else:
                         self._add(entry)
-        for entry in list(self.entries.values()):
+        for entry in list(self._entries.values()):
             yield from self._end(entry)
 
     def _can_win(self, entry: _Entry, margin: float) -> bool:
@@ -243,7 +239,7 @@ class Race:
         wanted = [c for c in candidates if c.is_foreign and not c.from_source]
         if not wanted or (proofs := wanted[0].proofs) is None:
             return
-        for batch in [wanted] if self.time_limit_s is None else [[candidate] for candidate in wanted]:
+        for batch in [[candidate] for candidate in wanted] if self._is_limited else [wanted]:
             if self._is_late() and not any(map(self.standings.is_baseline, batch)):
                 continue
             proofs.ask(batch)
@@ -266,8 +262,8 @@ class Race:
         relative_error = self._relative_error(candidate)
         began = self.machine.watch.mark()
         setup_samples_s = self._samples_of_setup(candidate)
-        clock, slices = self.machine.clock, self.workbench.slice_count(candidate)
-        timer = Timer(self.workbench.stream(candidate), clock, self.rule, slices, warms_up=False)
+        clock, slices = self.machine.clock, self._workbench.slice_count(candidate)
+        timer = Timer(self._workbench.stream(candidate), clock, self._rule, slices, warms_up=False)
         is_ours = not (candidate.is_foreign or candidate.algorithm.is_torchs_own)
         is_look = not (is_ours and candidate.algorithm.name in self._has_run)
         if is_look:
@@ -281,7 +277,17 @@ class Race:
             short_s = _LONG_PROBE_S if self.standings.is_baseline(candidate) else 0.0
         if timer.samples_s[0] < short_s:
             timer.samples_s[0] = min(timer.samples_s[0], clock.time(timer.function, 1, slices))
-        return _Entry(candidate, timer, setup_samples_s, relative_error, began, self.machine.watch, is_look)
+        scratch_bytes = self.standings.counted[candidate.micro_config] = candidate.count_scratch_bytes()
+        return _Entry(
+            candidate,
+            timer,
+            setup_samples_s,
+            scratch_bytes=scratch_bytes,
+            relative_error=relative_error,
+            began=began,
+            watch=self.machine.watch,
+            is_look=is_look,
+        )
 
     def _relative_error(self, candidate: Candidate) -> float:
         """Return the relative error of a candidate.
@@ -290,11 +296,11 @@ class Race:
         that fails. Foreign code is checked at each size.
         """
         if candidate.is_foreign:
-            proof = candidate.proof()
-            return self.workbench.relative_error(candidate) if proof is None else proof.relative_error
+            proof = candidate.prove()
+            return self._workbench.relative_error(candidate) if proof is None else proof.relative_error
         name = candidate.algorithm.name
-        own = [c for c in self.candidates if c.algorithm.name == name and not c.is_foreign]
-        smaller = [c for c in own if c.micro_batch_size < candidate.micro_batch_size]
+        of_algorithm = [c for c in self.standings.candidates if c.algorithm.name == name and not c.is_foreign]
+        smaller = [c for c in of_algorithm if c.micro_batch_size < candidate.micro_batch_size]
         for part in [c for c in smaller if self.standings.is_large_enough(c)][:1]:
             with tolerated(*candidate.errors):
                 return self._checked(part)
@@ -303,7 +309,7 @@ class Race:
     def _checked(self, candidate: Candidate) -> float:
         name = candidate.algorithm.name
         if name not in self._relative_errors:
-            self._relative_errors[name] = self.workbench.relative_error(candidate)
+            self._relative_errors[name] = self._workbench.relative_error(candidate)
         return self._relative_errors[name]
 
     def _samples_of_setup(self, candidate: Candidate) -> tuple[float, ...]:
@@ -317,7 +323,7 @@ class Race:
             return (0.0,)
         name = candidate.algorithm.name
         if name not in self._setup_samples_s:
-            set_up, clock = self.workbench.set_up(candidate), self.machine.clock
+            set_up, clock = self._workbench.set_up(candidate), self.machine.clock
             warm_s = _seconds_of_probe(set_up, clock)
             self._setup_samples_s[name] = (warm_s if warm_s < _SHORT_S else clock.time(set_up, 1),)
         return self._setup_samples_s[name]
@@ -327,7 +333,7 @@ class Race:
         self.standings.known[entry.candidate.micro_config] = entry.measurement()
 
     def _end(self, entry: _Entry) -> Iterator[Measurement | Failure]:
-        del self.entries[entry.candidate.micro_config]
+        del self._entries[entry.candidate.micro_config]
         if entry.timer.error is None:
             yield entry.final()
         else:
@@ -339,16 +345,15 @@ class Race:
         A candidate that died, hung or was wrong, here or in its proof, has failed for good: its failure is stored, and
         later tunings leave it out. A lack of memory, and a proof that could not be made, are not stored.
         """
+        standings = self.standings
         try:
             self.machine.clock.now()
         except RuntimeError as broken:  # a sticky CUDA error, with which every call on the device fails
             reason = f"{_who(candidate)} left the device unusable: {first_line(broken)}"
             yield Failure(candidate.micro_config, reason)
-            stored = (
-                "" if self.standings.is_baseline(candidate) else ". That is stored, and the next run passes over it"
-            )
+            stored = "" if standings.is_baseline(candidate) else ". That is stored, and the next run passes over it"
             raise BrokenDeviceError(
-                f"{self.task.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{stored}: start "
+                f"{standings.task.problem}, micro-batches of {candidate.micro_batch_size}: {reason}{stored}: start "
                 "the process anew, and tune again"
             ) from None
         least_s = error.least_s if isinstance(error, BarredError) else None
@@ -362,7 +367,7 @@ class Race:
             give_back_cache()
         elif isinstance(error, UnsoundError) and candidate.is_foreign:
             failure = replace(failure, reason=f"{_who(candidate)}: {error}")
-        self.standings.failed[candidate.micro_config] = failure
+        standings.failed[candidate.micro_config] = failure
         yield failure
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Tuning:
     """The result of ``tune``, which can be printed, and which modules such as ``mucudnn.Conv2d`` run.
 
-    ``division``: the division of the workspace budget; None if every problem has its own limit.
+    division: the division of the workspace budget; None if every problem has its own limit.
     """
 
     config: Config

@@ -46,7 +46,10 @@ def sharing(team: Team, tasks: Sequence[Task], config: Config, machine: Machine,
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Connection of this rank to the other ranks of the tuning. known: the stored results of all ranks."""
+    """Connection of this rank to the other ranks of the tuning.
+
+    known: the stored results of all ranks.
+    """
 
     team: Ranks
     known: CopyingDatabase

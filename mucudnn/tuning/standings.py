@@ -7,14 +7,14 @@ too. Algorithms that were hopeless in similar problems are skipped. docs/decisio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
 from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, Task, allowed
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.candidates import Candidate, Counted
 from mucudnn.tuning.prior import Expectation, Prior
 
 # Thresholds. Unless stated otherwise, they are multiples of the whole mini-batch's time with the fastest candidate
@@ -33,90 +33,118 @@ _HOPELESS_KINDS = (FailureKind.HOPELESS, FailureKind.TOO_MANY_FLOPS)
 
 @dataclass
 class Standings:
-    """What is known of a race's candidates, and what follows from it.
+    """A table of what is known of a race's candidates, and what follows from it. Asking it runs and changes nothing.
 
-    max_relative_error: an algorithm above it gets one sample at most. may_keep: whether prepared filters may be cached
-    between calls; then neither their bytes nor the setup time count. prior: expected times from similar problems.
+    max_relative_error: an algorithm above it gets one sample at most.
+    may_keep: whether prepared filters may be cached between calls; then neither their bytes nor the setup time count.
+    prior: expected times from similar problems.
     every_size: whether all sizes of competitive algorithms are measured, since each is an option when a workspace
-    budget is divided. flops_per_s: the device's peak rate; inf if unknown. known, failed: the results so far, which
-    the race updates.
+    budget is divided.
+    flops_per_s: the device's peak rate; inf if unknown.
+    known: the measurements so far, which the race updates, as it does the next two.
+    failed: the failures so far.
+    counted: the scratch bytes of candidates that were counted. One that was not is assumed to need what it declares.
     """
 
     task: Task
     candidates: Sequence[Candidate]
-    max_relative_error: float
-    may_keep: bool
-    prior: Prior
-    every_size: bool
-    flops_per_s: float
+    max_relative_error: float = inf
+    may_keep: bool = False
+    prior: Prior = field(default_factory=Prior)
+    every_size: bool = False
+    flops_per_s: float = inf
     known: dict[MicroConfig, Measurement] = field(default_factory=dict)
     failed: dict[MicroConfig, Failure] = field(default_factory=dict)
-    _least_ratio: float | None = field(default=None, init=False)  # once known, of candidates within the limit
+    counted: Counted = field(default_factory=dict)
 
-    @property
-    def limit(self) -> float:
-        """The workspace limit in bytes; inf without one."""
-        return inf if self.task.limit_bytes is None else self.task.limit_bytes
-
-    def can_win(self, candidate: Candidate, relative_error: float) -> bool:
-        """Whether the candidate's error and workspace are within their limits, so that it may be chosen."""
-        return relative_error <= self.max_relative_error and self.fits(candidate)
+    # Workspaces
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether the candidate's workspace is within the limit."""
-        if self.task.baseline_exempt and self.is_baseline(candidate):
+        """Whether the candidate's workspace is within the limit, as far as it is known."""
+        limit_bytes = self.task.limit_bytes
+        if limit_bytes is None or (self.task.baseline_exempt and self.is_baseline(candidate)):
             return True
-        kept_bytes = candidate.workspace.prepared_bytes if self.may_keep else 0
-        return candidate.fits(None if self.task.limit_bytes is None else self.task.limit_bytes + kept_bytes)
+        if self.may_keep:
+            limit_bytes += candidate.workspace.prepared_bytes
+        return self._is_within(candidate, limit_bytes)
+
+    def fastest_uncounted(self) -> list[Candidate]:
+        """Return the candidate to count first: if the fastest in similar problems fits, others are hopeless."""
+        if self.task.limit_bytes is None or self.every_size:
+            return []
+        fastest = [c for _, c in self._by_expectation if self.fits(c)][:1]
+        return [c for c in fastest if not self._is_counted(c)]
+
+    def uncounted(self) -> list[Candidate]:
+        """Return the other candidates to count; empty if enough is known to say which candidates to measure.
+
+        Those that are over the limit by their declaration are never counted, and without a limit only torch's own is.
+        """
+        baselines = [c for c in self.candidates if self.is_baseline(c)]
+        worth_a_probe = [c for c in self.unseen() if not (self.is_baseline(c) or self.hopeless(c))]
+        limited = [] if self.task.limit_bytes is None else [*worth_a_probe, *self.parts()]
+        return [c for c in (*baselines, *limited) if self.fits(c) and not self._is_counted(c)]
+
+    def too_large(self) -> list[Failure]:
+        """Return failures for candidates whose bytes, as counted, exceed the workspace limit, to prevent reruns."""
+        failures = []
+        for candidate in self.candidates:
+            scratch_bytes = self.counted.get(candidate.micro_config)
+            if scratch_bytes is not None and self._is_new(candidate) and not self.fits(candidate):
+                needed_bytes = candidate.workspace.prepared_bytes + scratch_bytes
+                reason = f"needs {needed_bytes} bytes of workspace"
+                failures.append(Failure(candidate.micro_config, reason, FailureKind.TOO_LARGE, needed_bytes))
+        return failures
+
+    def _is_within(self, candidate: Candidate, limit_bytes: int) -> bool:
+        if candidate.from_source:
+            return candidate.handed_bytes <= limit_bytes
+        scratch_bytes = self._scratch_bytes(candidate)
+        return scratch_bytes is not None and candidate.workspace.prepared_bytes + scratch_bytes <= limit_bytes
+
+    def _scratch_bytes(self, candidate: Candidate) -> int | None:
+        """Return the scratch bytes as measured or counted, else as declared; None if they could not be counted."""
+        measured = self.known.get(candidate.micro_config)
+        if measured is not None:
+            return measured.scratch_bytes
+        return self.counted.get(candidate.micro_config, candidate.workspace.scratch_bytes)
+
+    def _is_counted(self, candidate: Candidate) -> bool:
+        return candidate.from_source or candidate.micro_config in self.known or candidate.micro_config in self.counted
+
+    # What to measure next
 
     def is_baseline(self, candidate: Candidate) -> bool:
         """Whether the candidate is torch's own convolution, undivided, with which all others are compared."""
         return candidate.micro_config == self.task.baseline
 
-    def missing(self) -> list[Candidate]:
-        """Return the candidates that may still need measuring, in order; empty if all results are known."""
-        return self.unseen() or self.sizes()
-
     def is_complete(self) -> bool:
-        """Whether every candidate has the results it needs. The baseline is checked first, which needs no run."""
+        """Whether every candidate has the results it needs."""
         return not (self.baselines() or self.missing())
 
     def has_answer(self) -> bool:
         """Return whether a candidate within the workspace limit was measured; the time limit applies from then on."""
-        known = (c for c in self.candidates if c.micro_config in self.known)
-        fitting = (c for c in known if c.fits(self.task.limit_bytes))
+        limit_bytes = self.task.limit_bytes
+        fitting = (c for c, _ in self._measured() if limit_bytes is None or self._is_within(c, limit_bytes))
         return any(self.task.batch_size % c.micro_batch_size == 0 for c in fitting)
 
-    def _is_new(self, candidate: Candidate) -> bool:
-        return candidate.micro_config not in self.known and candidate.micro_config not in self.failed
-
-    def _measured(self) -> list[tuple[Candidate, Measurement]]:
-        return [(c, self.known[c.micro_config]) for c in self.candidates if c.micro_config in self.known]
-
-    def beside(self, others: Mapping[MicroConfig, Measurement]) -> Standings:
-        """Return a copy that also knows these further measurements."""
-        return replace(self, known={**self.known, **others})
-
-    def too_large(self) -> list[Failure]:
-        """Return failures for candidates whose run showed that they exceed the workspace limit, to prevent reruns."""
-        asked = [c for c in self.candidates if c.is_counted and self._is_new(c)]
-        needed = {c.micro_config: c.workspace_bytes() for c in asked if not self.fits(c)}
-        reason = "needs {} bytes of workspace"
-        return [Failure(of, reason.format(size), FailureKind.TOO_LARGE, size) for of, size in needed.items()]
+    def missing(self) -> list[Candidate]:
+        """Return the candidates that may still need measuring, in order; empty if all results are known."""
+        return self.unseen() or self.sizes()
 
     def baselines(self) -> list[Candidate]:
         """Return the baseline (torch's own, undivided) if it has no result yet, even if it exceeds the limit."""
-        own = [c for c in self.candidates if self.is_baseline(c)]
-        return [c for c in own if self._is_new(c)]
+        return [c for c in self.candidates if self.is_baseline(c) and self._is_new(c)]
 
     def foreign(self) -> list[Candidate]:
-        """Return the foreign candidates to prove in the first batch: the largest one of each algorithm that may fit.
+        """Return the foreign candidates to prove first: of each algorithm the largest that fits by its declaration.
 
         Algorithms that were hopeless in similar problems are left out.
         """
-        fitting = [c for c in self.candidates if c.is_foreign and c.handed_bytes <= self.limit]
-        largest = {c.algorithm.name: c for c in sorted(fitting, key=_by_size)}
-        return [c for c in largest.values() if self._is_new(c) and (self.is_baseline(c) or not self.hopeless(c))]
+        limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
+        declared = [c for c in self.candidates if c.is_foreign and c.handed_bytes <= limit]
+        largest = {c.algorithm.name: c for c in sorted(declared, key=_by_size)}
+        return [c for c in largest.values() if self._is_new(c) and not self.hopeless(c)]
 
     def parts(self) -> list[Candidate]:
         """Return, for each algorithm without results, a candidate with a small part of the mini-batch as micro-batch.
@@ -131,8 +159,8 @@ class Standings:
             if candidate.algorithm.name not in seen and not candidate.is_foreign and self.is_large_enough(candidate):
                 parts.setdefault(candidate.algorithm.name, candidate)
         resorts = [c for c in parts.values() if c.algorithm.is_last_resort and self.every_size]
-        others = [c for c in parts.values() if not (c.algorithm.is_last_resort or self.hopeless(c))]
-        return [c for c in (*others, *resorts) if self.fits(c)]
+        usual = [c for c in parts.values() if not (c.algorithm.is_last_resort or self.hopeless(c))]
+        return [c for c in (*usual, *resorts) if self.fits(c)]
 
     def is_large_enough(self, candidate: Candidate) -> bool:
         """Whether the candidate's micro-batch is a large enough part of the mini-batch to be representative."""
@@ -144,12 +172,12 @@ class Standings:
         The baseline (torch's own, undivided) comes first even if it does not fit, since everything is compared with it.
         Then come algorithms that were fast in similar problems, algorithms with few FLOPs, the others, and last
         resorts. Torch's own is also probed divided if it does not fit or needs fresh pages. Foreign code that failed
-        its proof is not tried at another size. Algorithms found hopeless here are left out. Algorithms that were
-        hopeless in similar problems are included without checking whether they fit, which would take a run.
+        its proof is not tried at another size. Algorithms found hopeless here are left out. Of those that were
+        hopeless in similar problems, the largest is included whether it fits or not.
         """
         leads: dict[str, Candidate] = {}
         baselines = [c for c in self.candidates if self.is_baseline(c)]
-        undivided = {c.algorithm.name for c in baselines if self.fits(c) and not _takes_fresh_pages(c)}
+        undivided = {c.algorithm.name for c in baselines if self.fits(c) and not self._takes_fresh_pages(c)}
         without = undivided | self._hopeless_algorithms()
         divided = [c for c in self.candidates if c not in baselines and c.algorithm.name not in without]
         for candidate in sorted(divided, key=_by_size, reverse=True):
@@ -163,22 +191,7 @@ class Standings:
 
     def unseen(self) -> list[Candidate]:
         """Return the candidates to measure first: those of ``leads`` (one of each algorithm) without a result."""
-        return [c for c in self.leads() if c.micro_config not in self.known and not self._is_out(c)]
-
-    def _is_out(self, candidate: Candidate) -> bool:
-        """Whether a candidate failed or was skipped, so that it is not probed.
-
-        Skips are not final if they were made under another workspace limit, or for too many FLOPs, since a higher peak
-        rate may have been measured by now.
-        """
-        if self.is_spared(candidate):
-            return True
-        failure = self.failed.get(candidate.micro_config)
-        if failure is None:
-            return False
-        may_win = self.task.limit_bytes is not None or failure.kind is FailureKind.TOO_MANY_FLOPS
-        is_asked_again = failure.kind in _HOPELESS_KINDS and may_win
-        return not (is_asked_again and self.hopeless(candidate) is None)
+        return [c for c in self.leads() if c.micro_config not in self.known and self._may_run(c)]
 
     def sizes(self) -> list[Candidate]:
         """Return smaller micro-batches to measure: all of the best algorithm, the next smaller one of a close second.
@@ -193,30 +206,54 @@ class Standings:
                 continue
             if self.is_baseline(lead) and not self.every_size:
                 continue
-            own = [c for c in self.candidates if c.algorithm.name == lead.algorithm.name]
-            smaller = sorted((c for c in own if c.micro_batch_size < lead.micro_batch_size), key=_by_size, reverse=True)
+            of_algorithm = [c for c in self.candidates if c.algorithm.name == lead.algorithm.name]
+            smaller = [c for c in of_algorithm if c.micro_batch_size < lead.micro_batch_size]
+            smaller.sort(key=_by_size, reverse=True)
             wanted += smaller if self.every_size or not rank else smaller[:1]
         return [c for c in wanted if self._is_new(c)]
 
-    def hopeless(self, candidate: Candidate) -> Failure | None:
-        """Return a failure with the reason why a candidate that has not run cannot win; None if it is worth a probe."""
-        if self.is_baseline(candidate):
-            return None
-        expected = self._expected(candidate)
-        if expected is not None and self._is_expected_hopeless(candidate):
-            reason = f"{expected.ratio:.1f} times the fastest in like problems"
-            return Failure(candidate.micro_config, reason, FailureKind.HOPELESS)
-        times = self._least_s(candidate) / self.fastest_s(self._least_bytes(candidate))
-        if times <= _HOPELESS_ARITHMETIC:
-            return None
-        reason = f"{times:.1f} times the fastest by its arithmetic alone"
-        return Failure(candidate.micro_config, reason, FailureKind.TOO_MANY_FLOPS)
+    def _is_new(self, candidate: Candidate) -> bool:
+        return candidate.micro_config not in self.known and candidate.micro_config not in self.failed
 
-    def is_spared(self, candidate: Candidate) -> bool:
-        """Whether a candidate's algorithm is a last resort and not needed, since another one is within all limits."""
-        resorts = {c.algorithm.name for c in self.candidates if c.algorithm.is_last_resort}
-        others = {micro_config: m for micro_config, m in self.known.items() if micro_config.algorithm not in resorts}
-        return candidate.algorithm.is_last_resort and replace(self, known=others).fastest_s() < inf
+    def _measured(self) -> list[tuple[Candidate, Measurement]]:
+        return [(c, self.known[c.micro_config]) for c in self.candidates if c.micro_config in self.known]
+
+    def _may_run(self, candidate: Candidate) -> bool:
+        """Whether a candidate may be probed: it has not failed, or the reason for which it was skipped may be gone."""
+        if self.is_spared(candidate):
+            return False
+        failure = self.failed.get(candidate.micro_config)
+        if failure is None:
+            return True
+        if failure.kind is FailureKind.HOPELESS and self.task.limit_bytes is None:
+            return False  # under a limit, it may have been skipped under another one
+        return failure.kind in _HOPELESS_KINDS and self.hopeless(candidate) is None  # a higher rate may be known by now
+
+    def _takes_fresh_pages(self, candidate: Candidate) -> bool:
+        """Whether the candidate allocates so much that each call gets new, zeroed pages from the system."""
+        scratch_bytes = self._scratch_bytes(candidate)
+        return scratch_bytes is not None and scratch_bytes >= _MAPPED_BYTES
+
+    def _ranked(self) -> list[tuple[Candidate, float]]:
+        """Return the best measured candidate of each algorithm that may win, with its seconds, fastest first."""
+        measured = [(c, self.known[c.micro_config]) for c in self.leads() if c.micro_config in self.known]
+        winning = [(c, self.total_s(m)) for c, m in measured if self.can_win(c, m.relative_error)]
+        best: dict[str, tuple[Candidate, float]] = {}
+        for candidate, total_s in sorted(winning, key=lambda pair: pair[1]):
+            best.setdefault(candidate.algorithm.name, (candidate, total_s))
+        return list(best.values())
+
+    def _promise(self, candidate: Candidate) -> tuple[bool, bool, float]:
+        """Return a sort key for candidates: by expected time, then by FLOPs, with last resorts at the end."""
+        expected = self._expected(candidate)
+        rank = self._least_flops(candidate) or inf if expected is None else expected.ratio
+        return candidate.algorithm.is_last_resort, expected is None, rank
+
+    # What may win
+
+    def can_win(self, candidate: Candidate, relative_error: float) -> bool:
+        """Whether the candidate's error and workspace are within their limits, so that it may be chosen."""
+        return relative_error <= self.max_relative_error and self.fits(candidate)
 
     def total_s(self, measurement: Measurement) -> float:
         """Return the seconds of the whole mini-batch with this micro-config only; a remainder counts in proportion."""
@@ -239,14 +276,52 @@ class Standings:
             return inf
         return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement))
 
+    def beside(self, measurements: Mapping[MicroConfig, Measurement]) -> Standings:
+        """Return a copy that also knows these further measurements."""
+        return replace(self, known={**self.known, **measurements})
+
+    def is_spared(self, candidate: Candidate) -> bool:
+        """Whether a candidate's algorithm is a last resort and not needed, since another one is within all limits."""
+        if not candidate.algorithm.is_last_resort:
+            return False
+        usual = [(c, m) for c, m in self._measured() if not c.algorithm.is_last_resort]
+        return any(self.can_win(c, m.relative_error) for c, m in usual)
+
+    def hopeless(self, candidate: Candidate) -> Failure | None:
+        """Return a failure with the reason why a candidate that has not run cannot win; None if it is worth a probe."""
+        if self.is_baseline(candidate):
+            return None
+        expected = self._expected(candidate)
+        if expected is not None and self._is_expected_hopeless(candidate):
+            reason = f"{expected.ratio:.1f} times the fastest in like problems"
+            return Failure(candidate.micro_config, reason, FailureKind.HOPELESS)
+        times = self._least_s(candidate) / self.fastest_s(self._least_bytes(candidate))
+        if times <= _HOPELESS_ARITHMETIC:
+            return None
+        reason = f"{times:.1f} times the fastest by its arithmetic alone"
+        return Failure(candidate.micro_config, reason, FailureKind.TOO_MANY_FLOPS)
+
+    def _hopeless_algorithms(self) -> set[str]:
+        """Return the names of algorithms that were too inexact or far slower than the fastest at all measured sizes."""
+        hopeful = {
+            measurement.micro_config.algorithm
+            for measurement in allowed(self.known.values(), self.max_relative_error)
+            if self.total_s(measurement) <= HOPELESS * self.fastest_s(self._bytes_of(measurement))
+        }
+        return {micro_config.algorithm for micro_config in self.known} - hopeful
+
     def _bytes_of(self, measurement: Measurement) -> int:
         """Return the workspace bytes that count in comparisons, without prepared bytes if these may be cached."""
         return measurement.scratch_bytes + (0 if self.may_keep else measurement.prepared_bytes)
 
     def _least_bytes(self, candidate: Candidate) -> int:
-        """Return a lower bound of the workspace bytes that count in comparisons, without running the candidate."""
-        scratch = candidate.scratch_bytes() if candidate.is_counted else candidate.workspace.scratch_bytes
-        return scratch + (0 if self.may_keep else candidate.workspace.prepared_bytes)
+        """Return the workspace bytes that count in comparisons, or their declared part if they were not counted."""
+        scratch_bytes = self.counted.get(candidate.micro_config)
+        if scratch_bytes is None:
+            scratch_bytes = candidate.workspace.scratch_bytes
+        return scratch_bytes + (0 if self.may_keep else candidate.workspace.prepared_bytes)
+
+    # What similar problems and the arithmetic say
 
     def _is_expected_hopeless(self, candidate: Candidate) -> bool:
         expected = self._expected(candidate)
@@ -260,19 +335,12 @@ class Standings:
         if self.every_size:
             own_bytes = self._least_bytes(candidate)
             alike = [c for c in self.candidates if c.micro_batch_size == candidate.micro_batch_size]
-            beside = [c for c in alike if (c.is_counted or not c.counts_any_run) and self._least_bytes(c) <= own_bytes]
-            return max(1.0, min((one.ratio for c in beside if (one := self._expected(c))), default=1.0))
+            sure = [c for c in alike if self.counted.get(c.micro_config) is not None or not c.counts_any_run]
+            beside = [self._expected(c) for c in sure if self._least_bytes(c) <= own_bytes]
+            return max(1.0, min((expected.ratio for expected in beside if expected), default=1.0))
         if self.task.limit_bytes is None:
             return 1.0
-        if self._least_ratio is None:
-            smallest: dict[str, Candidate] = {}
-            for each in sorted(self.candidates, key=_by_size):
-                smallest.setdefault(each.algorithm.name, each)
-            expected = ((c, self._expected(c)) for c in smallest.values())
-            by_ratio = sorted(((found.ratio, c) for c, found in expected if found), key=lambda pair: pair[0])
-            fitting = (ratio for ratio, c in by_ratio if self.fits(c))  # this may take a run
-            self._least_ratio = max(1.0, next(fitting, 1.0))
-        return self._least_ratio
+        return max(1.0, next((ratio for ratio, c in self._by_expectation if self.fits(c)), 1.0))
 
     def _expected(self, candidate: Candidate) -> Expectation | None:
         return self._expectations[candidate.algorithm.name]
@@ -282,6 +350,16 @@ class Standings:
         """Expected times by algorithm name, fixed when the race begins; None for an unknown one."""
         names = {candidate.algorithm.name for candidate in self.candidates}
         return {name: self.prior.expected(self.task.problem, name) for name in names}
+
+    @cached_property
+    def _by_expectation(self) -> Sequence[tuple[float, Candidate]]:
+        """The smallest candidate of each algorithm with an expectation, and its expected ratio, fastest first."""
+        smallest: dict[str, Candidate] = {}
+        for candidate in sorted(self.candidates, key=_by_size):
+            smallest.setdefault(candidate.algorithm.name, candidate)
+        expected = ((self._expected(candidate), candidate) for candidate in smallest.values())
+        ratios = [(expectation.ratio, candidate) for expectation, candidate in expected if expectation]
+        return sorted(ratios, key=lambda pair: pair[0])
 
     def _least_s(self, candidate: Candidate) -> float:
         """Return the seconds that the candidate's FLOPs for the mini-batch take at the highest rate seen.
@@ -298,34 +376,11 @@ class Standings:
         problem, n = self.task.problem, self.task.batch_size
         return problem.flops(n) if self.is_baseline(candidate) else candidate.algorithm.least_flops(problem, n)
 
-    def _promise(self, candidate: Candidate) -> tuple[bool, bool, float]:
-        """Return a sort key for candidates: by expected time, then by FLOPs, with last resorts at the end."""
-        expected = self._expected(candidate)
-        rank = self._least_flops(candidate) or inf if expected is None else expected.ratio
-        return candidate.algorithm.is_last_resort, expected is None, rank
 
-    def _ranked(self) -> list[tuple[Candidate, float]]:
-        """Return the best measured candidate of each algorithm that may win, with its seconds, fastest first."""
-        measured = [(c, self.known[c.micro_config]) for c in self.leads() if c.micro_config in self.known]
-        winning = [(c, self.total_s(m)) for c, m in measured if self.can_win(c, m.relative_error)]
-        best: dict[str, tuple[Candidate, float]] = {}
-        for pair in sorted(winning, key=lambda pair: pair[1]):
-            best.setdefault(pair[0].algorithm.name, pair)
-        return list(best.values())
-
-    def _hopeless_algorithms(self) -> set[str]:
-        """Return the names of algorithms that were too inexact or far slower than the fastest at all measured sizes."""
-        hopeful = {
-            measurement.micro_config.algorithm
-            for measurement in allowed(self.known.values(), self.max_relative_error)
-            if self.total_s(measurement) <= HOPELESS * self.fastest_s(self._bytes_of(measurement))
-        }
-        return {micro_config.algorithm for micro_config in self.known} - hopeful
-
-
-def _takes_fresh_pages(candidate: Candidate) -> bool:
-    """Whether the candidate allocates so much that each call gets new, zeroed pages from the system."""
-    return candidate.is_countable() and candidate.scratch_bytes() >= _MAPPED_BYTES
+def failures_within(failures: Iterable[Failure], limit_bytes: int | None) -> dict[MicroConfig, Failure]:
+    """Return the failures that hold under a workspace limit: what was too large for another one may fit."""
+    limit = inf if limit_bytes is None else limit_bytes
+    return {f.micro_config: f for f in failures if f.needed_bytes is None or f.needed_bytes > limit}
 
 
 def _by_size(candidate: Candidate) -> int:

@@ -26,8 +26,9 @@ class Call:
     """One call of one convolution module in a run of the model.
 
     problem: the problem that the call computes: forward, or backward data for an ``nn.ConvTranspose2d``, whose result
-    is the x of the problem. input_needs_gradient: whether autograd would compute dx. has_bias: whether the module adds
-    a bias.
+    is the x of the problem.
+    input_needs_gradient: whether autograd would compute dx.
+    has_bias: whether the module adds a bias.
     """
 
     name: str
@@ -41,7 +42,9 @@ class Call:
         return self.problem.operation is Operation.BACKWARD_DATA
 
     def problem_of(self, operation: Operation) -> ConvProblem:
-        """Return the problem that computes the module's y, dx or dw. operation: of the module, not of the problem.
+        """Return the problem that computes the module's y, dx or dw.
+
+        operation: of the module, not of the problem.
 
         >>> from torch import nn
         >>> (call,) = trace(nn.ConvTranspose2d(8, 3, 4, stride=2, padding=1), torch.zeros(4, 8, 16, 16))
@@ -125,7 +128,9 @@ def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dic
 def _problem(module: nn.Module, x: Tensor, second: Any) -> ConvProblem | None:
     """Return the problem of a module's call with x; None if the call is invalid or not supported.
 
-    Torch reports the errors of invalid calls. second: the filter, or the output size of a transposed convolution.
+    Torch reports the errors of invalid calls.
+
+    second: the filter, or the output size of a transposed convolution.
     """
     assert isinstance(module, TRACED)
     padding: Any = module.padding
@@ -161,7 +166,9 @@ def _memory_format(
     """Return the memory format that torch would use for x and w; where shapes allow both formats, the strides decide.
 
     On a GPU, float64 is never channels_last. Of volumes, only some of torch's backends on the CPU compute in
-    channels_last, and the sizes decide which one it picks. shape: of x once it is padded.
+    channels_last, and the sizes decide which one it picks.
+
+    shape: of x once it is padded.
     """
     exact_on_cuda = x.device.type == "cuda" and x.dtype == torch.float64
     if x.dim() == 3 or exact_on_cuda or not any(map(suggests_channels_last, (x, w))):

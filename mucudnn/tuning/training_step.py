@@ -48,7 +48,9 @@ class ConvolutionCall:
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """The memory of a training step. base_bytes: parameters, buffers and input, included in every number.
+    """The memory of a training step.
+
+    base_bytes: parameters, buffers and input, included in every number.
 
     peak_bytes: most bytes in use, without workspaces and memory allocated inside an operator.
     """
@@ -62,8 +64,9 @@ def trace_step(model: nn.Module, sample_input: Any) -> TracedStep:
     """Trace the memory of one training step of the model with torch's own convolutions.
 
     The step is a forward pass, the sum of all floating-point outputs as the loss, and a backward pass into gradients
-    that start as None. sample_input: the only argument, or a tuple of all positional ones. The model's gradients,
-    buffers, mode and the random state are restored afterwards.
+    that start as None. The model's gradients, buffers, mode and the random state are restored afterwards.
+
+    sample_input: the only argument, or a tuple of all positional ones.
 
     The step runs on fake tensors and a copy of the model without memory. If that fails (control flow on tensor values,
     an operator without a fake kernel, a model that cannot be copied), the model itself runs on real tensors. The output
@@ -119,8 +122,9 @@ def training_step(model: nn.Module, arguments: tuple[Any, ...]) -> None:
 class _Forward:
     """A convolution of the forward pass, recorded to find its module in the backward pass.
 
-    call: the module's call; None if no traced module was running. filter: storage and offset of w. done: operations of
-    the backward pass already matched with this convolution.
+    call: the module's call; None if no traced module was running.
+    filter: storage and offset of w.
+    done: operations of the backward pass already matched with this convolution.
     """
 
     call: Call | None
@@ -217,7 +221,10 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _record(
         self, operation: Operation, x: Tensor, w: Tensor, operands: tuple[Tensor, Tensor], in_use_bytes: int
     ) -> None:
-        """Record one operation of a convolution. x, w: as in its problem. operands: the two tensors that it reads.
+        """Record one operation of a convolution.
+
+        x, w: as in its problem.
+        operands: the two tensors that it reads.
 
         It is of the latest forward convolution with this filter and these shapes that was not yet matched with the
         operation or, where hooks have replaced the saved filter, of the latest with these shapes.

@@ -19,12 +19,12 @@ from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config, config_or_default, without_cache_budget
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem, Operation
-from mucudnn.core.records import Measurement, MicroConfig, Task
+from mucudnn.core.records import Failure, Measurement, MicroConfig, Task
 from mucudnn.core.team import ALONE, Team
-from mucudnn.core.terminal import Progress, silent
+from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.torch_settings import deterministic_torch
 from mucudnn.core.values import instance, several, shown, whole
-from mucudnn.measuring.candidates import Candidate
+from mucudnn.measuring.candidates import Candidate, count_once
 from mucudnn.measuring.clocks import peak_flops_per_s
 from mucudnn.measuring.heap import kept_heap
 from mucudnn.measuring.quiet import MOST_WAITED_S, Quiet, undisturbed
@@ -36,17 +36,18 @@ from mucudnn.store.database import Database
 from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.choose import choose, is_solvable, refuted
 from mucudnn.tuning.feasible import (
-    is_affordable,
+    count_smallest,
+    count_until_affordable,
+    count_until_feasible,
     is_divisible,
-    is_feasible,
     require_affordable,
     require_feasible,
-    smallest_usable,
 )
 from mucudnn.tuning.job import Context, Job, Priors, exchange, expected_s, job_of, permitted_algorithms
 from mucudnn.tuning.prior import Prior
 from mucudnn.tuning.race import Race
 from mucudnn.tuning.result import Tuning, TuningInterrupted
+from mucudnn.tuning.standings import Standings, failures_within
 
 if TYPE_CHECKING:
     from mucudnn.solver.division import Division
@@ -85,14 +86,17 @@ def tune(
 
     With ``config.workspace_budget``, a budget is divided over all problems instead. Problems whose operation is not in
     ``config.operations`` are skipped. Stored results are not measured again; each new measurement is stored at once.
-    ``device``: ``"cpu"``, ``"cuda"`` (the current GPU), a GPU by its number such as ``"cuda:1"``, or a
-    ``torch.device``. ``progress`` is called with a description of the current work and the fraction that is done.
-    ``names``: names of problems for progress and errors. ``database``: replaces the config's file. ``machine``:
-    replaces this machine.
+
+    device: ``"cpu"``, ``"cuda"`` (the current GPU), a GPU by its number such as ``"cuda:1"``, or a ``torch.device``.
+    progress: called with a description of the current work and the fraction that is done.
+    names: names of problems for progress and errors.
+    database: replaces the config's file.
+    machine: replaces this machine.
 
     In an initialized ``torch.distributed`` process group, all ranks must call it with the same problems: each measures
     its share, and all make the same choices. With ``Config(share_tuning=False)`` each rank tunes for itself.
-    ``process_group``: replaces the default group.
+
+    process_group: replaces the default group.
 
     Raises ``InfeasibleError`` (naming the smallest limit of every problem that has no configuration, or the smallest
     budget), ``InvalidInputError`` for invalid arguments, an unknown algorithm, or a batch that is too large,
@@ -143,7 +147,8 @@ def tune_tasks(
 
     priors: cache of expected times from earlier calls, which is updated; reading them from the database is slow.
     in_passing: whether tuning happens inside a user's call, so that it neither waits for a quiet machine nor warns of a
-    busy one. team: the ranks that tune together; it is closed at the end of this call.
+    busy one.
+    team: the ranks that tune together; it is closed at the end of this call.
     """
     if not (progress is None or callable(progress)):
         raise InvalidInputError(f"progress is {shown(progress)}; give a function of a text and a fraction, or None")
@@ -225,20 +230,20 @@ def _tune_each(context: Context, jobs: Sequence[Job]) -> None:
     Raises ``InfeasibleError``, which names all tasks without a configuration within their workspace limit.
     """
     for job in jobs:
-        if not is_feasible(job):
+        if not count_until_feasible(job):
             job.forget_failures()
     require_feasible(jobs)  # before minutes are spent on measuring
     own = _own(context, jobs)
     for number, job in enumerate(own):
         _measure(context, job, job.task.limit_bytes, number / len(own), 1 / len(own))
-        if is_feasible(job):
+        if count_until_feasible(job):
             job.choice = choose(job, context)
             context.ready.append(_tuned(context, job, job.choice))
     if context.ranks is not None:
         exchange(jobs, context.ranks)
         context.ready.clear()
         for job in jobs:
-            if is_feasible(job):
+            if count_until_feasible(job):
                 job.choice = choose(job, context)
                 context.ready.append(_tuned(context, job, job.choice))
     require_feasible([job for job in jobs if job.choice is None])
@@ -251,7 +256,7 @@ def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> 
     """
     from mucudnn.tuning.divide import divide  # only needed with a budget
 
-    if not is_affordable(jobs, budget_bytes):
+    if not count_until_affordable(jobs, budget_bytes):
         for job in jobs:
             job.forget_failures()
     require_affordable(jobs, budget_bytes)  # before minutes are spent on measuring
@@ -259,7 +264,7 @@ def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> 
     for attempt in range(_MOST_ATTEMPTS):
         for number, job in enumerate(own):
             # A race measures one candidate within its limit, even if there is no time left.
-            limit = budget_bytes if attempt < 2 else smallest_usable(job)
+            limit = budget_bytes if attempt < 2 else count_smallest(job)
             _measure(context, job, limit, number / len(own), 1 / len(own), is_all_wanted=attempt == 1)
         if ranks is not None:
             exchange(jobs, ranks)
@@ -286,7 +291,7 @@ def _own(context: Context, jobs: Sequence[Job]) -> Sequence[Job]:
             costs[number] = expected_s(job.task.problem, job.task.batch_size)
             if job.measurements():
                 limit = job.task.limit_bytes if budget is None else budget
-                missing = _race_of(context, job, limit).standings.missing()
+                missing = _standings(context, job, limit).missing()
                 costs[number] *= (1 + len(missing)) / (1 + len(job.candidates))
     own = context.ranks.own([job.task.problem for job in jobs], costs)
     for number, job in enumerate(jobs):
@@ -320,100 +325,105 @@ def _measure(
 ) -> None:
     """Measure the job's missing candidates within a workspace limit, and store each result at once.
 
-    start, share: begin and length of this job's part of the tuning's progress, from 0 to 1. is_all_wanted: as in
-    ``_races``.
+    All candidates race together first. If nothing that was measured fits the limit, each algorithm has a race by
+    itself: there it is not hopeless, whatever others or similar problems say, and is measured at all sizes that fit
+    and have not failed. After the time limit, such races end with the first answer.
+
+    start, share: begin and length of this job's part of the tuning's progress, from 0 to 1.
+    is_all_wanted: whether each algorithm has a race by itself in any case.
     """
-    config, machine, problem = context.config, context.machine, job.task.problem
+    config, machine = context.config, context.machine
     context.quiet.at = start
-    context.progress(f"{job.task}: measuring", start)
+    tell = share_of(context.progress, start, share)
+    tell(f"{job.task}: measuring", 0.0)
     if config.time_limit_s is not None:  # this problem's part, less what earlier problems took beyond theirs
         now_s = machine.clock.now()
         context.due_s = config.time_limit_s + (now_s if context.due_s is None else context.due_s)
         context.race_ends_s = now_s + _RACED * max(0.0, min(config.time_limit_s, context.due_s - now_s))
-    measured = context.measured.setdefault(problem, {})
-    job.results |= measured  # tasks of one problem differ in limits
     with ExitStack() as measuring:
         for source in machine.sources:
             measuring.enter_context(source.measuring())
-        races = _races(context, job, limit_bytes, is_all_wanted=is_all_wanted)
-        for done, result in enumerate(result for race in races for result in race.measure()):
-            load = result.load if isinstance(result, Measurement) else None
-            context.quiet.remember(problem, result.micro_config, load)
-            context.store.add(problem, context.versions[result.micro_config.algorithm], result)
-            job.results[result.micro_config] = result
-            if isinstance(result, Measurement):
-                measured[result.micro_config] = result
-            name = f"{result.micro_config.algorithm} {result.micro_config.micro_batch_size}"
-            context.progress(f"{job.task}: {name}", start + share * done / len(job.candidates))
-    is_baseline_measured = isinstance(job.results.get(job.task.baseline), Measurement)
+        _race_in_quiet(context, job, limit_bytes, job.candidates, tell)
+        if is_all_wanted or not _is_solvable(job, limit_bytes):
+            _race_by_algorithm(context, job, limit_bytes, tell)
     job.declared_bytes = None
-    if job.barred() is None and not is_baseline_measured:
-        baseline = next(replace(c) for c in job.candidates if c.micro_config == job.task.baseline)
-        if baseline.is_countable():  # counted again, since an earlier run may have lacked memory
-            job.declared_bytes = baseline.workspace_bytes()
+    if job.barred() is None and not isinstance(job.results.get(job.task.baseline), Measurement):
+        baseline = next(c for c in job.candidates if c.micro_config == job.task.baseline)
+        job.counted.pop(baseline.micro_config, None)  # an earlier run may have lacked memory
+        scratch_bytes = count_once(baseline, job.counted)
+        if scratch_bytes is not None:
+            job.declared_bytes = baseline.workspace.prepared_bytes + scratch_bytes
     if config.time_limit_s is not None:
-        bound = config.workspace_budget_bytes or limit_bytes
-        left_out = _race_of(context, job, bound).standings.missing()
+        left_out = _standings(context, job, config.workspace_budget_bytes or limit_bytes).missing()
         job.left_out = tuple(candidate.micro_config for candidate in left_out)
 
 
-def _races(context: Context, job: Job, limit_bytes: int | None, *, is_all_wanted: bool) -> Iterator[Race]:
-    """Yield the races to run: one of all candidates, and, if nothing fits the limit, one of each algorithm by itself.
-
-    By itself an algorithm is not hopeless, whatever others or similar problems say, and is measured at all sizes that
-    fit and have not failed. After the time limit, such races end with the first answer. is_all_wanted: whether each
-    algorithm has a race of its own in any case. The results of each race must be in the job before the next race is
-    asked for.
-    """
-    yield from _quiet_races(context, job, limit_bytes, job.candidates)
-    is_exempt = job.barred() is None  # torch's own must not run if it is barred
+def _is_solvable(job: Job, limit_bytes: int | None) -> bool:
+    """Return whether what was measured has a configuration within the limit."""
+    may_run = job.barred() is None  # torch's own must not run if it is barred
     task = replace(
         job.task,
         limit_bytes=limit_bytes,
-        baseline_exempt=job.task.baseline_exempt and is_exempt,
-        in_headroom=job.task.in_headroom and is_exempt,
+        baseline_exempt=job.task.baseline_exempt and may_run,
+        in_headroom=job.task.in_headroom and may_run,
     )
-    if is_solvable(task, job.allowed()) and not is_all_wanted:
-        return
+    return is_solvable(task, job.allowed())
+
+
+def _race_by_algorithm(context: Context, job: Job, limit_bytes: int | None, tell: Progress) -> None:
+    """Run a race of each algorithm by itself; after the time limit, until there is an answer."""
     failed = {failure.micro_config for failure in job.failures() if not failure.is_passed_over}
     passed_over = {failure.micro_config for failure in job.failures()} - failed
     for name in dict.fromkeys(c.algorithm.name for c in job.candidates):
         is_late = context.race_ends_s is not None and context.machine.clock.now() > context.race_ends_s
-        if is_late and is_solvable(task, job.allowed()):
+        if is_late and _is_solvable(job, limit_bytes):
             return
-        own = [c for c in job.candidates if c.algorithm.name == name and c.micro_config not in failed]
-        yield from _quiet_races(context, job, limit_bytes, own, without=passed_over, prior=Prior())
+        candidates = [c for c in job.candidates if c.algorithm.name == name and c.micro_config not in failed]
+        _race_in_quiet(context, job, limit_bytes, candidates, tell, without=passed_over, prior=Prior())
 
 
-def _quiet_races(
+def _race_in_quiet(
     context: Context,
     job: Job,
     limit_bytes: int | None,
     candidates: Sequence[Candidate],
+    tell: Progress,
     *,
     without: Collection[MicroConfig] = (),
     prior: Prior | None = None,
-) -> Iterator[Race]:
-    """Wait for a quiet machine and yield a race; then one of what was disturbed, if the machine is quiet after that.
+) -> None:
+    """Run a race of candidates on a quiet machine, and another one of what was disturbed, if it is quiet after that.
 
-    without, prior: as in ``_race_of``.
+    without, prior: as in ``_standings``.
     """
-    race = _race_of(context, job, limit_bytes, candidates, without=without, prior=prior)
-    before = {**job.results}
-    if race.standings.is_complete():
+    standings = _standings(context, job, limit_bytes, candidates, without=without, prior=prior)
+    if standings.is_complete():
         return
     context.quiet.wait()
-    yield race
-    results = {of: result for of, result in job.results.items() if result is not before.get(of)}
+    results = _race(context, job, standings, tell)
     sound = undisturbed([*results.values()])
     if len(sound) < len(results) and context.quiet.wait().is_quiet:
-        for of in results:  # only results that may still win matter
-            context.quiet.remember(job.task.problem, of, None)
+        for micro_config in results:  # only results that may still win matter
+            context.quiet.remember(job.task.problem, micro_config, None)
         doubtful = results.keys() - {result.micro_config for result in sound}
-        yield _race_of(context, job, limit_bytes, candidates, without=doubtful, prior=prior)
+        _race(context, job, _standings(context, job, limit_bytes, candidates, without=doubtful, prior=prior), tell)
 
 
-def _race_of(
+def _race(context: Context, job: Job, standings: Standings, tell: Progress) -> dict[MicroConfig, Measurement | Failure]:
+    """Run a race, store each result at once, and return them all."""
+    left_s = None if context.race_ends_s is None else max(0.0, context.race_ends_s - context.machine.clock.now())
+    results: dict[MicroConfig, Measurement | Failure] = {}
+    for result in Race(standings, context.machine, left_s).measure():
+        micro_config, load = result.micro_config, result.load if isinstance(result, Measurement) else None
+        results[micro_config] = job.results[micro_config] = result
+        context.store.add(job.task.problem, context.versions[micro_config.algorithm], result)
+        context.quiet.remember(job.task.problem, micro_config, load)
+        done = sum(candidate.micro_config in job.results for candidate in job.candidates) / len(job.candidates)
+        tell(f"{job.task}: {micro_config.algorithm} {micro_config.micro_batch_size}", done)
+    return results
+
+
+def _standings(
     context: Context,
     job: Job,
     limit_bytes: int | None,
@@ -421,23 +431,24 @@ def _race_of(
     *,
     without: Collection[MicroConfig] = (),
     prior: Prior | None = None,
-) -> Race:
-    """Return a race of candidates, by default all of the job's, which knows the job's results so far.
+) -> Standings:
+    """Return the standings of candidates, by default all of the job's, from the job's results so far.
 
-    limit_bytes: workspace limit. without: micro-configs whose results it does not know. prior: expected times; by
-    default those from all measurements of this machine.
+    limit_bytes: workspace limit.
+    without: micro-configs whose results are left out.
+    prior: expected times; by default those from all measurements of this machine.
     """
-    config, machine, problem = context.config, context.machine, job.task.problem
-    return Race(
+    config, problem = context.config, job.task.problem
+    failures = [f for f in job.failures() if f.micro_config not in without]
+    return Standings(
         task=replace(job.task, limit_bytes=limit_bytes),
         candidates=job.candidates if candidates is None else candidates,
-        machine=machine,
-        stored=[m for m in job.measurements() if m.micro_config not in without],
-        stored_failures=[f for f in job.failures() if f.micro_config not in without],
         max_relative_error=job.error_bound,
-        time_limit_s=context.race_ends_s and max(0.0, context.race_ends_s - machine.clock.now()),
         may_keep=problem.operation is Operation.FORWARD and config.cache_budget_bytes != 0,
         prior=context.prior() if prior is None else prior,
         every_size=config.workspace_budget_bytes is not None,
-        flops_per_s=peak_flops_per_s(machine.device, problem.dtype),
+        flops_per_s=peak_flops_per_s(context.machine.device, problem.dtype),
+        known={m.micro_config: m for m in job.measurements() if m.micro_config not in without},
+        failed=failures_within(failures, limit_bytes),
+        counted=job.counted,
     )

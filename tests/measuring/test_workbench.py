@@ -224,7 +224,7 @@ def test_a_proof_counts_what_a_run_for_counting_does(operation: Operation, k: in
     problem = ConvProblem(operation, c=6, h=20, w=20, k=k, r=3, s=3, padding=(1, 1))
     (candidate,), _ = find_candidates(problem, [algorithm("native")], [BATCH])
     proof = Workbench(problem, BATCH).proof(candidate)
-    assert proof.internal_bytes == candidate.scratch_bytes() > 0
+    assert proof.internal_bytes == candidate.count_scratch_bytes() > 0
     assert proof.relative_error < 1e-5
 
 

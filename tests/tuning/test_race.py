@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.clock.machine import FORWARD, FakeAlgorithm, FakeClock, linear
-from support.races import CLOCK, SIZES, fake, given_of, race_of, race_on, results_of
+from support.races import CLOCK, SIZES, fake, race_of, race_on, results_of, standings_of
 
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig
@@ -17,17 +17,9 @@ from mucudnn.measuring.candidates import Candidate, Proofs, find_candidates
 from mucudnn.measuring.proofs import BarredError, Fault, Proof
 from mucudnn.solver.reuse import account_wr
 from mucudnn.tuning.prior import Prior
-from mucudnn.tuning.race import Race
 
 LARGEST = max(SIZES)
 NEAR = [ConvProblem(Operation.FORWARD, c=c, h=3, w=3, k=2, r=1, s=1) for c in (3, 4)]
-
-
-def search(
-    given: dict[str, Any], prior: Prior | None = None, **how: object
-) -> dict[tuple[str, int], Measurement | Failure]:
-    found = Race(**given, prior=prior or Prior(), **how).measure()
-    return {(r.micro_config.algorithm, r.micro_config.micro_batch_size): r for r in found}
 
 
 def measurement(name: str, step_s: float) -> Measurement:
@@ -35,7 +27,7 @@ def measurement(name: str, step_s: float) -> Measurement:
 
 
 def test_the_best_is_measured_at_all_sizes_and_the_others_at_their_largest() -> None:
-    results = search(given_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.05)))
+    results = results_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.05))
     assert {size for name, size in results if name == "best"} == set(SIZES)
     assert {size for name, size in results if name == "native"} == {LARGEST}
     assert {size for name, size in results if name == "slow"} == {1}  # this part tells that it is hopeless
@@ -45,16 +37,9 @@ def test_the_best_is_measured_at_all_sizes_and_the_others_at_their_largest() -> 
 
 
 def test_what_is_hopeless_has_one_sample_and_what_is_close_has_more() -> None:
-    results = search(given_of(fake("native", 0.02), fake("best", 0.01), fake("close", 0.0105)))
+    results = results_of(fake("native", 0.02), fake("best", 0.01), fake("close", 0.0105))
     samples = {name: r.samples for (name, size), r in results.items() if size == LARGEST}
     assert samples == {"native": 1, "best": 2, "close": 2}
-
-
-def test_where_torchs_own_wins_nothing_is_cut() -> None:
-    assert set(search(given_of(fake("native", 0.01), fake("other", 0.02)))) == {
-        ("native", LARGEST),
-        ("other", LARGEST),
-    }
 
 
 class LastResort(FakeAlgorithm):
@@ -69,11 +54,8 @@ def test_a_last_resort_is_looked_at_where_nothing_else_fits_and_on_a_small_part_
     def sizes_of_resort(per_sample_s: float, every_size: bool = False, **bounds: object) -> set[int]:
         algorithms = [fake("native", 0.02, scratch_bytes_per_sample=10), fake("other", scratch_bytes_per_sample=10)]
         resort = LastResort("resort", CLOCK, lambda size: per_sample_s * size)
-        job = given_of(*algorithms, resort, **bounds)
-        results = [*Race(**job, every_size=every_size).measure()]
-        job["stored"] = tuple(r for r in results if isinstance(r, Measurement))
-        job["stored_failures"] = tuple(r for r in results if isinstance(r, Failure))
-        assert Race(**job, every_size=every_size).standings.is_complete()
+        results = [*race_of(*algorithms, resort, every_size=every_size, **bounds).measure()]
+        assert standings_of(*algorithms, resort, stored=results, every_size=every_size, **bounds).is_complete()
         return {r.micro_config.micro_batch_size for r in results if r.micro_config.algorithm == "resort"}
 
     for per_sample_s in (0.001, 0.5):
@@ -85,7 +67,7 @@ def test_a_last_resort_is_looked_at_where_nothing_else_fits_and_on_a_small_part_
 
 
 def test_for_a_budget_torchs_own_is_measured_at_every_size_too() -> None:
-    results = search(given_of(fake("native", 0.01), fake("other", 0.0105)), every_size=True)
+    results = results_of(fake("native", 0.01), fake("other", 0.0105), every_size=True)
     assert set(results) == {(name, size) for name in ("native", "other") for size in SIZES}
 
 
@@ -101,13 +83,12 @@ def test_for_a_budget_all_sizes_are_measured_of_what_is_fastest_in_its_workspace
         fake("dominated", 0.06, scratch_bytes_per_sample=3),
         fake("part", 0.07, scratch_bytes_per_sample=1),
     ]
-    job = given_of(*algorithms, limit_bytes=200)
-    found = search(job, prior, every_size=True, flops_per_s=0.5e8)
+    found = results_of(*algorithms, limit_bytes=200, prior=prior, every_size=True, flops_per_s=0.5e8)
     results = {key for key, result in found.items() if isinstance(result, Measurement)}
     front = {(name, size) for name in ("native", "large", "small", "part") for size in SIZES}
     assert results == front
     assert isinstance(found["dominated", LARGEST], Failure)
-    limited = search(job, prior, flops_per_s=0.5e8)
+    limited = results_of(*algorithms, limit_bytes=200, prior=prior, flops_per_s=0.5e8)
     measured = {name for (name, _), result in limited.items() if isinstance(result, Measurement)}
     assert measured == {"native", "large", "part"}
 
@@ -133,7 +114,7 @@ def test_for_a_budget_choices_are_nearly_those_from_all_measurements_within_any_
         costs = {"scratch_bytes_per_sample": [0, 1, 3, 10]}
         algorithms = drawn(random.Random(seed), "native one two three four", 0.04, [0.0, 0.001], **costs)
         every = every_measurement(*algorithms, limit_bytes=100)
-        quick = measurements_of(search(given_of(*algorithms, limit_bytes=100), every_size=True).values())
+        quick = measurements_of(results_of(*algorithms, limit_bytes=100, every_size=True).values())
         for share in (0, 4, 8, 16, 24, 40, 80, 100):
             best, chosen = (account_wr(measured, LARGEST, share).configuration.time_s for measured in (every, quick))
             assert chosen <= 1.1 * best, seed
@@ -147,7 +128,7 @@ def test_choices_are_nearly_those_from_all_measurements() -> None:
         costs = {"setup_s": [0.0, 0.01], "scratch_bytes_per_sample": [0, 1, 10]}
         algorithms = drawn(rng, "native one two three", 0.02, [0.0, 0.001, 0.01], **costs)
         every = every_measurement(*algorithms, limit_bytes=limit)
-        quick = measurements_of(search(given_of(*algorithms, limit_bytes=limit)).values())
+        quick = measurements_of(results_of(*algorithms, limit_bytes=limit).values())
         best, found = (account_wr(measured, LARGEST, limit).configuration.time_s for measured in (every, quick))
         assert found <= 1.03 * best, seed
 
@@ -158,18 +139,9 @@ def measurements_of(results: Iterable[Measurement | Failure]) -> list[Measuremen
 
 def test_an_algorithm_is_looked_at_with_the_largest_micro_batch_that_fits() -> None:
     slow = fake("slow", 0.02, scratch_bytes_per_sample=10)
-    results = search(given_of(fake("native", 0.01), slow, limit_bytes=20))
+    results = results_of(fake("native", 0.01), slow, limit_bytes=20)
     assert {size for name, size in results if name == "slow"} == {2}
     assert set(slow.internals_asked) <= {1, 2}  # 1 is the part that is compared with float64
-
-
-def test_torchs_own_that_no_limit_holds_is_looked_at_undivided_alone() -> None:
-    def sizes_of_torchs(**bounds: object) -> set[int]:
-        results = search(given_of(fake("native", 0.02, scratch_bytes_per_sample=10), fake("best"), **bounds))
-        return {size for name, size in results if name == "native"}
-
-    assert sizes_of_torchs(limit_bytes=20) == {2, LARGEST}
-    assert sizes_of_torchs(limit_bytes=20, baseline_exempt=True) == {LARGEST}
 
 
 def test_torchs_own_that_takes_fresh_pages_is_looked_at_divided_too() -> None:
@@ -177,22 +149,16 @@ def test_torchs_own_that_takes_fresh_pages_is_looked_at_divided_too() -> None:
 
     def torchs(step_s: Callable[[int], float]) -> dict[int, Measurement | Failure]:
         native = FakeAlgorithm("native", CLOCK, step_s, internal_bytes_per_sample=4 * 2**20)
-        results = search(given_of(native, fake("other", 0.03)))
+        results = results_of(native, fake("other", 0.03))
         return {size: r for (name, size), r in results.items() if name == "native"}
 
     assert set(torchs(lambda n: 0.001 + 0.02 * n)) == {4, LARGEST}
     assert set(torchs(lambda n: 0.02 * n if n > 4 else 0.01 * n)) == set(SIZES)
 
 
-def test_after_a_failure_the_next_smaller_size_is_looked_at() -> None:
-    results = search(given_of(fake("native", 0.02), fake("best", 0.01, failing_sizes=[8])))
-    assert isinstance(results["best", 8], Failure)
-    assert isinstance(results["best", 4], Measurement)
-
-
 def test_foreign_code_that_failed_is_not_tried_at_another_size() -> None:
     foreign = fake("library:7", 0.01, failing_sizes=[8])
-    results = search(given_of(fake("native", 0.02), foreign))
+    results = results_of(fake("native", 0.02), foreign)
     assert {size for name, size in results if name == "library:7"} == {8}
     assert set(foreign.sizes_run) == {8}
 
@@ -214,10 +180,11 @@ def test_foreign_code_that_was_slow_when_it_was_proven_never_runs_here(
     verdict: BarredError | Proof, limit_bytes: int | None
 ) -> None:
     foreign, prover = fake("library/own"), Slow(verdict)
-    given = given_of(fake("native", 0.02), fake("best", 0.01), foreign, limit_bytes=limit_bytes)
+    race = race_of(fake("native", 0.02), fake("best", 0.01), foreign, limit_bytes=limit_bytes)
     proofs = Proofs(prover.prove, LARGEST)
-    given["candidates"] = [replace(c, proofs=proofs) if c.algorithm is foreign else c for c in given["candidates"]]
-    (result,) = (result for (name, _), result in search(given).items() if name == "library/own")
+    candidates = race.standings.candidates
+    race.standings.candidates = [replace(c, proofs=proofs) if c.algorithm is foreign else c for c in candidates]
+    (result,) = (result for result in race.measure() if result.micro_config.algorithm == "library/own")
     assert prover.asked == [result.micro_config] == [MicroConfig("library/own", LARGEST)]
     assert not foreign.sizes_run
     if isinstance(result, Failure):
@@ -231,7 +198,7 @@ def test_what_like_problems_say_is_hopeless_is_passed_over_with_the_reason() -> 
     for problem in NEAR:
         prior.learn(problem, [measurement("best", 0.01), measurement("slow", 0.03)])
     slow = fake("slow", 0.05)
-    results = search(given_of(fake("native", 0.02), fake("best", 0.01), slow), prior)
+    results = results_of(fake("native", 0.02), fake("best", 0.01), slow, prior=prior)
     passed = results["slow", LARGEST]
     assert isinstance(passed, Failure)
     assert passed.is_passed_over
@@ -239,27 +206,14 @@ def test_what_like_problems_say_is_hopeless_is_passed_over_with_the_reason() -> 
     assert not slow.sizes_run
 
 
-def test_what_is_far_slower_in_other_operations_is_hopeless_here_too() -> None:
-    def passed_over_at(times_the_fastest: float) -> bool:
-        prior = Prior()
-        for problem in NEAR:
-            of = problem.with_operation(Operation.BACKWARD_DATA)
-            prior.learn(of, [measurement("best", 0.01), measurement("slow", 0.01 * times_the_fastest)])
-        results = search(given_of(fake("native", 0.02), fake("best", 0.01), fake("slow", 0.02)), prior)
-        return isinstance(results["slow", LARGEST], Failure)
-
-    assert passed_over_at(5.0)
-    assert not passed_over_at(3.0)
-
-
 def test_a_part_that_is_hopeless_is_all_that_runs_of_an_algorithm() -> None:
     slow, close = fake("slow", 0.03), fake("close", 0.02)
-    results = search(given_of(fake("native", 0.02), fake("best", 0.01), slow, close))
+    results = results_of(fake("native", 0.02), fake("best", 0.01), slow, close)
     assert {size for name, size in results if name == "slow"} == {1}
     assert set(slow.sizes_run) == {1}
     assert {size for name, size in results if name == "close"} == {LARGEST}
     alone = fake("slow", 0.03)
-    assert ("slow", LARGEST) in search(given_of(fake("native", 0.02), alone))  # 1.5 times the fastest: it stays
+    assert ("slow", LARGEST) in results_of(fake("native", 0.02), alone)  # 1.5 times the fastest: it stays
 
 
 class Counted(FakeAlgorithm):
@@ -269,57 +223,10 @@ class Counted(FakeAlgorithm):
         return 10**6 * micro_batch_size
 
 
-def test_what_cannot_be_the_fastest_even_at_full_rate_is_passed_over() -> None:
-    counted = Counted("counted", CLOCK, lambda size: 0.001 * size)
-    results = search(given_of(fake("native", 0.01), counted), flops_per_s=0.5e8)
-    passed = results["counted", LARGEST]
-    assert isinstance(passed, Failure)
-    assert passed.reason == "2.0 times the fastest by its arithmetic alone"
-    assert isinstance(search(given_of(fake("native", 0.01), counted), flops_per_s=2e8)["counted", LARGEST], Measurement)
-
-
-def test_a_rate_that_was_seen_at_a_bad_moment_makes_nothing_hopeless() -> None:
-    """What runs here tells that the device computes faster; later runs that see a higher rate ask again."""
-
-    def algorithms() -> tuple[FakeAlgorithm, ...]:
-        runs_at_full_rate = Counted("fast", CLOCK, lambda size: 0.005 * size)  # 2e8 operations a second
-        return fake("native", 0.01), runs_at_full_rate, Counted("like it", CLOCK, lambda size: 0.004 * size)
-
-    known = (replace(measurement("fast", 0.005), micro_config=MicroConfig("fast", 1)),)
-    job = given_of(*algorithms(), stored=known)
-    assert isinstance(search(job, flops_per_s=0.5e8)["like it", LARGEST], Measurement)
-    reason = "2.0 times the fastest by its arithmetic alone"
-    passed = [Failure(MicroConfig(name, LARGEST), reason, FailureKind.TOO_MANY_FLOPS) for name in ("fast", "like it")]
-    job = given_of(*algorithms(), stored_failures=passed)
-    assert set(search(job, flops_per_s=0.5e8)) == {("native", LARGEST)}
-    assert isinstance(search(job, flops_per_s=4e8)["like it", LARGEST], Measurement)
-
-
-def test_what_a_limit_bars_makes_nothing_hopeless() -> None:
-    """The fastest does not fit: what is slower by its arithmetic, or in like problems, is all that there is."""
-    prior = Prior()
-    for problem in NEAR:
-        prior.learn(problem, [measurement("large", 0.01), measurement("slow", 0.03)])
-    large = measurement("large", 0.01)
-    known = [replace(large, micro_config=MicroConfig("large", LARGEST), step_s=0.08, scratch_bytes=1000)]
-    algorithms = fake("native", 0.05), fake("large", scratch_bytes_per_sample=125), fake("slow", 0.04)
-    counted = Counted("counted", CLOCK, lambda size: 0.03 * size)
-    passed = [
-        Failure(MicroConfig(name, LARGEST), "under another limit", FailureKind.HOPELESS) for name in ("slow", "counted")
-    ]
-    job = given_of(*algorithms, counted, stored=known, stored_failures=passed, limit_bytes=100, baseline_exempt=True)
-    results = search(job, prior, flops_per_s=0.5e8)
-    assert all(isinstance(results[name, LARGEST], Measurement) for name in ("slow", "counted"))
-    unlimited = search({**job, "task": replace(job["task"], limit_bytes=None)}, prior, flops_per_s=0.5e8)
-    assert not {("slow", LARGEST), ("counted", LARGEST)} & set(unlimited)  # as it is stored
-
-
 def test_when_time_is_up_only_torchs_own_is_measured_and_the_rest_is_missing() -> None:
-    job = given_of(fake("native", 0.02), fake("best", 0.01), time_limit_s=0.0)
-    results = search(job)
+    results = results_of(fake("native", 0.02), fake("best", 0.01), time_limit_s=0.0)
     assert set(results) == {("native", LARGEST)}
-    known = tuple(results.values())
-    left = Race(**given_of(fake("native"), fake("best"), stored=known)).standings.missing()
+    left = standings_of(fake("native"), fake("best"), stored=[*results.values()]).missing()
     assert [c.micro_config for c in left] == [MicroConfig("best", LARGEST)]
 
 
@@ -327,21 +234,18 @@ def test_what_had_to_run_to_know_that_it_does_not_fit_need_not_run_again() -> No
     def algorithms() -> list[FakeAlgorithm]:
         return [fake("native", 0.01), fake("hungry", 0.02, internal_bytes_per_sample=10)]
 
-    found = search(given_of(*algorithms(), limit_bytes=20))
+    found = results_of(*algorithms(), limit_bytes=20)
     assert found["hungry", 8] == Failure(
         MicroConfig("hungry", 8), "needs 80 bytes of workspace", FailureKind.TOO_LARGE, 80
     )
-    rows = {
-        "stored": tuple(r for r in found.values() if isinstance(r, Measurement)),
-        "stored_failures": tuple(r for r in found.values() if isinstance(r, Failure)),
-    }
+    stored = [*found.values()]
     again = algorithms()
-    assert not search(given_of(*again, **rows, limit_bytes=20))
+    assert standings_of(*again, stored=stored, limit_bytes=20).is_complete()
     assert not again[1].internals_asked
-    more = search(given_of(*algorithms(), **rows, limit_bytes=40))
+    more = results_of(*algorithms(), stored=stored, limit_bytes=40)
     assert not {size for name, size in more if name == "hungry"}  # it was hopeless at another size
-    rows["stored"] = tuple(m for m in rows["stored"] if m.micro_config.algorithm == "native")
-    assert set(search(given_of(*algorithms(), **rows, limit_bytes=40))) == {("hungry", 4)}
+    torchs = [r for r in stored if r.micro_config.algorithm == "native" or isinstance(r, Failure)]
+    assert set(results_of(*algorithms(), stored=torchs, limit_bytes=40)) == {("hungry", 4)}
 
 
 def test_measures_the_known_costs() -> None:
@@ -382,12 +286,9 @@ def test_nothing_is_measured_twice() -> None:
         fake("slow", 0.04, scratch_bytes_per_sample=1),
         fake("failing", failing_sizes=[2]),
     ]
-    first = list(race_of(*algorithms).measure())
-    known = tuple(r for r in first if isinstance(r, Measurement))
-    failed = tuple(r for r in first if isinstance(r, Failure))
-    again = race_of(*algorithms, stored=known, stored_failures=failed)
-    assert again.standings.missing() == []
-    assert list(again.measure()) == []
+    again = standings_of(*algorithms, stored=[*race_of(*algorithms).measure()])
+    assert again.missing() == []
+    assert again.is_complete()
 
 
 def test_what_is_allocated_inside_counts_with_the_scratch_that_is_handed_in() -> None:
@@ -412,9 +313,9 @@ def test_nothing_is_run_to_count_bytes_of_what_is_over_the_limit_by_those_handed
 
 def test_what_stored_micro_configs_allocate_inside_is_not_counted_again() -> None:
     one = fake("one", scratch_bytes_per_sample=4, internal_bytes_per_sample=3)
-    known = tuple(r for r in race_of(one).measure() if isinstance(r, Measurement))
+    known = [r for r in race_of(one).measure() if isinstance(r, Measurement)]
     one.internals_asked.clear()
-    assert [c.workspace_bytes() for c in race_of(one, stored=known).candidates] == [7, 14, 28, 56]
+    assert [c.count_workspace_bytes() for c in standings_of(one, stored=known).candidates] == [7, 14, 28, 56]
     assert not one.internals_asked
 
 

@@ -40,8 +40,10 @@ _PROGRAM = (
 class Prover:
     """Client of a proving process, which it starts for the first batch of candidates and restarts if it has ended.
 
-    The client is thread-safe. A forked child starts its own proving process. least_limit_s: timeout of a candidate in
-    seconds, to which the time of its arithmetic at the rate of the slowest known loops is added.
+    The client is thread-safe. A forked child starts its own proving process.
+
+    least_limit_s: timeout of a candidate in seconds, to which the time of its arithmetic at the rate of the slowest
+    known loops is added.
     """
 
     def __init__(self, least_limit_s: float = 10.0) -> None:
@@ -59,6 +61,7 @@ class Prover:
 
         The error is a ``BarredError`` if the candidate failed and would fail again, and an ``UnprovenError`` if it
         could not be tested: the process cannot be started, memory is short, or the algorithm cannot be pickled.
+
         has_bias: whether a bias is added to y.
         """
         if not candidates:

@@ -32,7 +32,9 @@ _DONE = "done"
 def main(descriptor: int, preload: str) -> None:
     """Answer batches of trials received through a socket, until the client closes it or stays idle.
 
-    The first message says which checks of the heap are active. preload: ``LD_PRELOAD`` of processes started from here.
+    The first message says which checks of the heap are active.
+
+    preload: ``LD_PRELOAD`` of processes started from here.
     """
     os.environ["LD_PRELOAD"] = preload
     faulthandler.disable()  # the last line on standard error is the reason of a death
@@ -54,7 +56,10 @@ def main(descriptor: int, preload: str) -> None:
 
 @dataclass(slots=True)
 class _Worker:
-    """A forked process that runs trials of foreign code. errors: the file that captures its standard error."""
+    """A forked process that runs trials of foreign code.
+
+    errors: the file that captures its standard error.
+    """
 
     pid: int
     connection: Connection
@@ -76,7 +81,10 @@ class _Worker:
 
 
 class Server:
-    """Executor of batches of trials in worker processes. client: connection to the process that requests the trials."""
+    """Executor of batches of trials in worker processes.
+
+    client: connection to the process that requests the trials.
+    """
 
     def __init__(self, client: Connection) -> None:
         self._client = client
