@@ -6,11 +6,11 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 
 from mucudnn.core import VERSION
-from mucudnn.core.config import Config
+from mucudnn.core.config import Config, in_words
 from mucudnn.core.records import Task
 from mucudnn.core.values import grouped
 from mucudnn.distributed import Fingerprint, Team
@@ -91,9 +91,7 @@ def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file
     environment = machine.environment
     release, _, _ = environment.torch.partition("+")
     everywhere = {"mucudnn": VERSION, "torch": release} | {
-        f"Config.{field.name}": str(getattr(config, field.name))
-        for field in fields(config)
-        if field.name not in _NO_REASON_TO_DIFFER
+        f"Config.{name}": str(value) for name, value in in_words(config).items() if name not in _NO_REASON_TO_DIFFER
     }
     in_kind = {
         "torch": environment.torch,

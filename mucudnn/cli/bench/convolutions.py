@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import click
 
@@ -48,9 +49,9 @@ def _dtypes(text: str) -> tuple[str, ...]:
 )
 @options.option(
     "workspace-budget",
-    parameters.Text("SIZE,...", parameters.parse_sizes),
+    parameters.Text("SIZE,...", partial(parameters.parse_sizes, word="off")),
     "Also divide this workspace over all operations, in each dtype and memory format.",
-    "none",
+    "off",
     "budgets",
 )
 @options.option(

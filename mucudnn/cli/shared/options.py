@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from enum import StrEnum
 from functools import wraps
 from typing import Any
 
@@ -18,6 +17,7 @@ from mucudnn.cli.shared.parameters import (
     Count,
     Folder,
     InputFile,
+    OpenFlag,
     OutputFile,
     Text,
     choice,
@@ -25,7 +25,7 @@ from mucudnn.cli.shared.parameters import (
     parse_shape,
     several,
 )
-from mucudnn.core.config import HEADROOM, SETTINGS, Check, Config, from_text, variables
+from mucudnn.core.config import HEADROOM, SETTINGS, Check, Config, from_text, in_words, or_word, variables
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, MemoryFormat
 from mucudnn.core.values import parse_seconds
@@ -137,33 +137,37 @@ environment = option(
     Text("TEXT|NUMBER", str),
     "Environment of the measurements, if there are several: part of its description, or its number in the list.",
 )
+_time_or_none = or_word(lambda text, _: parse_seconds(text), "none")
 run_time_limit = option(
     "run-time-limit",
-    Text("TIME", parse_seconds),
-    "Time limit of the whole run, such as 10min: skip rows that would end after it. Default: measure all.",
+    Text("TIME", lambda text: _time_or_none(text, "run-time-limit")),
+    "Time limit of the whole run, such as 10min, or none: skip rows that would end after it.",
+    "none",
 )
 
 
-def setting(name: str, default: object = ..., check: Check | None = None, more: str = "") -> Decorator:
+def setting(name: str, default: object = ..., check: Check | None = None, remark: str = "") -> Decorator:
     """Return a decorator that adds the option of a field of ``Config``.
 
-    default, check: replace the field's own. more: text at the end of the option's help.
+    default: replaces the field's own.
+    check: replaces the field's own.
+    remark: text at the end of the option's help.
     """
-    made = SETTINGS[name].metadata
-    checked, metavar, text = check or made["check"], made["metavar"], f"{made['text']}{more}"
+    metadata = SETTINGS[name].metadata
+    checked, metavar, text = check or metadata["check"], metadata["metavar"], f"{metadata['text']}{remark}"
     if default is ...:
-        default = SETTINGS[name].default
-        several = default if isinstance(default, tuple) else (default,)
-        if several and isinstance(several[0], StrEnum):
-            default = ",".join(several).replace("_", "-")  # as it is written on a command line
+        default = in_words(Config())[name]
     spelled = name.replace("_", "-")
-    if not metavar:
-        if default is False:
-            return flag(spelled, text, name)
-        return click.option(f"--{spelled}/--no-{spelled}", name, default=default, help=text)
     if metavar == "FILE":
         return option(spelled, InputFile(), text, default, name)
-    return option(spelled, Text(metavar, lambda given: checked(from_text(name, given), name)), text, default, name)
+    if metavar:
+        return option(spelled, Text(metavar, lambda value: checked(from_text(name, value), name)), text, default, name)
+    if default is False:
+        return flag(spelled, text, name)
+    is_open = metadata["word"] == default
+    return click.option(
+        f"--{spelled}/--no-{spelled}", name, type=OpenFlag(), default=None if is_open else default, help=text
+    )
 
 
 def _no_headroom(value: Any, name: str) -> Any:
@@ -179,7 +183,7 @@ def workspace_limit(default: str, headroom: bool = False) -> Decorator:
     """Return a decorator that adds ``--workspace-limit``. headroom: whether the value ``headroom`` is allowed."""
     if not headroom:
         return setting("workspace_limit", default, _no_headroom)
-    return setting("workspace_limit", default, more=" headroom: the memory free below the peak of a training step.")
+    return setting("workspace_limit", default, remark=" headroom: the memory free below the peak of a training step.")
 
 
 def memory_bounds(default: str, headroom: bool = False) -> Decorator:

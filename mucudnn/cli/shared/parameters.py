@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from mucudnn.core.config import or_word
 from mucudnn.core.errors import InvalidInputError, MucudnnError
 from mucudnn.core.files import beside
 from mucudnn.core.values import member, parse_bytes
@@ -41,6 +42,13 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new version
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return self.name
+
+
+class OpenFlag(click.types.BoolParamType):
+    """Parameter type of a flag with a third value, None, for which variables of the environment say ``auto``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if str(value).strip().lower() == "auto" else super().convert(value, param, ctx)
 
 
 class Finite(click.FloatRange):
@@ -144,13 +152,16 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
-def parse_sizes(text: str) -> tuple[int | None, ...]:
-    """Parse distinct workspace limits; ``none`` is no limit. Raises ``InvalidInputError`` for other text.
+def parse_sizes(text: str, word: str = "none") -> tuple[int | None, ...]:
+    """Parse distinct workspace limits or budgets. Raises ``InvalidInputError`` for other text.
 
-    >>> parse_sizes("8MiB, none")
-    (8388608, None)
+    word: for no limit or budget, which ``none`` always is.
+
+    >>> parse_sizes("8MiB, none"), parse_sizes("off", "off")
+    ((8388608, None), (None,))
     """
-    return tuple(dict.fromkeys(parse_bytes(part.strip()) for part in text.split(",")))
+    size = or_word(lambda part, _: parse_bytes(part), word, "none")
+    return tuple(dict.fromkeys(size(part.strip(), "size") for part in text.split(",")))
 
 
 def parse_device(text: str) -> str:
