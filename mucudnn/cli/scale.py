@@ -28,12 +28,12 @@ def _latency(text: str) -> float:
 @click.command(cls=FileCommand)
 @options.source_argument
 @options.option(
-    "batch", parameters.Count(most=parameters.MOST_SOLVED), "Samples of all ranks together, under strong scaling.", 1024
+    "batch", parameters.count(most=parameters.MOST_SOLVED), "Samples of all ranks together, under strong scaling.", 1024
 )
 @options.option("ranks", parameters.Text("N,...", parameters.parse_ranks), "Numbers of ranks.", "1,2,4,...,4096")
 @options.option(
     "up-to",
-    parameters.Count(2, most=parameters.MOST_SOLVED),
+    parameters.count(2, most=parameters.MOST_SOLVED),
     "Largest local batch to measure, and that of weak scaling; larger ones are extrapolated.",
     64,
 )

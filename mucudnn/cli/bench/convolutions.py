@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 import click
 
@@ -11,11 +13,20 @@ from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.options import outputs
 from mucudnn.core.config import BatchSizePolicy, Config
+from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, MemoryFormat, Operation, Pair, dtype_name
+from mucudnn.core.values import shown
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(dtype_name(part.strip()) for part in text.split(",")))
+
+
+def _factor(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (factor := float(text)) < inf:
+            return factor
+    raise InvalidInputError(f"{shown(text)} is not a factor; write a number above 0, for example 0.5")
 
 
 @click.command(cls=FileCommand)
@@ -29,7 +40,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
 )
 @options.option(
     "batch-scale",
-    parameters.Finite(min=0, min_open=True),
+    parameters.Text("NUMBER", _factor),
     "Factor on the batch sizes of a table, such as DeepBench's; at least one sample remains.",
 )
 @options.option(

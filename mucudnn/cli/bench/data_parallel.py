@@ -76,16 +76,16 @@ def _measured(
 @options.source_argument
 @options.option(
     "ranks",
-    parameters.Count(most=_MOST_RANKS),
+    parameters.count(most=_MOST_RANKS),
     "Number of ranks, each a process; default: 2, or those of torchrun.",
 )
-@options.option("batch", parameters.Count(), "Samples of each rank; default: 64 on cuda, 8 on cpu.")
+@options.option("batch", parameters.count(), "Samples of each rank; default: 64 on cuda, 8 on cpu.")
 @options.option(
     "communication", parameters.choice(Communication), "Method by which the ranks communicate.", "allreduce"
 )
 @options.option(
     "period",
-    parameters.Count(2, most=_LONGEST_PERIOD),
+    parameters.count(2, most=_LONGEST_PERIOD),
     "For post-local-sgd and hierarchical-sgd: steps between averagings over all ranks.",
     4,
 )
@@ -100,10 +100,10 @@ def _measured(
 @options.input_shape
 @options.dtype
 @options.memory_format
-@options.config(options.workspace_limit("64MiB", headroom=True), "time_limit", "database")
+@options.config(options.limit_or_headroom, "time_limit", "database")
 @options.option(
     "threads",
-    parameters.Count(most=parameters.MOST_THREADS),
+    parameters.count(most=parameters.MOST_THREADS),
     "CPU threads of each rank; default: the cores divided by the ranks of a machine, at least 1.",
 )
 @options.option(

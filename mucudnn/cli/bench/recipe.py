@@ -9,14 +9,14 @@ import click
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.options import outputs
-from mucudnn.cli.shared.parameters import NamedOrFile
+from mucudnn.cli.shared.parameters import NAMED_OR_FILE
 from mucudnn.core.errors import InvalidInputError
 
 _FAILED = 1
 
 
 @click.command(cls=FileCommand)
-@click.argument("name", metavar="[NAME|FILE]", type=NamedOrFile(), required=False)
+@click.argument("name", metavar="[NAME|FILE]", type=NAMED_OR_FILE, required=False)
 @options.database
 @options.known_threads
 @options.known_device

@@ -43,7 +43,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 )
 @options.rounds(9, "Samples of each variant; each is one step or several.")
 @options.run_time_limit
-@options.config(options.memory_bounds("64MiB", headroom=True), "confirm", "time_limit", "database")
+@options.config(options.limit_or_headroom, "workspace_budget", "confirm", "time_limit", "database")
 @options.threads
 @options.device
 @outputs("out")
