@@ -92,25 +92,19 @@ def run() -> NoReturn:
     Python shuts down (github.com/pytorch/pytorch/pull/179291).
     """
     not_with_torch()  # commands measure torch's own convolutions
-    status: object = 0
+    program, status = None, None
     with guarded_streams() as output:
         try:
             main(prog_name="mucudnn")
         except Program as asked:
             program = asked
         except SystemExit as end:
-            status, program = end.code, None
-        sys.stdout.flush()
-        if (
-            program is None
-            and not status
-            and output.fault is not None
-            and not isinstance(output.fault, BrokenPipeError)
-        ):
-            reason, status = output.fault.strerror, CommandError.exit_code
-            click.echo(
-                f"Error: standard output could not be written: {reason}; all files and measurements are kept", err=True
-            )
+            status = end.code
+            sys.stdout.flush()
+            if not status and output.fault is not None and not isinstance(output.fault, BrokenPipeError):
+                status, reason = CommandError.exit_code, output.fault.strerror
+                kept = "all files and measurements are kept"
+                click.echo(f"Error: standard output could not be written: {reason}; {kept}", err=True)
     if program is not None:
         program.run()
     if ranks_of_torchrun() is not None:

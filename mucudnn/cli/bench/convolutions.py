@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
+from typing import Any
 
 import click
 
@@ -14,7 +15,7 @@ from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.options import outputs
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import ITEM_BYTES, MemoryFormat, Operation, Pair, dtype_name
+from mucudnn.core.problem import ITEM_BYTES, Operation, Pair, dtype_name
 from mucudnn.core.values import shown
 
 
@@ -84,16 +85,12 @@ def convolutions(
     input_shape: tuple[int, ...] | None,
     filters: tuple[Pair, ...],
     batch_scale: float | None,
-    dtypes: tuple[str, ...],
-    memory_formats: tuple[MemoryFormat, ...],
-    limits: tuple[int | None, ...],
     budgets: tuple[int | None, ...],
-    policies: tuple[BatchSizePolicy, ...],
-    rounds: int,
     run_time_limit: float | None,
     device: str,
     outputs: Outputs,
     config: Config,
+    **compared: Any,
 ) -> None:
     """Benchmark all convolutions of SOURCE: PyTorch, the best undivided algorithm, and mucudnn, interleaved.
 
@@ -114,6 +111,6 @@ def convolutions(
     if source in TABLES and source != "deepbench-train" and not options.is_given("operations"):
         config = replace(config, operations=(Operation.FORWARD,))
     sizes = tuple(size for size in budgets if size is not None)
-    compared = Compared(policies, limits, sizes, dtypes, memory_formats, rounds, run_time_limit)
+    comparison = Compared(**compared, budgets=sizes, time_limit_s=run_time_limit)
     with outputs.shown(convolutions_tables) as folder, progress_bar() as progress:
-        benchmark_convolutions(table, config, compared, folder, device=device, progress=progress)
+        benchmark_convolutions(table, config, comparison, folder, device=device, progress=progress)
