@@ -28,7 +28,7 @@ import mucudnn
 import mucudnn.testing
 from mucudnn.bench.sources.networks import NETWORKS
 from mucudnn.bench.sources.published import TABLES
-from mucudnn.core.config import unknown_variables
+from mucudnn.core.config import SETTINGS, unknown_variables
 from mucudnn.kernels.algorithm import BaseAlgorithm
 from mucudnn.optimizing.confirm import Confirmation
 
@@ -287,6 +287,7 @@ TABLES_OF_NAMES = {
     ("report.md", "row"): names_in("mucudnn/store"),
     ("benchmarks.md", "column"): names_in("bench"),
     ("benchmarks.md", "key"): names_in("bench"),
+    ("commands.md", "setting"): {*SETTINGS},
     ("benchmarks.md", "file"): names_in("bench") | {"json", "jsonl"},
 }
 

@@ -32,19 +32,18 @@ def check(context: click.Context, /, source: str, **sizes: Any) -> None:
     from mucudnn.measuring.proving.prover import prover
 
     with progress_bar() as progress:
-        found = list(checked(load_source(source, **sizes), prover(), progress))
-    console, faults = output(), [finding for finding in found if finding.verdict != "right"]
+        findings = list(checked(load_source(source, **sizes), prover(), progress))
+    console, faults = output(), [finding for finding in findings if finding.verdict != "right"]
     printed = new_table(source, ("layer", "convolution"), ("batch", "verdict", "what was seen"))
-    for one in faults:
-        name = one.layer.name + ("" if one.is_users else " (other memory format)")
-        printed.add_row(name, str(one.problem), str(one.layer.batch_size), one.verdict, one.details)
+    for fault in faults:
+        name = fault.layer.name + ("" if fault.is_users else " (other memory format)")
+        printed.add_row(name, str(fault.problem), str(fault.layer.batch_size), fault.verdict, fault.details)
     if faults:
         console.print(printed)
-    for one in faults:
-        title = f"\n{one.problem}, batch {one.layer.batch_size}: {one.verdict}\n"
-        console.print(title + one.reproducer(), soft_wrap=True)
-    console.print(
-        f"PyTorch's own convolutions, in both memory formats: {len(found) - len(faults)} of {len(found)} right"
-    )
-    if any(one.is_users and one.verdict not in ("right", "slow", "not proven") for one in found):
+    for fault in faults:
+        title = f"\n{fault.problem}, batch {fault.layer.batch_size}: {fault.verdict}\n"
+        console.print(title + fault.reproducer(), soft_wrap=True)
+    right = f"{len(findings) - len(faults)} of {len(findings)} right"
+    console.print(f"PyTorch's own convolutions, in both memory formats: {right}")
+    if any(fault.is_users and fault.verdict not in ("slow", "not proven") for fault in faults):
         context.exit(1)

@@ -9,7 +9,7 @@ import click
 
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.commands import FileCommand
-from mucudnn.cli.shared.parameters import InputFile, OutputFile
+from mucudnn.cli.shared.parameters import INPUT_FILE, OutputFile
 from mucudnn.core.files import whole_text
 from mucudnn.core.values import format_bytes
 
@@ -32,12 +32,12 @@ def info(database: Path | None) -> None:
     from mucudnn.store.database import Database
 
     with Database(database, read_only=True) as opened:
-        found, path = opened.info(), opened.path
+        environments, path = opened.info(), opened.path
     size_bytes = path.stat().st_size if path.exists() else 0
     console = output()
     console.print(f"{path}: {format_bytes(size_bytes)}, schema version {schema.VERSION}")
     table = new_table("", ("environment",), ("measurements", "failures", "verifications", "timings", "busy"))
-    for environment, *counts in found:
+    for environment, *counts in environments:
         table.add_row(str(environment), *map(str, counts))
     console.print(table)
 
@@ -57,9 +57,9 @@ def export(target: Path, database: Path | None) -> None:
 
 
 @database.command(cls=FileCommand)
-@click.argument("others", metavar="OTHER...", nargs=-1, required=True, type=InputFile())
+@click.argument("sources", metavar="OTHER...", nargs=-1, required=True, type=INPUT_FILE)
 @options.database
-def merge(others: tuple[Path, ...], database: Path | None) -> None:
+def merge(sources: tuple[Path, ...], database: Path | None) -> None:
     """Add the rows of OTHER databases or exports, which are not changed.
 
     All of them are opened before the first row is added; of each, all rows are added or none. A missing database is
@@ -69,8 +69,8 @@ def merge(others: tuple[Path, ...], database: Path | None) -> None:
     from mucudnn.store.exports import open_stored
 
     with ExitStack() as stack:
-        sources = [stack.enter_context(open_stored(other)) for other in others]
+        stores = [stack.enter_context(open_stored(path)) for path in sources]
         opened = stack.enter_context(Database(database))
-        for other, source in zip(others, sources, strict=True):
-            counts = opened.merge(source)
-            click.echo(f"{other}: {counts['added']} rows added, {counts['known']} were there")
+        for path, store in zip(sources, stores, strict=True):
+            counts = opened.merge(store)
+            click.echo(f"{path}: {counts['added']} rows added, {counts['known']} were there")

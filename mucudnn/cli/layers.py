@@ -34,8 +34,10 @@ def layers_table(table: LayerTable) -> Table:
         problem = layer.problem
         geometry = (problem.window, problem.stride, problem.padding, problem.dilation)
         printed.add_row(
-            *(short_name(layer.names) + ", transposed" * layer.transposed, str(layer.batch_size)),
-            *("×".join(map(str, (problem.c, *problem.extent))), str(problem.k)),
+            short_name(layer.names) + ", transposed" * layer.transposed,
+            str(layer.batch_size),
+            "×".join(map(str, (problem.c, *problem.extent))),
+            str(problem.k),
             *("×".join(map(str, sizes)) for sizes in geometry),
             *(str(problem.groups), str(layer.count), f"{problem.flops(layer.batch_size) / 1e9:.2f}"),
         )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -23,12 +22,9 @@ COMMANDS = ("bench", "check", "database", "doctor", "layers", "report", "run", "
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
-def _commands_in(command: click.Command | None) -> Iterator[click.Command]:
-    """Yield a command and its subcommands."""
-    if command is not None:
-        yield command
-        for inner in getattr(command, "commands", {}).values():
-            yield from _commands_in(inner)
+def commands_of(command: click.Command) -> list[click.Command]:
+    """Return the commands of a group; none of another command."""
+    return [*command.commands.values()] if isinstance(command, click.Group) else []
 
 
 class CommandGroup(click.Group):
@@ -37,25 +33,6 @@ class CommandGroup(click.Group):
     It reports out-of-memory errors with exit status 2, and Ctrl-C with 130, without a traceback.
     """
 
-    def main(self, *args: Any, **rest: Any) -> Any:
-        """Run the command; if standard output could not be written, exit with status 2 after writing all files.
-
-        A closed pipe on standard output is not an error: the status is 0.
-        """
-        with guarded_streams() as output:
-            try:
-                return super().main(*args, **rest)
-            except SystemExit as end:
-                output.flush()
-                if not end.code and output.fault is not None and not isinstance(output.fault, BrokenPipeError):
-                    reason = output.fault.strerror
-                    click.echo(
-                        f"Error: standard output could not be written: {reason}; all files and measurements are kept",
-                        err=True,
-                    )
-                    raise SystemExit(CommandError.exit_code) from None
-                raise
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -63,8 +40,8 @@ class CommandGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"mucudnn.cli.{cmd_name}"), cmd_name)
-        for one in _commands_in(command):  # variables such as MUCUDNN_WORKSPACE_LIMIT set their options
-            one.context_settings = {**one.context_settings, "auto_envvar_prefix": "MUCUDNN"}
+        for inner in (command, *commands_of(command)):  # variables such as MUCUDNN_WORKSPACE_LIMIT set their options
+            inner.context_settings = {**inner.context_settings, "auto_envvar_prefix": "MUCUDNN"}
         return command
 
     def invoke(self, ctx: click.Context) -> object:
@@ -72,8 +49,9 @@ class CommandGroup(click.Group):
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning
                 if unknown_variables(os.environ):  # imports all commands only if need be
-                    commands = (one for name in COMMANDS for one in _commands_in(self.get_command(ctx, name)))
-                    options = (param.name for one in commands for param in one.params if param.name)
+                    groups = [command for name in COMMANDS if (command := self.get_command(ctx, name)) is not None]
+                    commands = [*groups, *(inner for group in groups for inner in commands_of(group))]
+                    options = {param.name or "" for command in commands for param in command.params}
                     for sentence in unknown_variables(os.environ, options):
                         warnings.warn(sentence, stacklevel=1)
                 return super().invoke(ctx)
@@ -108,18 +86,27 @@ def main() -> None:
 def run() -> NoReturn:
     """Run the command ``mucudnn``, or the program given to ``mucudnn run``, and exit with its status.
 
+    If standard output could not be written, the status is 2, after all files are written; a closed pipe is no error.
+
     A rank of torchrun exits by ``os._exit``, since a normal exit sometimes aborts: a thread of gloo frees tensors while
     Python shuts down (github.com/pytorch/pytorch/pull/179291).
     """
     not_with_torch()  # commands measure torch's own convolutions
-    try:
-        raise SystemExit(main(prog_name="mucudnn"))
-    except Program as asked:
-        program = asked
-    except SystemExit as end:
-        if ranks_of_torchrun() is None:
-            raise
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
-    program.run()
+    program, status = None, None
+    with guarded_streams() as output:
+        try:
+            main(prog_name="mucudnn")
+        except Program as asked:
+            program = asked
+        except SystemExit as end:
+            status = end.code
+            sys.stdout.flush()
+            if not status and output.fault is not None and not isinstance(output.fault, BrokenPipeError):
+                status, reason = CommandError.exit_code, output.fault.strerror
+                kept = "all files and measurements are kept"
+                click.echo(f"Error: standard output could not be written: {reason}; {kept}", err=True)
+    if program is not None:
+        program.run()
+    if ranks_of_torchrun() is not None:
+        os._exit(status if isinstance(status, int) else int(status is not None))
+    raise SystemExit(status)

@@ -38,7 +38,8 @@ _SIGNAL = "SIGUSR2"
 class Program(BaseException):
     """A program to run, raised as an exception so that it runs outside the command's guards for streams and errors.
 
-    arguments: the file or module, followed by its arguments. report: HTML file to write at the end, or None.
+    arguments: the file or module, followed by its arguments.
+    report: HTML file to write at the end, or None.
     """
 
     arguments: tuple[str, ...]
@@ -75,11 +76,11 @@ class Program(BaseException):
             raise SystemExit(f"mucudnn: {error}") from None
         except BaseException as error:
             # The hook for uncaught errors, the program's or Python's, shows only the program's part of the traceback.
-            own = error.__traceback__
-            while own is not None and own.tb_frame.f_globals is not main.__dict__:
-                own = own.tb_next
+            traceback = error.__traceback__
+            while traceback is not None and traceback.tb_frame.f_globals is not main.__dict__:
+                traceback = traceback.tb_next
             hook = sys.excepthook
-            sys.excepthook = lambda kind, value, _: hook(kind, value.with_traceback(own), own)
+            sys.excepthook = lambda kind, value, _: hook(kind, value.with_traceback(traceback), traceback)
             raise
         raise SystemExit
 
@@ -176,8 +177,8 @@ def _code_of_spec(spec: ModuleSpec | None, wanted: str, main: ModuleType) -> Cod
 @click.argument("arguments", metavar="PROGRAM [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
 @options.config(options.workspace_limit("64MiB"), *options.MEASURING, "keep_heap")
-@click.option("--report", type=OutputFile(suffix=".html"), help="Write a page of all convolutions to this file.")
-def run(arguments: tuple[str, ...], is_module: bool, config: Config, report: Path | None) -> None:
+@click.option("--report", type=OutputFile(".html"), help="Write a page of all convolutions to this file.")
+def run(*, arguments: tuple[str, ...], is_module: bool, config: Config, report: Path | None) -> None:
     """Run PROGRAM, a Python file, folder or module, as python does, with every convolution tuned as it occurs.
 
     Nothing in the program changes: arguments, output, exit status and tracebacks are its own. At the end, and on

@@ -28,21 +28,25 @@ def _latency(text: str) -> float:
 @click.command(cls=FileCommand)
 @options.source_argument
 @options.option(
-    "batch", parameters.Count(most=parameters.MOST_SOLVED), "Samples of all ranks together, under strong scaling.", 1024
+    "batch", parameters.count(most=parameters.MOST_SOLVED), "Samples of all ranks together, under strong scaling.", 1024
 )
 @options.option("ranks", parameters.Text("N,...", parameters.parse_ranks), "Numbers of ranks.", "1,2,4,...,4096")
 @options.option(
     "up-to",
-    parameters.Count(2, most=parameters.MOST_SOLVED),
+    parameters.count(2, most=parameters.MOST_SOLVED),
     "Largest local batch to measure, and that of weak scaling; larger ones are extrapolated.",
     64,
 )
-@options.option("latency", parameters.Text("TIME", _latency), "Latency of a message between two ranks.", "5us")
-@options.option(
-    "bandwidth",
-    parameters.Text("SPEED", parse_bandwidth),
-    "Bandwidth of a rank's link, each way, as 100Gbit/s.",
-    "25GB/s",
+@options.bundled(
+    "link",
+    lambda latency, bandwidth: Link(latency, bandwidth),
+    options.option("latency", parameters.Text("TIME", _latency), "Latency of a message between two ranks.", "5us"),
+    options.option(
+        "bandwidth",
+        parameters.Text("SPEED", parse_bandwidth),
+        "Bandwidth of a rank's link, each way, as 100Gbit/s.",
+        "25GB/s",
+    ),
 )
 @options.option("all-reduce", parameters.choice(AllReduce), "Algorithm of the all-reduces.", "ring")
 @options.rounds(5, "Steps to measure for each local batch size.")
@@ -58,8 +62,7 @@ def scale(
     batch: int,
     ranks: tuple[int, ...],
     up_to: int,
-    latency: float,
-    bandwidth: float,
+    link: Link,
     all_reduce: AllReduce,
     rounds: int,
     device: str,
@@ -92,14 +95,14 @@ def scale(
             model,
             lambda n: (x[:n],),
             sorted({round(up_to ** (i / (_SIZES - 1))) for i in range(_SIZES)}),
-            lambda one, arguments, progress: optimize(
-                one, arguments, replace(config, confirm=False), progress=progress
+            lambda model, arguments, progress: optimize(
+                model, arguments, replace(config, confirm=False), progress=progress
             ),
             wall_clock(device),
             rounds=rounds,
             progress=progress,
         )
-    points = [*predict(measured, Link(latency, bandwidth), all_reduce, ranks, batch=batch, local_batch=up_to)]
+    points = [*predict(measured, link, all_reduce, ranks, batch=batch, local_batch=up_to)]
     title = f"{source}, {batch} samples in all or {up_to} a rank, {memory_bound(config)}"
     outputs.tell(
         scale_table(title, points), in_words(measured), str(environment), rows=[asdict(point) for point in points]

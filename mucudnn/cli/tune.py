@@ -45,7 +45,7 @@ Under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuri
 @options.source
 @options.dtype
 @options.memory_format
-@options.config(options.memory_bounds("64MiB", headroom=True), *options.MEASURING, "share_tuning")
+@options.config(options.limit_or_headroom, "workspace_budget", *options.MEASURING, "share_tuning")
 @options.known_threads
 @options.known_device
 @options.flag("stored", "Choose from --database, a database or an export of one, without measuring.")
@@ -55,11 +55,12 @@ Under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuri
     "--write-lp",
     "program_file",
     metavar="FILE",
-    type=OutputFile(suffix=(".lp", ".mps")),
+    type=OutputFile(".lp", ".mps"),
     help="Also write the integer program of the budget to this file, for CBC, HiGHS, GLPK and other solvers.",
 )
 @outputs("json")
 def tune(
+    *,
     source: str,
     threads: int | None,
     device: str,
@@ -124,8 +125,11 @@ def tune_now(
 ) -> TableTuning | None:
     """Tune a layer table on a device, under torchrun on all ranks together. Return None on ranks other than 0.
 
-    sizes: further arguments of ``load_source``. threads: number of threads; None for torch's default. device: ``cuda``
-    is the GPU of the local rank. After Ctrl-C the result has the rows that are ready.
+    sizes: further arguments of ``load_source``.
+    threads: number of threads; None for torch's default.
+    device: ``cuda`` is the GPU of the local rank.
+
+    After Ctrl-C the result has the rows that are ready.
     """
 
     def tuned() -> TableTuning:
@@ -137,8 +141,7 @@ def tune_now(
 
         options.use_threads(threads)
         gpus = torch.cuda.device_count() if device == "cuda" and ranks_of_torchrun() is not None else 0
-        own = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % gpus}" if gpus > 1 else device
-        place = device_named(own)
+        place = device_named(f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % gpus}" if gpus > 1 else device)
         with made_current(place):
             current_environment(place.type)  # fails early if the device is missing
             table, limits = load_limited(source, sizes, config, place.type)
@@ -165,7 +168,7 @@ def solve_stored(
 
     with open_stored(config.database or default_path()) as database:
         tasks = table_tasks(table, config, limits)
-        found = select_measurements(
+        measurements = select_measurements(
             database,
             tasks,
             BatchSizePolicy(config.policy),
@@ -173,4 +176,4 @@ def solve_stored(
             strict=config.strict,
             environment=environment,
         )
-        return of_table(table, replay(tasks, config, found))
+        return of_table(table, replay(tasks, config, measurements))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import partial, wraps
@@ -73,8 +74,8 @@ def _open_flag(value: object, name: str) -> bool | None:
 
 
 def _operations(value: object, name: str) -> tuple[Operation, ...]:
-    given = Operation if value is None else several(_separated(value))
-    chosen = {member(Operation, one, f"one of {name}") for one in given}
+    named = Operation if value is None else several(_separated(value))
+    chosen = {member(Operation, operation, f"one of {name}") for operation in named}
     if not chosen:
         raise InvalidInputError(f"{name} is empty; name at least one of " + ", ".join(Operation))
     return tuple(operation for operation in Operation if operation in chosen)
@@ -90,7 +91,7 @@ def _algorithms(value: object, name: str) -> tuple[str, ...] | None:
     if names is not None and not all(names or [""]):
         raise InvalidInputError(
             f"{name} is empty or has an empty name; name some (mucudnn doctor lists them, "
-            f"{TORCHS_OWN} is PyTorch's own alone), or leave it out for all"
+            f"{TORCHS_OWN} is PyTorch's own alone)"
         )
     return names
 
@@ -117,58 +118,79 @@ def _file(value: Path | str | None, name: str) -> Path | None:
     return path
 
 
-def _setting(default: object, check: Check, text: str, metavar: str = "") -> Any:
+def or_word(check: Check, *words: str) -> Check:
+    """Return a check that also takes ``words``, in place of None; its messages name the first one."""
+
+    def checked(value: object, name: str) -> Any:
+        is_word = isinstance(value, str) and value.strip().lower() in words
+        try:
+            return check(None if is_word else value, name)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{error}, or {words[0]}") from None
+
+    return checked
+
+
+def _setting(default: object, check: Check, text: str, metavar: str = "", words: tuple[str, ...] = ()) -> Any:
     """Return a field of ``Config`` from which its check and its command-line option are made.
 
-    check: takes a value and its name, and returns the converted value; raises ``InvalidInputError``. text: help of the
-    option. metavar: placeholder of the option's value; empty for a flag.
+    check: takes a value and its name, and returns the converted value; raises ``InvalidInputError``.
+    text: help of the option.
+    metavar: placeholder of the option's value; empty for a flag.
+    words: what may be given in place of None; the first is what is printed.
     """
-    return field(default=default, metadata={"check": check, "text": text, "metavar": metavar})
+    word, checked = (words[0], or_word(check, *words)) if words else ("", check)
+    return field(default=default, metadata={"check": checked, "text": text, "metavar": metavar, "word": word})
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of tuning: memory, algorithms, accuracy, time.
 
+    Where a setting has a word, such as ``"none"`` or ``"auto"``, None means the same.
+
     workspace_limit: largest workspace of any one operation, inclusive: a number of bytes, text such as ``"64MiB"``, or
-    None for no limit. It applies to torch's own convolution too, unless it is the default. ``"headroom"`` allows each
-    call the memory that is free below the peak of a training step, so that the peak does not rise; only ``optimize``
-    and networks have a step to trace.
-    workspace_budget: largest workspace of all problems of a network together, inclusive, in place of a limit for each.
+    ``"none"`` for no limit. It applies to torch's own convolution too, unless it is the default. ``"headroom"`` allows
+    each call the memory that is free below the peak of a training step, so that the peak does not rise; only
+    ``optimize`` and networks have a step to trace.
+    workspace_budget: largest workspace of all problems of a network together, inclusive, in place of a limit for each;
+    ``"off"`` for a limit for each.
     cache_budget: most memory, inclusive, for prepared filters that a model running as a graph (``fuse``,
-    ``memory_budget``) keeps between calls; 0 keeps none, None is no limit.
-    policy: micro-batch sizes to measure: ``undivided``, ``power-of-two`` (and the batch size itself) or ``all``.
-    operations: one or several operations to tune, None for all three; torch computes the others. In models they are the
+    ``memory_budget``) keeps between calls; 0 keeps none, ``"none"`` is no limit.
+    policy: micro-batch sizes to measure: ``"undivided"``, ``"power-of-two"`` (and the batch size itself) or ``"all"``.
+    operations: one or several operations to tune, or ``"all"``; torch computes the others. In models they are the
     operations of the layers: forward computes y, for a transposed convolution too, which runs it as backward data.
-    algorithms: names to choose from, one or several; None for all available ones. Torch's own is always a candidate.
+    algorithms: names to choose from, one or several, or ``"all"`` that are available. Torch's own is always a
+    candidate.
     max_relative_error: largest relative L2 error of an algorithm against float64, at least float64's machine epsilon;
-    None for a default of the dtype.
+    ``"auto"`` for a default of the dtype.
     deterministic: use only algorithms that give the same bits on every run. On a GPU torch's own convolution is
     measured with torch's deterministic setting on. When it runs later, only torch's setting counts; ``optimize`` warns
     if it is off.
-    time_limit: most seconds per problem, above 0, as a number or text such as ``"60s"``; None measures until the noise
-    is small. Two thirds are for measuring candidates, the rest for whole runs; what a problem takes beyond its time,
-    since PyTorch's own and one that fits are always measured, is taken from the next ones. With ``enable`` and
-    ``tuned``, None is one second, which one call of a problem then takes.
+    time_limit: most seconds per problem, above 0, as a number or text such as ``"60s"``. Two thirds are for measuring
+    candidates, the rest for whole runs; what a problem takes beyond its time, since PyTorch's own and one that fits are
+    always measured, is taken from the next ones. ``"auto"`` is no limit, and measures until the noise is small; with
+    ``enable`` and ``tuned`` it is one second, which one call of a problem then takes.
     database: SQLite file of the measurements, where ``~`` is the home folder; None for one in the user's cache folder.
     strict: use only algorithms with which a NaN or an infinity in x or dy affects the same results as with torch's own:
     no Winograd or Fourier transforms (docs/compatibility.md), and no library algorithm that may be one.
-    keep_heap: whether the process keeps freed memory of its heap for the next tensors, on the CPU with glibc. None:
-    ``optimize`` keeps it if steps of the model, timed with and without, are then more than 3 % faster; ``enable`` and
-    ``tuned`` if the kernel's share of the processor time falls by as much (docs/memory.md).
+    keep_heap: whether the process keeps freed memory of its heap for the next tensors, on the CPU with glibc.
+    ``"auto"``: ``optimize`` keeps it if steps of the model, timed with and without, are then more than 3 % faster;
+    ``enable`` and ``tuned`` if the kernel's share of the processor time falls by as much (docs/memory.md).
     confirm: whether ``optimize`` ends by timing steps of the whole model, torch's convolutions and mucudnn's
-    interleaved, and restores torch's where mucudnn's are slower. None confirms if a step is given, and in training if a
-    step is neither too short nor too long and the processes that take part tune together.
+    interleaved, and restores torch's where mucudnn's are slower. ``"auto"`` confirms if a step is given, and in
+    training if a step is neither too short nor too long and the processes that take part tune together.
     share_tuning: in a ``torch.distributed`` process group of more than one rank, ``optimize`` and ``tune`` divide the
     measuring among the ranks, and all ranks choose alike (docs/ranks.md). If False, each rank tunes for itself.
     fuse: for inference, ``optimize`` returns a graph of the model in which batch norm is folded into convolutions, and
     additions and activations are computed with them (docs/inference.md). Only the forward operation is tuned then,
     regardless of ``operations``.
     memory_budget: for inference, the most memory, inclusive, of a call of the model that ``optimize`` returns, for
-    activations and workspace together, beside parameters, arguments and results (docs/bands.md); None for no bound.
+    activations and workspace together, beside parameters, arguments and results (docs/bands.md); ``"off"`` for no
+    bound.
 
     Policy and operations may be given as text, numbers as NumPy's, and several names as any iterable or as a text with
-    commas. The fields are converted to the types below, so that equal configs compare and hash equal.
+    commas. The fields are converted to the types below, words to None, so that equal configs compare and hash equal.
 
     Raises ``InvalidInputError`` for a value that is not allowed.
 
@@ -178,6 +200,8 @@ class Config:
     1000
     >>> Config(time_limit="2min", operations="forward").time_limit_s
     120.0
+    >>> Config(workspace_limit="none", algorithms="all") == Config(workspace_limit=None, algorithms=None)
+    True
     """
 
     workspace_limit: int | str | None = _setting(
@@ -186,6 +210,7 @@ class Config:
         "Largest workspace of any one operation: a size such as 64MiB, or none. The right limit if calls run one after "
         "another, since they share one buffer. Any but 64MiB applies to PyTorch's own convolution too.",
         "SIZE",
+        ("none",),
     )
     workspace_budget: int | str | None = _setting(
         None,
@@ -193,12 +218,14 @@ class Config:
         "In place of a limit for each operation: workspace of all together, divided to save the most time. The right "
         "limit if calls overlap, in threads or streams.",
         "SIZE",
+        ("off", "none"),
     )
     cache_budget: int | str | None = _setting(
         0,
         _bytes,
         "Most memory for prepared filters that are kept between calls, such as 64MiB, or none for no limit.",
         "SIZE",
+        ("none",),
     )
     policy: BatchSizePolicy | str = _setting(
         BatchSizePolicy.POWER_OF_TWO,
@@ -207,26 +234,30 @@ class Config:
         f"[{'|'.join(BatchSizePolicy)}]",
     )
     operations: tuple[Operation, ...] = _setting(
-        tuple(Operation), _operations, "Operations to use.", ",".join(Operation).replace("_", "-")
+        tuple(Operation), _operations, "Operations to use.", ",".join(Operation).replace("_", "-"), ("all",)
     )
     algorithms: tuple[str, ...] | None = _setting(
         None,
         _algorithms,
         "Choose only from these (mucudnn doctor lists them); PyTorch's own is always a candidate.",
         "NAME,...",
+        ("all",),
     )
     max_relative_error: float | None = _setting(
         None,
         _error_bound,
-        "Exclude algorithms with a larger relative L2 error against float64; default: by dtype, 1e-5 for float32.",
+        "Exclude algorithms with a larger relative L2 error against float64; auto: by dtype, 1e-5 for float32.",
         "NUMBER",
+        ("auto",),
     )
     deterministic: bool = _setting(False, flag, "Use only algorithms that give the same bits on every run.")
     time_limit: float | str | None = _setting(
         None,
         _time,
-        "Most time to tune one problem, such as 60s or 2min; where convolutions are tuned as they occur: 1s.",
+        "Most time to tune one problem, such as 60s or 2min; auto: no limit, but 1s where convolutions are tuned as "
+        "they occur.",
         "TIME",
+        ("auto", "none"),
     )
     database: Path | str | None = _setting(
         None, _file, "SQLite file of the measurements; default: in your cache folder.", "FILE"
@@ -237,12 +268,15 @@ class Config:
     keep_heap: bool | None = _setting(
         None,
         _open_flag,
-        "Keep freed memory of the heap for the next tensors. Default: if that is measured to save time.",
+        "Keep freed memory of the heap for the next tensors. Default: auto, if that is measured to save time.",
+        words=("auto",),
     )
     confirm: bool | None = _setting(
         None,
         _open_flag,
-        "After tuning, time steps interleaved with PyTorch's, and restore PyTorch's where faster. Default: if short.",
+        "After tuning, time steps interleaved with PyTorch's, and restore PyTorch's where faster. Default: auto, if "
+        "steps are short.",
+        words=("auto",),
     )
     share_tuning: bool = _setting(
         True,
@@ -255,16 +289,22 @@ class Config:
         "For inference: most memory of a call, for activations and workspace together, such as 300MiB. The model then "
         "runs in bands of rows.",
         "SIZE",
+        ("off", "none"),
     )
     fuse: bool = _setting(False, flag, "For inference: compute batch norm, additions and ReLUs with the convolutions.")
 
     def __post_init__(self) -> None:
-        settle(self, **{one.name: one.metadata["check"](getattr(self, one.name), one.name) for one in fields(self)})
+        for name, setting in SETTINGS.items():
+            settle(self, **{name: setting.metadata["check"](getattr(self, name), name)})
         if self.workspace_budget_bytes is not None and self.workspace_limit != DEFAULT_WORKSPACE_LIMIT:
+            words = in_words(self)
             raise InvalidInputError(
-                f"workspace_limit is {self.workspace_limit!r} and workspace_budget is {self.workspace_budget!r}; "
-                "they exclude each other: give one of the two"
+                f"workspace_limit is {words['workspace_limit']!r} and workspace_budget is "
+                f"{words['workspace_budget']!r}; they exclude each other: give one of the two"
             )
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in in_words(self).items())})"
 
     @property
     def has_headroom_limit(self) -> bool:
@@ -321,18 +361,38 @@ class Config:
         return DEFAULT_MAX_RELATIVE_ERROR[dtype]
 
 
-SETTINGS: Mapping[str, Field[Any]] = {one.name: one for one in fields(Config)}
+SETTINGS: Mapping[str, Field[Any]] = {setting.name: setting for setting in fields(Config)}
 """The fields of ``Config``, with the arguments of ``_setting`` as their metadata, by name."""
+
+
+def in_words(config: Config) -> dict[str, Any]:
+    """Return the values of a config by name, as they are printed and may be given: words in place of None.
+
+    >>> words = in_words(Config(operations="forward", workspace_limit=None))
+    >>> words["operations"], words["workspace_limit"], words["algorithms"], words["confirm"]
+    (('forward',), 'none', 'all', 'auto')
+    """
+    return {name: _in_words(setting, getattr(config, name)) for name, setting in SETTINGS.items()}
+
+
+def _in_words(setting: Field[Any], value: Any) -> Any:
+    word = setting.metadata["word"]
+    if word and value == setting.metadata["check"](None, setting.name):
+        return word
+    if isinstance(value, tuple):
+        return tuple(map(str, value))
+    return str(value) if isinstance(value, (StrEnum, Path)) else value
+
 
 _init = Config.__init__
 
 
 @wraps(_init)
-def _init_without_typos(self: Config, *args: Any, **given: Any) -> None:
-    if unknown := [name for name in given if name not in SETTINGS]:
+def _init_without_typos(self: Config, *values: Any, **settings: Any) -> None:
+    if unknown := [name for name in settings if name not in SETTINGS]:
         hint = did_you_mean(unknown[0], SETTINGS) or f"its settings are {', '.join(SETTINGS)}"
         raise InvalidInputError(f"Config has no setting {unknown[0]}; {hint.rstrip()}")
-    _init(self, *args, **given)
+    _init(self, *values, **settings)
 
 
 Config.__init__ = _init_without_typos  # type: ignore[method-assign]
@@ -365,32 +425,27 @@ _OTHER_VARIABLES = (
 )
 
 
-def unknown_variables(environment: Mapping[str, str], more: Iterable[str] = ()) -> list[str]:
-    """Return a sentence for each variable ``MUCUDNN_...`` that nothing reads. more: names of further settings.
+def unknown_variables(environment: Mapping[str, str], options: Iterable[str] = ()) -> list[str]:
+    """Return a sentence for each variable ``MUCUDNN_...`` that nothing reads. options: names of other settings.
 
     >>> unknown_variables({"MUCUDNN_WORKSPACE_LIMT": "3", "MUCUDNN_STRICT": "1"})
     ['MUCUDNN_WORKSPACE_LIMT is ignored: there is no such setting; did you mean WORKSPACE_LIMIT?']
     """
-    known = [name.upper() for name in (*SETTINGS, *_OTHER_VARIABLES, *more)]
-    given = (name.removeprefix("MUCUDNN_") for name in sorted(environment) if name.startswith("MUCUDNN_"))
+    settings = [name.upper() for name in (*SETTINGS, *_OTHER_VARIABLES, *options)]
+    names = (name.removeprefix("MUCUDNN_") for name in sorted(environment) if name.startswith("MUCUDNN_"))
     return [
-        f"MUCUDNN_{name} is ignored: there is no such setting; {did_you_mean(name, known)}".rstrip("; ")
-        for name in given
-        if name not in known
+        f"MUCUDNN_{name} is ignored: there is no such setting; {did_you_mean(name, settings)}".rstrip("; ")
+        for name in names
+        if name not in settings
     ]
 
 
 def from_text(name: str, text: str) -> Any:
-    """Return the text of a setting, converted if the setting is a number or a flag.
-
-    Raises ``InvalidInputError`` if it is no number.
-    """
+    """Return the text of a setting, converted if the setting is a number or a flag and the text is one, too."""
     metavar = SETTINGS[name].metadata["metavar"]
     if metavar == "NUMBER":
-        try:
+        with suppress(ValueError):
             return float(text)
-        except ValueError:
-            raise InvalidInputError(f"{name} is {shown(text)}; it must be a number") from None
     if metavar or text.lower() not in (*_TRUE, *_FALSE):
         return text
     return text.lower() in _TRUE

@@ -143,13 +143,13 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 _NUMBER = r"[0-9]{1,999}(?:\.[0-9]{1,999})?"  # \d matches digits of all scripts
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_SIZE_HELP = "write a number and a unit, for example 64MiB (B, KiB, MiB, GiB, TiB), or none for no limit"
+_SIZE_HELP = "write a number and a unit, for example 64MiB (B, KiB, MiB, GiB, TiB)"
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BANDWIDTHS = {
     **{name.lower(): float(factor) for name, factor in (_UNITS | _DECIMAL_UNITS).items()},
     **{f"{prefix}bit": 10.0**exponent / 8 for prefix, exponent in (("k", 3), ("m", 6), ("g", 9), ("t", 12))},
 }
-_TIME_HELP = "write for example 60s, 2min or 500ms, or none for no limit"
+_TIME_HELP = "write for example 60s, 2min or 500ms"
 
 
 def parse_bytes(text: str | int | None) -> int | None:
@@ -187,7 +187,7 @@ def _product(text: str, number: str, factor: int) -> int:
     """Multiply a decimal number by a unit exactly, since floats would round sizes written by ``exact_bytes``."""
     size = Decimal(number) * factor
     if size > LARGEST:
-        raise InvalidInputError(f"size {shown(text)} is more than {LARGEST} bytes; write a smaller one, or none")
+        raise InvalidInputError(f"size {shown(text)} is more than {LARGEST} bytes; write a smaller one")
     return int(size)
 
 

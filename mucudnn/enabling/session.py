@@ -27,11 +27,12 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, first_line, raise_interruption, say_once, warnings_deferred
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Task
-from mucudnn.enabling.status import Origin, ShapeStats, Status
+from mucudnn.enabling.status import Decision, Origin, ShapeStats, State, Status
 from mucudnn.enabling.workshop import FIRST_CALL_S, Workshop, nearest
 from mucudnn.kernels.memory import torch_format
 from mucudnn.measuring.heap import HeapTrial
 from mucudnn.running import operators
+from mucudnn.running.choices import TunedProblem
 from mucudnn.running.dispatcher import Kernel, untouched
 from mucudnn.running.problems import problem_of_call, problem_operation
 from mucudnn.running.workspace import make_room
@@ -46,9 +47,10 @@ _MOST_FAILURES = 3  # consecutive ones, so that a permanent fault, such as a loc
 class DispatchedCall:
     """Shapes of a call of torch's convolution, and statistics of its problems: the result and both gradients.
 
-    problem: the FORWARD problem of the convolution; a transposed call runs its backward data. is_1d: whether the
-    tensors have no height; then they are images of height 1. y, dx, dw: statistics of the result and both gradients;
-    None until first needed, and for operations that the config excludes.
+    problem: the FORWARD problem of the convolution; a transposed call runs its backward data.
+    is_1d: whether the tensors have no height; then they are images of height 1.
+    y, dx, dw: statistics of the result and both gradients; None until first needed, and for operations that the config
+    excludes.
     """
 
     problem: ConvProblem
@@ -64,10 +66,13 @@ class DispatchedCall:
 class Session:
     """Session of tuning under one config: the convolution calls seen so far, and the choices for their problems.
 
-    calls: by shapes, strides and geometry; None for calls that are never tuned. met: statistics by problem, batch size,
-    device and number of threads. passed_by: number of shapes that are never tuned, by reason. spent_s: time of look-ups
-    and measurements. expected_s: seconds that the next tuning is expected to take. untuned_s: by layer, seconds of
-    calls of its untuned sizes since one was tuned. failures: number of tuning errors since the last success.
+    calls: by shapes, strides and geometry; None for calls that are never tuned.
+    sizes: statistics by problem, batch size, device and number of threads.
+    passed_by: number of shapes that are never tuned, by reason.
+    spent_s: time of look-ups and measurements.
+    expected_s: seconds that the next tuning is expected to take.
+    untuned_s: by layer, seconds of calls of its untuned sizes since one was tuned.
+    failures: number of tuning errors since the last success.
     is_deciding: whether other threads must wait before they compute, so that they do not disturb a measurement.
     """
 
@@ -77,7 +82,7 @@ class Session:
         self.limit_bytes = config.workspace_limit_bytes
         self.torchs_limit_bytes = None if config.baseline_exempt else self.limit_bytes
         self.calls: dict[tuple[object, ...], DispatchedCall | None] = {}
-        self.met: dict[tuple[object, ...], ShapeStats] = {}
+        self.sizes: dict[tuple[object, ...], ShapeStats] = {}
         self.passed_by: Counter[str] = Counter()
         self.spent_s = 0.0
         self.expected_s = min(config.time_limit_s or FIRST_CALL_S, FIRST_CALL_S)
@@ -95,15 +100,15 @@ class Session:
         x: (N, C, H, W) or (N, C, W), w: (K, C // groups, R, S) or (K, C // groups, S), if transposed (C, K // groups,
         R, S). geometry: the arguments from stride to groups.
         """
-        call = self._call(x, w, *geometry)
+        call = self._call(x, w, geometry)
         if call is None:
             return following(x, w, bias, *geometry)
-        met = call.y = call.y or self._met(call, Operation.FORWARD)
-        timed = self._counted(met)
+        stats = call.y = call.y or self._stats_of(call, Operation.FORWARD)
+        timed = self._counted(stats)
         began = self._now(call.device) if timed else 0.0
-        y = self._computed(met, call, x, w, None, None if call.is_transposed else bias)
+        y = self._computed(stats, call, x, w, None, None if call.is_transposed else bias)
         if y is None:
-            self._make_room(met)
+            self._make_room(stats)
             y = following(x, w, bias, *geometry)
         elif call.is_transposed and bias is not None:
             y = y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
@@ -123,41 +128,31 @@ class Session:
 
         geometry_and_mask: the arguments from stride to groups, then the output mask.
         """
-        *geometry, (of_x, of_w, of_bias) = geometry_and_mask
-        call = self._call(x, w, *geometry)
+        *geometry, (needs_dx, needs_dw, needs_db) = geometry_and_mask
+        call = self._call(x, w, geometry)
         if call is None:
             return following(dy, x, w, bias_sizes, *geometry_and_mask)
-        if of_x:
-            call.dx = call.dx or self._met(call, Operation.BACKWARD_DATA)
-        if of_w:
-            call.dw = call.dw or self._met(call, Operation.BACKWARD_FILTER)
-        timed = self._counted(call.dx if of_x else None, call.dw if of_w else None)
+        if needs_dx:
+            call.dx = call.dx or self._stats_of(call, Operation.BACKWARD_DATA)
+        if needs_dw:
+            call.dw = call.dw or self._stats_of(call, Operation.BACKWARD_FILTER)
+        timed = self._counted(call.dx if needs_dx else None, call.dw if needs_dw else None)
         began = self._now(call.device) if timed else 0.0
-        dx = self._computed(call.dx, call, x, w, dy) if of_x else None
-        dw = self._computed(call.dw, call, x, w, dy) if of_w else None
+        dx = self._computed(call.dx, call, x, w, dy) if needs_dx else None
+        dw = self._computed(call.dw, call, x, w, dy) if needs_dw else None
         db = None
-        missing = [of_x and dx is None, of_w and dw is None, of_bias]
-        if missing[0] or missing[1]:
-            for met in (call.dx if missing[0] else None, call.dw if missing[1] else None):
-                self._make_room(met)
-            torchs = following(dy, x, w, bias_sizes, *geometry, missing)
-            dx, dw, db = torchs[0] if missing[0] else dx, torchs[1] if missing[1] else dw, torchs[2]
-        elif of_bias:
+        lacks_dx, lacks_dw = needs_dx and dx is None, needs_dw and dw is None
+        if lacks_dx or lacks_dw:
+            self._make_room(call.dx if lacks_dx else None)
+            self._make_room(call.dw if lacks_dw else None)
+            torchs_dx, torchs_dw, db = following(dy, x, w, bias_sizes, *geometry, [lacks_dx, lacks_dw, needs_db])
+            dx, dw = torchs_dx if lacks_dx else dx, torchs_dw if lacks_dw else dw
+        elif needs_db:
             db = dy.sum((0, *range(2, dy.dim())))
         self._account(timed, began)
         return dx, dw, db
 
-    def _call(
-        self,
-        x: Tensor,
-        w: Tensor,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        is_transposed: bool,
-        output_padding: Sequence[int],
-        groups: int,
-    ) -> DispatchedCall | None:
+    def _call(self, x: Tensor, w: Tensor, geometry: Sequence[Any]) -> DispatchedCall | None:
         """Look up or describe a call by its shapes, strides and geometry; return None for calls that are never tuned.
 
         Never tuned are calls with unsupported dtypes or no samples, and invalid calls, which torch rejects.
@@ -165,6 +160,7 @@ class Session:
         if self.is_deciding:
             with self._lock:
                 pass  # wait until no other thread tunes a problem or makes a choice
+        stride, padding, dilation, is_transposed, output_padding, groups = geometry
         layout = (x.shape, x.stride(), w.shape, w.stride(), x.dtype, x.device, torch.get_num_threads())
         key = (layout, *stride, *padding, *dilation, is_transposed, *output_padding, groups)
         try:
@@ -172,7 +168,7 @@ class Session:
         except KeyError:
             call = None
         problem = problem_of_call(
-            *(x, w, stride, padding, dilation, groups), is_transposed=is_transposed, output_padding=output_padding
+            x, w, stride, padding, dilation, groups, is_transposed=is_transposed, output_padding=output_padding
         )
         if problem is not None:
             forward = problem.with_operation(Operation.FORWARD)
@@ -187,7 +183,7 @@ class Session:
 
     def _computed(
         self,
-        met: ShapeStats | None,
+        stats: ShapeStats | None,
         call: DispatchedCall,
         x: Tensor,
         w: Tensor,
@@ -195,9 +191,9 @@ class Session:
         bias: Tensor | None = None,
     ) -> Tensor | None:
         """Return the result of a call for a problem by the choice; None if torch's convolution is to run."""
-        if met is None or met.choices is None:
+        if stats is None or stats.choices is None:
             return None
-        p, operation = call.problem, met.problem.operation
+        p, operation = call.problem, stats.problem.operation
         third = bias if operation is Operation.FORWARD else dy
         with untouched:
             if call.is_transposed:
@@ -207,20 +203,21 @@ class Session:
                     shape = p.x_shape(call.batch_size)
                     x = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=dense)
                 else:
-                    x = _as_images(dy, call.is_1d).contiguous(memory_format=dense)
-            x, w = _as_images(x, call.is_1d), _as_images(w, call.is_1d)
-            third = None if third is None else _as_images(third, call.is_1d)
+                    x = _as_images(dy).contiguous(memory_format=dense)
+            third = None if third is None else _as_images(third)
             geometry = p.stride, p.padding, p.dilation, p.groups
-            result = operators.computed(operation, x, w, third, geometry, met.choices)
-        met.ours += result is not None
-        return result.squeeze(2) if result is not None and call.is_1d else result
+            result = operators.computed(operation, _as_images(x), _as_images(w), third, geometry, stats.choices)
+        if result is None:
+            return None
+        stats.ours += 1
+        return result.squeeze(2) if call.is_1d else result
 
-    def _counted(self, *every: ShapeStats | None) -> list[ShapeStats]:
+    def _counted(self, *problems: ShapeStats | None) -> list[ShapeStats]:
         """Count a call for each of its problems and decide on those that are due; return those to be timed in it."""
-        known = [met for met in every if met is not None]
-        for met in known:
-            met.calls += 1
-        return [met for met in known if met.calls >= met.ask_at and self.decide(met)]
+        present = [stats for stats in problems if stats is not None]
+        for stats in present:
+            stats.calls += 1
+        return [stats for stats in present if stats.calls >= stats.ask_at and self.decide(stats)]
 
     def _now(self, device: torch.device) -> float:
         """Return the time at which a device has done its work so far."""
@@ -233,130 +230,141 @@ class Session:
         if timed:
             share_s = (self._now(timed[0].device) - began) / len(timed)
             with self._lock:
-                for met in timed:
-                    met.call_s = min(met.call_s, share_s)
-                    self.untuned_s[met.layer] += met.call_s * met.calls
+                for stats in timed:
+                    stats.call_s = min(stats.call_s, share_s)
+                    self.untuned_s[stats.layer] += stats.call_s * stats.calls
 
-    def _met(self, call: DispatchedCall, of_call: Operation) -> ShapeStats | None:
+    def _stats_of(self, call: DispatchedCall, call_operation: Operation) -> ShapeStats | None:
         """Return the statistics of an operation of a call; None if the config excludes the operation."""
-        if of_call not in self.config.operations:
+        if call_operation not in self.config.operations:
             return None
-        operation = problem_operation(of_call, transposed=call.is_transposed)
-        key = (operation, call.problem, call.batch_size, call.device, torch.get_num_threads())
+        operation = problem_operation(call_operation, transposed=call.is_transposed)
+        threads = torch.get_num_threads()
+        key = (operation, call.problem, call.batch_size, call.device, threads)
         with self._lock:
-            if key not in self.met:
-                if len(self.met) >= _MOST_KEPT:
+            if key not in self.sizes:
+                if len(self.sizes) >= _MOST_KEPT:
                     self._forget()
-                self.met[key] = new = ShapeStats(call.problem.with_operation(operation), *key[2:])
-                self._layers[new.layer].append(new)
-            return self.met[key]
+                problem = call.problem.with_operation(operation)
+                stats = self.sizes[key] = ShapeStats(problem, call.batch_size, call.device, threads)
+                self._layers[stats.layer].append(stats)
+            return self.sizes[key]
 
     def _forget(self) -> None:
         """Forget the problems that are not tuned, most of which came once, to make room for others."""
-        kept = {key: met for key, met in self.met.items() if met.is_settled}
-        self.passed_by[f"more than {_MOST_KEPT} shapes came, and these were forgotten"] += len(self.met) - len(kept)
-        self.met = kept
-        for each in (self.calls, self.untuned_s, self._layers):
-            each.clear()
-        for met in kept.values():
-            self._layers[met.layer].append(met)
+        settled = {key: stats for key, stats in self.sizes.items() if stats.state is State.SETTLED}
+        self.passed_by[f"more than {_MOST_KEPT} shapes came, and these were forgotten"] += len(self.sizes) - len(
+            settled
+        )
+        self.sizes = settled
+        self.calls.clear()
+        self.untuned_s.clear()
+        self._layers.clear()
+        for stats in settled.values():
+            self._layers[stats.layer].append(stats)
 
-    def decide(self, met: ShapeStats) -> bool:
+    def decide(self, stats: ShapeStats) -> bool:
         """Choose the configuration to run for a problem from now on, without side effects on the user's call.
 
         If that fails, torch's convolution runs. Returns whether the problem is still to be tuned. Raises only Ctrl-C
         and what signal handlers of the program raise.
         """
-        if met.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if stats.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return False  # nothing can be measured during capture; the next call tries again
         with self._lock:
-            if met.calls < met.ask_at:
+            if stats.calls < stats.ask_at:
                 return False  # another thread has decided in the meantime
-            if met is self._tells_steps:
-                met.ask_at = met.calls + _LOOK_CALLS if self.heap is not None and self.heap.look() else inf
+            if stats is self._tells_steps:
+                stats.ask_at = stats.calls + _LOOK_CALLS if self.heap is not None and self.heap.look() else inf
                 return False
             began, self.is_deciding = self.clock(), True
             with warnings_deferred():  # as errors, they would end the tuning
                 try:
-                    with _aside(met.device.type):
-                        self._decide(met)
+                    with _aside(stats.device.type):
+                        self._decide(stats)
                 except Exception as error:
                     raise_interruption(error)
                     self.failures += 1
-                    met.use_torchs_own(f"its tuning failed: {first_line(error)}", for_good=True)
-                    say_once(f"{met.problem}, batch {met.batch_size}: PyTorch's own convolution runs, {met.why}")
+                    why = f"its tuning failed: {first_line(error)}"
+                    stats.settle(Decision(why=why))
+                    say_once(f"{stats.problem}, batch {stats.batch_size}: PyTorch's own convolution runs, {why}")
                 finally:
                     self.is_deciding = False
                     self.spent_s += self.clock() - began
-            if met.is_settled:
-                self._try_heap(met)
-            return not met.is_settled
+            if stats.state is not State.SETTLED:
+                return True
+            self._try_heap(stats)
+            return False
 
-    def _try_heap(self, decided: ShapeStats) -> None:
+    def _try_heap(self, settled: ShapeStats) -> None:
         """Begin, or begin again, the trial of a kept heap, now that a problem was decided on."""
-        if self.heap is not None and self.heap.verdict is None and decided.device.type == "cpu":
+        if self.heap is not None and self.heap.verdict is None and settled.device.type == "cpu":
             self.heap.begin()
-            if self._tells_steps is None and decided.tuned is not None:
-                self._tells_steps, decided.ask_at = decided, decided.calls + _LOOK_CALLS
+            if self._tells_steps is None and settled.tuned is not None:
+                self._tells_steps, settled.ask_at = settled, settled.calls + _LOOK_CALLS
 
-    def _make_room(self, met: ShapeStats | None) -> None:
+    def _make_room(self, stats: ShapeStats | None) -> None:
         """Free the workspace kept for our algorithms if it and that of torch's next convolution exceed the limit."""
-        if self.torchs_limit_bytes is not None and met is not None and met.configuration is not None:
-            make_room(self.torchs_limit_bytes - met.configuration.workspace_bytes)
+        if self.torchs_limit_bytes is not None and stats is not None and stats.decision.configuration is not None:
+            make_room(self.torchs_limit_bytes - stats.decision.configuration.workspace_bytes)
 
-    def _decide(self, met: ShapeStats) -> None:
+    def _decide(self, stats: ShapeStats) -> None:
         if self.failures >= _MOST_FAILURES:
-            met.use_torchs_own(f"tuning of other problems failed {_MOST_FAILURES} times in a row", for_good=True)
+            stats.settle(Decision(why=f"tuning of other problems failed {_MOST_FAILURES} times in a row"))
             return
-        task = Task(met.problem, met.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
-        if met.ask_at == 1:
-            stored = self.workshop.look_up(task, met.device)
+        task = Task(stats.problem, stats.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
+
+        # At its first call, a size has what the database has.
+        if stats.state is State.NEW:
+            stored = self.workshop.look_up(task, stats.device)
             if stored is not None:
-                met.use(stored, Origin.DATABASE)
-                self._spread(met)
+                self._settle(stats, stored, Origin.DATABASE)
                 return
-        known = sum(one.is_settled for one in self._layers[met.layer])
-        if self.untuned_s[met.layer] < PATIENCE * self.expected_s or met.calls < 2**known:
-            met.ask_at = 2 * met.calls
-            self._use_nearest(met)
+            stats.state = State.WAITING
+
+        # Later calls wait until the layer's calls have taken long enough, and this size has come often enough.
+        settled = sum(size.state is State.SETTLED for size in self._layers[stats.layer])
+        if self.untuned_s[stats.layer] < PATIENCE * self.expected_s or stats.calls < 2**settled:
+            stats.ask_at = 2 * stats.calls
+            self._run_nearest(stats)
             return
-        began, self.untuned_s[met.layer] = self.clock(), 0.0
+
+        # Tune it now.
+        began, self.untuned_s[stats.layer] = self.clock(), 0.0
         try:
-            tuned = self.workshop.tune(task, met.device)
+            tuned = self.workshop.tune(task, stats.device)
         except InfeasibleError as error:  # the user's call must still return a result
-            met.use_torchs_own(first_line(error), for_good=True)
+            stats.settle(Decision(why=first_line(error)))
             return
         finally:
             self.expected_s = (self.expected_s + self.clock() - began) / 2
-        met.use(tuned, Origin.MEASURED)
         self.failures = 0
-        self._spread(met)
+        self._settle(stats, tuned, Origin.MEASURED)
 
-    def _spread(self, tuned: ShapeStats) -> None:
-        """Apply the choice of the nearest tuned size to the layer's untuned sizes, after one size was tuned."""
-        for other in self._layers[tuned.layer]:
-            if not other.is_settled:
-                self._use_nearest(other)
+    def _settle(self, stats: ShapeStats, tuned: TunedProblem, origin: Origin) -> None:
+        """Run the choice for a size, and that of the nearest tuned size for the layer's untuned sizes."""
+        stats.settle(Decision.of(tuned, origin), tuned)
+        for size in self._layers[stats.layer]:
+            if size.state is not State.SETTLED:
+                self._run_nearest(size)
 
-    def _use_nearest(self, met: ShapeStats) -> None:
-        tuned = [one.tuned for one in self._layers[met.layer] if one.tuned is not None]
-        found = nearest(met.problem, met.batch_size, tuned, met.device.type)
-        if found is not None:
-            met.use_nearest(*found)
-        else:
-            met.use_torchs_own("to be tuned once its calls have taken as long as tuning would")
+    def _run_nearest(self, stats: ShapeStats) -> None:
+        """Run what derives from the nearest tuned size, or torch's convolution, until this size is tuned."""
+        tuned = [size.tuned for size in self._layers[stats.layer] if size.tuned is not None]
+        decision = nearest(stats.problem, stats.batch_size, tuned, stats.device.type)
+        stats.run(decision or Decision(why="to be tuned once its calls have taken as long as tuning would"))
 
     def status(self) -> Status:
         """Return the status of all problems seen so far, in the order of their first calls."""
         with self._lock:
-            problems = tuple(replace(met, choices=None, tuned=None) for met in self.met.values())
+            problems = tuple(replace(stats, choices=None, tuned=None) for stats in self.sizes.values())
             heap = None if self.heap is None or self._tells_steps is None else self.heap.verdict
         return Status(problems, self.spent_s, tuple(self.passed_by.items()), heap)
 
 
-def _as_images(tensor: Tensor, is_1d: bool) -> Tensor:
-    """Return a 1-D tensor as images of height 1 if ``is_1d``, made contiguous as torch does, else the tensor itself."""
-    return tensor.contiguous().unsqueeze(2) if is_1d and tensor.dim() == 3 else tensor
+def _as_images(tensor: Tensor) -> Tensor:
+    """Return a tensor without height as images of height 1, made contiguous as torch does; others as they are."""
+    return tensor.contiguous().unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
 @contextmanager

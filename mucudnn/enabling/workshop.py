@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from math import inf, log
+from math import log
 
 import torch
 
@@ -18,6 +18,7 @@ from mucudnn.core.errors import InfeasibleError, InvalidInputError, LibraryError
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Configuration, Environment, MicroConfig, Task
 from mucudnn.core.torch_settings import TORCHS_OWN, TorchSettings, deterministic_torch
+from mucudnn.enabling.status import Decision, Origin
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.measuring.candidates import is_foreign
 from mucudnn.measuring.whole_runs import Machine
@@ -39,7 +40,9 @@ MachineOf = Callable[[str], Machine]
 class Workshop:
     """Machines and databases with which problems are tuned under one config.
 
-    Each thread has its own database connection, as SQLite requires. machine_of: makes the machine for a type of device.
+    Each thread has its own database connection, as SQLite requires.
+
+    machine_of: makes the machine for a type of device.
     """
 
     def __init__(self, config: Config, machine_of: MachineOf | None = None) -> None:
@@ -48,7 +51,7 @@ class Workshop:
         self._machines: dict[tuple[object, ...], Machine] = {}
         self._priors: Priors = {}
         self._problems: dict[Environment, frozenset[ConvProblem]] = {}
-        self._of_thread = threading.local()
+        self._thread = threading.local()
 
     def check(self) -> None:
         """Open the database, and check the names of algorithms in the config.
@@ -64,22 +67,26 @@ class Workshop:
         Returns None if nothing is stored, or if the choice was never measured as a whole at this batch size.
         """
         with self._ready(device) as (machine, database):
-            known = self._problems.get(machine.environment)
-            if known is None:  # only what is stored now needs to be looked up later
-                known = self._problems[machine.environment] = database.problems(machine.environment)
-            if task.problem not in known:
+            environment = machine.environment
+            if environment not in self._problems:  # only what is stored now needs to be looked up later
+                self._problems[environment] = database.problems(environment)
+            if task.problem not in self._problems[environment]:
                 return None
+
+            # Choose as a replay does, from what the permitted algorithms have stored.
             sizes = micro_batch_sizes(BatchSizePolicy(self._config.policy), task.batch_size)
             algorithms = permitted_algorithms(machine, self._config, task.problem, sizes)
-            versions = {one.name: one.version for one in algorithms}
-            key = machine.environment, task.problem, versions
-            measured = [m for m in database.measurements(*key) if m.micro_config.micro_batch_size in sizes]
-            runs = database.whole_runs(*key)
-            stored = SelectedMeasurements(machine.environment, versions, {task: measured}, {task: runs})
+            versions = {algorithm.name: algorithm.version for algorithm in algorithms}
+            measurements = database.measurements(environment, task.problem, versions)
+            runs = database.whole_runs(environment, task.problem, versions)
+            usable = [m for m in measurements if m.micro_config.micro_batch_size in sizes]
+            stored = SelectedMeasurements(environment, versions, {task: usable}, {task: runs})
             try:
                 (tuned,) = replay([task], self._config, stored).problems
             except InfeasibleError:
                 return None
+
+            # What was never run whole is measured rather than trusted.
             chosen = tuned.configuration
             sizes_run = {sum(part.micro_batch_size for part in parts) for parts in runs}
             has_run = chosen.micro_configs in runs or (chosen.is_baseline and task.batch_size in sizes_run)
@@ -94,7 +101,7 @@ class Workshop:
             (tuned,) = tune_tasks(
                 [task], self._config, machine=machine, database=database, priors=self._priors, in_passing=True
             ).problems
-        if any(measured.is_disturbed for measured in tuned.measurements):
+        if any(measurement.is_disturbed for measurement in tuned.measurements):
             say_once(
                 "the machine was busy while convolutions were tuned: some timings may be too high, and are "
                 "measured again the next time they are needed on a quiet machine"
@@ -108,14 +115,13 @@ class Workshop:
             state = (device, TorchSettings.current()) if device.type == "cuda" else (device, torch.get_num_threads())
             if state not in self._machines:
                 self._machines[state] = self._machine_of(device.type)
-            opened: tuple[int, Database] | None = getattr(self._of_thread, "opened", None)
-            if opened is None or opened[0] != os.getpid():  # a fork needs a connection of its own
+            if getattr(self._thread, "process", None) != os.getpid():  # a fork needs a connection of its own
                 database = Database(self._config.database)
                 if database.read_only:
                     say_once(f"database {database.path} cannot be written: tuned results are kept in this process only")
                     database = database.copy_in_memory()
-                opened = self._of_thread.opened = os.getpid(), database
-            yield self._machines[state], opened[1]
+                self._thread.process, self._thread.database = os.getpid(), database
+            yield self._machines[state], self._thread.database
 
 
 # Configurations for sizes that were not tuned
@@ -125,49 +131,61 @@ _LEAST_SPEEDUP = 1.1
 _MOST_TIMES_PIXELS = 2.0
 
 
-def nearest(
-    problem: ConvProblem, batch_size: int, tuned: Sequence[TunedProblem], device_type: str
-) -> tuple[Configuration, TunedProblem] | None:
-    """Return a configuration for this size, and the tuned size that it derives from; None to run torch's convolution.
+def nearest(problem: ConvProblem, batch_size: int, sizes: Sequence[TunedProblem], device_type: str) -> Decision | None:
+    """Return what to run for this size, as derived from the nearest tuned size; None to run torch's convolution.
 
-    tuned: the sizes of the same layer that were tuned. For another batch size, the stored measurements are solved
+    sizes: the sizes of the same layer that were tuned. For another batch size, the stored measurements are solved
     again. For another image size, the algorithm that won at the nearest size is used if it won clearly, can compute the
     problem, and is within the limit.
     """
-    same = [one for one in tuned if one.problem == problem]
-    if not same:
-        near = [one for one in tuned if _pixels_apart(problem, one.problem) <= log(_MOST_TIMES_PIXELS)]
-        if not near:
-            return None
-        of = min(near, key=lambda one: (_pixels_apart(problem, one.problem), _distance(batch_size, one.batch_size)))
-        configuration = _at_other_images(problem, batch_size, of, device_type)
-        return None if configuration is None else (configuration, of)
-    of = min(same, key=lambda one: _distance(batch_size, one.batch_size))
-    if of.configuration.is_baseline:
+    near = [tuned for tuned in sizes if _pixels_apart(problem, tuned.problem) <= log(_MOST_TIMES_PIXELS)]
+    if not near:
         return None
-    if batch_size <= of.batch_size:
-        found = configurations_of(of).get(batch_size)
+
+    def distance(tuned: TunedProblem) -> tuple[bool, float, float]:
+        batches_apart = abs(log(batch_size / tuned.batch_size))
+        return tuned.problem != problem, _pixels_apart(problem, tuned.problem), batches_apart
+
+    tuned = min(near, key=distance)
+    derive = _at_other_batch if tuned.problem == problem else partial(_at_other_images, problem, device_type)
+    configuration = None if tuned.configuration.is_baseline else derive(batch_size, tuned)
+    if configuration is None:
+        return None
+    share = problem.flops(batch_size) / tuned.problem.flops(tuned.batch_size)
+    return Decision(
+        origin=Origin.NEAREST,
+        why=f"as for {tuned.problem.h}x{tuned.problem.w}, batch {tuned.batch_size}",
+        configuration=configuration,
+        limit_bytes=tuned.limit_bytes,
+        baseline_s=None if tuned.baseline_s is None else tuned.baseline_s * share,
+        time_s=tuned.time_s * share,
+    )
+
+
+def _at_other_batch(batch_size: int, tuned: TunedProblem) -> Configuration | None:
+    if batch_size <= tuned.batch_size:
+        configuration = configurations_of(tuned).get(batch_size)
     else:
-        found = desirable_sets(of.allowed_measurements, batch_size).fastest(batch_size, of.limit_bytes)
+        configuration = desirable_sets(tuned.allowed_measurements, batch_size).fastest(batch_size, tuned.limit_bytes)
     # Torch's convolution in micro-batches was not compared with the undivided one for this batch size.
-    if found is None or (batch_size != of.batch_size and found.algorithms == (TORCHS_OWN,)):
-        return None
-    return found, of
+    is_torchs = configuration is not None and configuration.algorithms == (TORCHS_OWN,)
+    return None if is_torchs and batch_size != tuned.batch_size else configuration
 
 
-def _at_other_images(problem: ConvProblem, n: int, of: TunedProblem, device_type: str) -> Configuration | None:
-    won = of.configuration
-    if won.is_baseline or of.speedup is None or of.speedup < _LEAST_SPEEDUP or len(won.algorithms) > 1:
+def _at_other_images(
+    problem: ConvProblem, device_type: str, batch_size: int, tuned: TunedProblem
+) -> Configuration | None:
+    winner = tuned.configuration
+    if tuned.speedup is None or tuned.speedup < _LEAST_SPEEDUP or len(winner.algorithms) > 1:
         return None
-    (name,) = won.algorithms
-    time_s = of.time_s * problem.flops(n) / of.problem.flops(of.batch_size)
-    limit = inf if of.limit_bytes is None else of.limit_bytes
-    size = min(n, max(part.micro_batch_size for part in won.micro_configs))
+    (name,) = winner.algorithms
+    time_s = tuned.time_s * problem.flops(batch_size) / tuned.problem.flops(tuned.batch_size)
+    size = min(batch_size, max(part.micro_batch_size for part in winner.micro_configs))
     while size:  # micro-batches of one size and a remainder, of half the size each time
-        rest = (MicroConfig(name, n % size),) if n % size else ()
-        micro_configs = (MicroConfig(name, size),) * (n // size) + rest
+        micro_batches = [size] * (batch_size // size) + [batch_size % size] * (batch_size % size > 0)
+        micro_configs = tuple(MicroConfig(name, samples) for samples in micro_batches)
         workspace_bytes = _workspace_bytes(problem, Configuration(micro_configs, time_s, 0), device_type)
-        if workspace_bytes is not None and workspace_bytes <= limit:
+        if workspace_bytes is not None and (tuned.limit_bytes is None or workspace_bytes <= tuned.limit_bytes):
             return Configuration(micro_configs, time_s, workspace_bytes)
         size //= 2
     return None
@@ -177,18 +195,15 @@ def _workspace_bytes(problem: ConvProblem, configuration: Configuration, device_
     """Return the workspace of the configuration; None if it does not support this problem or is not proven for it."""
     try:
         for part in set(configuration.micro_configs):
-            found = algorithm_named(part.algorithm, device_type)
-            unproven = is_foreign(found, problem)
-            if unproven or found.supports_micro_batch(problem, part.micro_batch_size) is not None:
+            algorithm = algorithm_named(part.algorithm, device_type)
+            is_unproven = is_foreign(algorithm, problem)
+            if is_unproven or algorithm.supports_micro_batch(problem, part.micro_batch_size) is not None:
                 return None
         return Executable.of(problem, configuration, device_type=device_type).workspace_bytes
     except (InvalidInputError, LibraryError, UnavailableError):
         return None
 
 
-def _pixels_apart(one: ConvProblem, other: ConvProblem) -> float:
-    return abs(log(one.h * one.w / (other.h * other.w)))
-
-
-def _distance(one: int, other: int) -> float:
-    return abs(log(one / other))
+def _pixels_apart(problem: ConvProblem, near: ConvProblem) -> float:
+    """Return the logarithm of how many times as many pixels the images of one problem have."""
+    return abs(log(problem.h * problem.w / (near.h * near.w)))

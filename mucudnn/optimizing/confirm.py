@@ -6,7 +6,7 @@ and the whole step is compared again. The steps are the user's, or steps on the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -47,6 +47,7 @@ from mucudnn.optimizing.steps import (
     Step,
     StepTimes,
     TimedRounds,
+    TunedModules,
     compared,
     load_of,
     step_s,
@@ -79,12 +80,15 @@ class PutBack:
 class Confirmation:
     """Comparison of a model's own step with torch's convolutions and with ours, in turns. Prints as one line.
 
-    step: the whole step. recorded: steps in which each convolution is timed, with a small overhead. convolutions:
-    summed time of all convolutions in such a step. put_back: problems for which torch's own was restored, since ours
-    was slower in place. is_withdrawn: whether torch's own was restored everywhere, since the step was still slower.
-    kept: problems for which ours stays all the same, since torch's own needs more workspace than the limit. load: as in
-    ``Measurement``. heap: the comparison of steps with a kept heap, under which the others ran if it was faster; None
-    if it was not compared.
+    step: the whole step.
+    recorded: steps in which each convolution is timed, with a small overhead.
+    convolutions: summed time of all convolutions in such a step.
+    put_back: problems for which torch's own was restored, since ours was slower in place.
+    is_withdrawn: whether torch's own was restored everywhere, since the step was still slower.
+    kept: problems for which ours stays all the same, since torch's own needs more workspace than the limit.
+    load: as in ``Measurement``.
+    heap: the comparison of steps with a kept heap, under which the others ran if it was faster; None if it was not
+    compared.
     """
 
     step: Comparison
@@ -119,20 +123,22 @@ class Confirmation:
         )
         # the speedup of the step if convolutions took no time (Amdahl's law)
         bound = "" if self.share == 1 else f", so at most {1 / (1 - self.share):.2f}x"
-        parts = (
+        parts = [
             f"step {before} -> {after} ms, {step.speedup:.2f}x ± {step.noise:.2f}{verdict}",
             f"convolutions {self.convolutions.speedup:.2f}x",
             f"{100 * self.share:.0f} % of the step were convolutions{bound}",
-            *([f"PyTorch's own runs {'where the limit allows it' if self.kept else 'everywhere'}"] * self.is_withdrawn),
-            *([f"measured on a busy machine, {self.load:.0%} of its speed was missing"] if self.is_disturbed else []),
-        )
+        ]
+        if self.is_withdrawn:
+            parts.append(f"PyTorch's own runs {'where the limit allows it' if self.kept else 'everywhere'}")
+        if self.is_disturbed:
+            parts.append(f"measured on a busy machine, {self.load:.0%} of its speed was missing")
         return "; ".join(parts)
 
     def details(self) -> str:
         """Return the summary line of the confirmation and its details, one per line."""
         lines = [str(self), *([] if self.heap is None else [str(self.heap)])]
-        lines += [f"PyTorch's own again in {one}" for one in self.put_back]
-        lines += [f"PyTorch's own needs more than the workspace limit in {one}" for one in self.kept]
+        lines += [f"PyTorch's own again in {problem}" for problem in self.put_back]
+        lines += [f"PyTorch's own needs more than the workspace limit in {problem}" for problem in self.kept]
         return "\n".join(lines)
 
 
@@ -149,12 +155,15 @@ def confirm_model(
 ) -> Confirmation | None:
     """Time interleaved steps with torch's convolutions and with ours, and restore torch's where ours are slower.
 
+    put_in: applies choices to a module.
     step: the user's step, or None for a forward and backward pass on the sample input, in ``eval()`` mode a forward
-    pass. team: the ranks that tuned the model together. All of them must call this function; they run the same number
-    of steps, rank 0 decides for all, and the team is closed. Returns the confirmation (the result of the comparison),
-    which is also set on every module as ``confirmation``. Returns None if there was nothing to confirm, if torch's
-    convolution must not run somewhere, or, after a warning, if a step failed on any rank; the tuned choices then stay.
-    What steps change in the model is put back.
+    pass.
+    team: the ranks that tuned the model together. All of them must call this function; they run the same number of
+    steps, rank 0 decides for all, and the team is closed.
+
+    Returns the confirmation (the result of the comparison), which is also set on every module as ``confirmation``.
+    Returns None if there was nothing to confirm, if torch's convolution must not run somewhere, or, after a warning, if
+    a step failed on any rank; the tuned choices then stay. What steps change in the model is put back.
 
     Raises ``SharingError`` if a rank has ended, or has no ``step`` while others have one.
     """
@@ -164,42 +173,40 @@ def confirm_model(
     try:
         with team.propagate_errors():
             has_hooks = any(p._post_accumulate_grad_hooks or p._backward_hooks for p in model.parameters())
-            found: Confirmation | str | None = _why_not(model, modules, config, team, step, has_hooks=has_hooks)
-            if found is None:
+            outcome: Confirmation | str | None = _why_not(model, modules, config, team, step, has_hooks=has_hooks)
+            if outcome is None:
                 progress("confirming in the model's own step", 1.0)
-                quiet = Quiet(watch_of(device_type), progress, at=1.0)
                 steps = ModelSteps(
-                    model,
-                    modules,
-                    {name: module.tuned for name, module in modules.items()},
-                    step or OwnStep(sample_input),
-                    config,
-                    put_in,
-                    wall_clock(device_type),
-                    InPlaceTimes(device_type),
-                    quiet,
-                    team,
+                    model=model,
+                    modules=modules,
+                    tuned={name: module.tuned for name, module in modules.items()},
+                    step=step or OwnStep(sample_input),
+                    config=config,
+                    into_module=put_in,
+                    clock=wall_clock(device_type),
+                    times=InPlaceTimes(device_type),
+                    quiet=Quiet(watch_of(device_type), progress, at=1.0),
+                    ranks=team,
                 )
                 with undisturbed(model, with_values=step is not None or has_hooks):  # which may train it
-                    found = confirm(steps, automatic=step is None and not config.confirm)
+                    outcome = confirm(steps, automatic=step is None and not config.confirm)
     except Exception as error:
         raise_interruption(error)
         if isinstance(error, SharingError) and not error.failures:
             raise
         give_back_cache()
         if isinstance(error, SharingError):
-            why = "; ".join(f"rank {rank}: {of_rank}" for rank, of_rank in error.failures.items())
+            why = "; ".join(f"rank {rank}: {failure}" for rank, failure in error.failures.items())
         else:
             why = f"{type(error).__name__}: {first_line(error)}"
-        found = f"the step failed: {why}"
+        outcome = f"the step failed: {why}"
         warn(f"the tuned choices could not be confirmed in the model's own step: {why}", RuntimeWarning)
-    confirmation, unconfirmed = (None, found) if isinstance(found, str) else (found, None)
+    confirmation, unconfirmed = (None, outcome) if isinstance(outcome, str) else (outcome, None)
     for module in modules.values():
         vars(module).update(confirmation=confirmation, unconfirmed=unconfirmed)
-    if isinstance(found, str):
-        return None
-    progress(str(found), 1.0)
-    return found
+    if confirmation is not None:
+        progress(str(confirmation), 1.0)
+    return confirmation
 
 
 def _why_not(
@@ -216,7 +223,7 @@ def _why_not(
         return "confirm=False"
     if not ranks.anywhere(holds=any(module.choices is not None for module in modules.values())):
         return "PyTorch's own convolutions run everywhere"
-    if ranks.anywhere(holds=any(one.barred for module in modules.values() for one in module.tuned)):
+    if ranks.anywhere(holds=any(tuned.barred for module in modules.values() for tuned in module.tuned)):
         return "PyTorch's own convolution is barred in some layers, so there is no step to compare with"
     ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
     # Cooperating processes must run the same number of steps, and gradient hooks may train the model
@@ -241,63 +248,54 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
 
     First steps with a kept heap are compared with others, and it is kept if they are faster. Then each layer's forward
     and backward pass is compared inside the step, then the whole step with the remaining choices. If that step is
-    slower, torch's convolution is restored everywhere, except where its workspace would exceed
-    the limit. Choices without a clear result are kept. Rounds disturbed by other processes are repeated; if the machine
-    stays busy, they change no choice. automatic: whether to skip the comparison, returning the reason, if a step is too
-    short to measure or too long. Ranks run the same number of steps, and all decide by the times of rank 0.
+    slower, torch's convolution is restored everywhere, except where its workspace would exceed the limit. Choices
+    without a clear result are kept. Rounds disturbed by other processes are repeated; if the machine stays busy, they
+    change no choice. Ranks run the same number of steps, and all decide by the times of rank 0.
+
+    automatic: whether to skip the comparison, returning the reason, if a step is too short to measure or too long.
 
     Raises any error of a step; the model then keeps the choices that it ran last.
     """
     of_rank_0 = steps.ranks.of_rank_0
+    # Warm up, and see whether a step can be compared at all.
     steps.quiet.wait()
-    torchs_s = of_rank_0(steps.run(ours=False, recorded=False).time_s)  # this and the next warm up
+    torchs_s = of_rank_0(steps.run(ours=False, recorded=False).time_s)
     steps.run(ours=True, recorded=True)
     if torchs_s <= (2 * LONGEST_S if automatic else 1):  # the first step takes longer than others
         torchs_s = of_rank_0(min(torchs_s, steps.run(ours=False, recorded=True).time_s))
     if automatic and not SHORTEST_S <= torchs_s <= LONGEST_S:
         return f"a step takes {format_seconds(torchs_s)}; Config(confirm=True) confirms anyway"
-
     heap = compare_heaps(steps)
+
+    # Compare the passes of each layer in the step, and put torch's own back where they are slower.
     recorded = steps_in_turns(steps, steps.torchs_and_ours(recorded=True))
-    layers, is_disturbed = of_rank_0((_compared_by_layer(recorded), is_busy(load_of(recorded))))
-    lost = []
-    noted: dict[str, tuple[TunedProblem, ...]] = {}
-    for name, every in steps.tuned.items():
-        for one in every:
-            operations, in_place = _layer_of(one, layers)
-            noted[name] = (*noted.get(name, ()), replace(one, in_place=_in_words(operations, in_place)))
-            is_ours = not one.configuration.is_baseline
-            if in_place is not None and is_ours and in_place.is_slower(LEAST_CHANGE) and not is_disturbed:
-                lost.append(PutBack(name, one.problem, one.batch_size, f"slower in the step, {with_noise(in_place)}"))
-    steps.put_in(noted)
-    put_back, kept = _put_back(steps, lost)
+    passes, is_disturbed = of_rank_0((_passes(recorded), is_busy(load_of(recorded))))
+    slower = [] if is_disturbed else _slower_in_place(steps.tuned, passes)
+    steps.put_in(_changed(steps.tuned, lambda _, tuned: replace(tuned, in_place=_in_words(_pass_of(tuned, passes)))))
+    put_back, kept = _put_back(steps, slower)
+
+    # Compare the whole step with the choices that remain: again if there are others, or recording slows it.
     if of_rank_0(bool(put_back)):
         recorded = steps_in_turns(steps, steps.torchs_and_ours(recorded=True))
-
-    runs_again = _is_slowed(recorded) and not is_busy(load_of(recorded))
-    last = recorded
-    if of_rank_0(runs_again):
-        last = steps_in_turns(steps, steps.torchs_and_ours(recorded=False))
-    found = of_rank_0(
+    is_slowed = _is_slowed(recorded) and not is_busy(load_of(recorded))
+    whole = steps_in_turns(steps, steps.torchs_and_ours(recorded=False)) if of_rank_0(is_slowed) else recorded
+    confirmation = of_rank_0(
         Confirmation(
-            compared(last, step_s),
-            compared(recorded, step_s),
-            compared(recorded, _convolutions_s),
-            load=load_of(recorded, last),
+            step=compared(whole, step_s),
+            recorded=compared(recorded, step_s),
+            convolutions=compared(recorded, _convolutions_s),
+            load=load_of(recorded, whole),
             heap=heap,
         )
     )
-    is_withdrawn = found.step.is_slower(LEAST_CHANGE) and not found.is_disturbed
+
+    # Where the whole step is slower, put torch's own back everywhere.
+    is_withdrawn = confirmation.step.is_slower(LEAST_CHANGE) and not confirmation.is_disturbed
     if is_withdrawn:
-        why = f"the step was slower with the tuned choices, {with_noise(found.step)}"
-        lost = [
-            PutBack(name, one.problem, one.batch_size, why)
-            for name, every in steps.tuned.items()
-            for one in every
-            if not one.configuration.is_baseline
-        ]
-        _, kept = _put_back(steps, lost)
-    return replace(found, put_back=tuple(put_back), is_withdrawn=is_withdrawn, kept=tuple(kept))
+        why = f"the step was slower with the tuned choices, {with_noise(confirmation.step)}"
+        ours = [PutBack(name, tuned.problem, tuned.batch_size, why) for name, tuned in _ours(steps.tuned)]
+        _, kept = _put_back(steps, ours)
+    return replace(confirmation, put_back=tuple(put_back), is_withdrawn=is_withdrawn, kept=tuple(kept))
 
 
 def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
@@ -312,8 +310,8 @@ def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
     is_open = config.keep_heap is None and not config.has_headroom_limit and not is_heap_kept()
     if not steps.ranks.everywhere(holds=is_open and steps.times.device_type == "cpu" and why_fixed() is None):
         return None
-    once = steps.run(ours=True, recorded=False)
-    if of_rank_0(once.faults * FAULT_S < LEAST_GAIN * once.time_s):
+    trial = steps.run(ours=True, recorded=False)
+    if of_rank_0(trial.faults * FAULT_S < LEAST_GAIN * trial.time_s):
         return None
 
     def run(*, kept: bool) -> StepTimes:
@@ -327,87 +325,118 @@ def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
         rounds = steps_in_turns(steps, (partial(run, kept=False), partial(run, kept=True)), HEAP_ROUNDS)
         step = compared(rounds, step_s)
         without, within = zip(*rounds, strict=True)
-        saved = median(one.kernel_share for one in without) - median(one.kernel_share for one in within)
+        saved = median(times.kernel_share for times in without) - median(times.kernel_share for times in within)
         is_clear = saved >= LEAST_GAIN or (step.is_faster(LEAST_GAIN) and not is_busy(load_of(rounds)))
         is_kept = of_rank_0(is_clear and step.speedup > 1 + LEAST_GAIN)
     finally:
         keep_heap(kept=is_kept)
     return HeapComparison(
         step,
-        (round(median(one.faults for one in without)), round(median(one.faults for one in within))),
-        (max(one.peak_bytes for one in without), max(one.peak_bytes for one in within)),
+        (round(median(times.faults for times in without)), round(median(times.faults for times in within))),
+        (max(times.peak_bytes for times in without), max(times.peak_bytes for times in within)),
         is_kept,
     )
 
 
-_InPlace = tuple[frozenset[Operation], Comparison]  # the operations that the pass computes, and all its times
+Passes = Mapping[Layer, tuple[frozenset[Operation], Comparison]]  # what a layer's pass computes, and all its times
 
 
-def _compared_by_layer(rounds: TimedRounds) -> dict[Layer, _InPlace]:
+def _passes(rounds: TimedRounds) -> Passes:
     """Compare the times of torch's convolutions with ours in each pass of each layer; equal layers are added up."""
     calls = [call for _, ours in rounds for call in ours.convolutions if call.problem is not None]
     operations = grouped((call.layer, operation) for call in calls for operation in call.operations)
-    found = {}
+    passes = {}
     for layer, computed in operations.items():
-
-        def seconds(times: StepTimes, layer: Layer = layer) -> float:
-            return sum(spent.time_s for call, spent in times.convolutions.items() if call.layer == layer)
-
-        if all(seconds(times) for both in rounds for times in both):
-            found[layer] = frozenset(computed), compared(rounds, seconds)
-    return found
+        seconds = partial(_layer_s, layer)
+        if all(seconds(times) for pair in rounds for times in pair):
+            passes[layer] = frozenset(computed), compared(rounds, seconds)
+    return passes
 
 
-def _layer_of(one: TunedProblem, layers: Mapping[Layer, _InPlace]) -> tuple[frozenset[Operation], Comparison | None]:
+def _layer_s(layer: Layer, times: StepTimes) -> float:
+    """Return the seconds of a pass of a layer in a step."""
+    return sum(spent.time_s for call, spent in times.convolutions.items() if call.layer == layer)
+
+
+def _pass_of(tuned: TunedProblem, passes: Passes) -> tuple[frozenset[Operation], Comparison | None]:
     """Return the pass in which a tuned problem was computed; None without one."""
-    forward = one.problem.with_operation(Operation.FORWARD)
+    forward = tuned.problem.with_operation(Operation.FORWARD)
     for in_backward in (False, True):
-        found = layers.get((forward, one.batch_size, in_backward))
-        if found is not None and one.problem.operation in found[0]:
-            return found
+        operations, comparison = passes.get((forward, tuned.batch_size, in_backward), (frozenset[Operation](), None))
+        if tuned.problem.operation in operations:
+            return operations, comparison
     return frozenset(), None
 
 
-def _in_words(operations: frozenset[Operation], in_place: Comparison | None) -> str:
-    if in_place is None:
+def _in_words(in_place: tuple[frozenset[Operation], Comparison | None]) -> str:
+    operations, comparison = in_place
+    if comparison is None:
         return ""
-    names = ", with ".join(str(one).replace("_", " ") for one in Operation if one in operations)
-    seconds = f"PyTorch {format_seconds(in_place.baseline_s)}, ours {format_seconds(in_place.time_s)}"
-    return f"{seconds}, {with_noise(in_place)}{f' ({names})' if len(operations) > 1 else ''}"
+    names = ", with ".join(str(operation).replace("_", " ") for operation in Operation if operation in operations)
+    seconds = f"PyTorch {format_seconds(comparison.baseline_s)}, ours {format_seconds(comparison.time_s)}"
+    return f"{seconds}, {with_noise(comparison)}{f' ({names})' if len(operations) > 1 else ''}"
 
 
-def _put_back(steps: ModelSteps, lost: list[PutBack]) -> tuple[list[PutBack], list[PutBack]]:
-    """Restore torch's own convolution for these problems, where ours runs and the limit allows it.
+def _ours(tuned_modules: TunedModules) -> list[tuple[str, TunedProblem]]:
+    """Return the problems for which ours runs, each with the name of its module."""
+    return [
+        (name, tuned)
+        for name, problems in tuned_modules.items()
+        for tuned in problems
+        if not tuned.configuration.is_baseline
+    ]
+
+
+def _changed(tuned_modules: TunedModules, change: Callable[[str, TunedProblem], TunedProblem]) -> TunedModules:
+    """Return what ``change`` makes of each problem of a module, given its name."""
+    return {name: tuple(change(name, tuned) for tuned in problems) for name, problems in tuned_modules.items()}
+
+
+def _slower_in_place(tuned_modules: TunedModules, passes: Passes) -> list[PutBack]:
+    """Return the problems for which ours is slower in its pass, by more than the noise."""
+    slower = []
+    for name, tuned in _ours(tuned_modules):
+        _, comparison = _pass_of(tuned, passes)
+        if comparison is not None and comparison.is_slower(LEAST_CHANGE):
+            why = f"slower in the step, {with_noise(comparison)}"
+            slower.append(PutBack(name, tuned.problem, tuned.batch_size, why))
+    return slower
+
+
+def _put_back(steps: ModelSteps, slower: list[PutBack]) -> tuple[list[PutBack], list[PutBack]]:
+    """Restore torch's own convolution for these problems, where the limit allows it.
 
     Returns the problems for which that was done, and the others.
     """
-    why = {(one.module, one.problem, one.batch_size): one for one in lost}
-    done = []
-    after: dict[str, tuple[TunedProblem, ...]] = {}
-    for name, every in steps.tuned.items():
-        chosen = []
-        for one in every:
-            found = why.get((name, one.problem, one.batch_size))
-            if found is not None and not one.configuration.is_baseline and steps.may_run_torchs_own(one):
-                done.append(found)
-                time_s = one.time_s if one.baseline_s is None else one.baseline_s
-                parts = (MicroConfig(TORCHS_OWN, one.batch_size),)
-                own = baseline_of(one.measurements, one.batch_size) or Configuration(parts, time_s, 0)
-                error = relative_error_of(own, one.measurements)
-                reason = f"PyTorch's own: {found.why}; tuning chose {one.configuration}"
-                one = replace(one, configuration=own, time_s=time_s, relative_error=error, reason=reason)
-            chosen.append(one)
-        after[name] = tuple(chosen)
-    steps.put_in(after)
-    return done, [one for one in lost if one not in done]
+    reasons = {(slow.module, slow.problem, slow.batch_size): slow for slow in slower}
+    restored = []
+
+    def restore(name: str, tuned: TunedProblem) -> TunedProblem:
+        slow = reasons.get((name, tuned.problem, tuned.batch_size))
+        if slow is None or not steps.may_run_torchs_own(tuned):
+            return tuned
+        restored.append(slow)
+        time_s = tuned.time_s if tuned.baseline_s is None else tuned.baseline_s
+        parts = (MicroConfig(TORCHS_OWN, tuned.batch_size),)
+        baseline = baseline_of(tuned.measurements, tuned.batch_size) or Configuration(parts, time_s, 0)
+        return replace(
+            tuned,
+            configuration=baseline,
+            time_s=time_s,
+            relative_error=relative_error_of(baseline, tuned.measurements),
+            reason=f"PyTorch's own: {slow.why}; tuning chose {tuned.configuration}",
+        )
+
+    steps.put_in(_changed(steps.tuned, restore))
+    return restored, [slow for slow in slower if slow not in restored]
 
 
 def _is_slowed(rounds: TimedRounds) -> bool:
     """Whether recording the time of each convolution takes more than a negligible share of the steps."""
     return any(
         RECORD_S * sum(spent.calls for spent in times.convolutions.values()) > NEGLIGIBLE * times.time_s
-        for both in rounds
-        for times in both
+        for pair in rounds
+        for times in pair
     )
 
 

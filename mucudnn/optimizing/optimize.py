@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config, config_or_default, without_cache_budget
 from mucudnn.core.errors import InvalidInputError, warn, warnings_deferred
-from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.problem import Operation
 from mucudnn.core.records import Configuration, Task
 from mucudnn.core.tables import short_name
 from mucudnn.core.team import ALONE, Team
@@ -129,18 +129,19 @@ def _optimize_modules(
     with made_current(device), undisturbed(model):
         # autograd cannot save a tensor that was made in inference mode, but a copy
         sample_input = tree_map(
-            lambda one: one.clone() if isinstance(one, torch.Tensor) and one.is_inference() else one, sample_input
+            lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.is_inference() else leaf, sample_input
         )
         with team.propagate_errors(), untouched:
             wanted = _wanted(model, sample_input, config)
             tuned = _tuned(wanted, config, device.type, progress, team)
-            modules, kept_bytes = dict(model.named_modules()), _most_kept(tuned.values())
+            ours = [problem.configuration for problem in tuned.values() if not problem.configuration.is_baseline]
+            kept_bytes = max((configuration.workspace_bytes for configuration in ours), default=0)
+            modules = dict(model.named_modules())
             for name, tasks in wanted.items():
-                its_own = tuple(tuned[task] for task in tasks)
                 make_tunable(modules[name])
-                swapped = cast(TunedModule, modules[name])
-                vars(swapped).update(confirmation=None, unconfirmed=None)
-                _put_in(swapped, its_own, config, kept_bytes)
+                module = cast(TunedModule, modules[name])
+                vars(module).update(confirmation=None, unconfirmed=None)
+                _put_in(module, [tuned[task] for task in tasks], config, kept_bytes)
         confirm_model(
             model,
             sample_input,
@@ -160,11 +161,9 @@ def _tuned(
 
     ``+3`` counts the other modules that share the task with the first one.
     """
-    needing = grouped((task, name) for name, tasks in wanted.items() for task in tasks)
-    tasks = sorted(needing, key=lambda task: -task.batch_size)
-    named = [
-        replace(task, count=len(needing[task]), name=f"{short_name(needing[task])}, {task.problem}") for task in tasks
-    ]
+    names = grouped((task, name) for name, tasks in wanted.items() for task in tasks)
+    tasks = sorted(names, key=lambda task: -task.batch_size)
+    named = [replace(task, count=len(names[task]), name=f"{short_name(names[task])}, {task.problem}") for task in tasks]
     tuning = tune_tasks(named, config, device=device_type, progress=progress, team=team)
     return dict(zip(tasks, tuning.problems, strict=True))
 
@@ -202,39 +201,57 @@ def _wanted(model: nn.Module, sample_input: Any, config: Config) -> _Wanted:
     return wanted
 
 
-def _most_kept(tuned: Iterable[TunedProblem]) -> int:
-    """Return the largest workspace in bytes that any of these choices keeps allocated between calls."""
-    return max((one.configuration.workspace_bytes for one in tuned if not one.configuration.is_baseline), default=0)
+def _put_in(module: TunedModule, tuned: Sequence[TunedProblem], config: Config, kept_bytes: int = 0) -> None:
+    """Apply tuned choices to their module.
 
-
-def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config, kept_bytes: int = 0) -> None:
-    """Apply tuned choices to their module. kept_bytes: workspace that other modules' calls may leave allocated.
+    tuned: the module's problems, largest batch first.
+    kept_bytes: workspace that the calls of any module may leave allocated.
 
     A module whose convolutions are all torch's own calls torch directly, and saves the operator's overhead. But if a
     limit also applies to torch's convolution, and ``kept_bytes`` would exceed it, the module gets choices, since the
     operator frees those bytes before it calls torch's convolution.
-
-    Divisions of torch's own convolution are not used for batches smaller than the tuned one, since they were not
-    compared with the undivided convolution there.
     """
+    configurations = {
+        problem: _by_batch_size(tunings, exempt=config.baseline_exempt)
+        for problem, tunings in grouped((problem.problem, problem) for problem in tuned).items()
+    }
+    chosen = [configuration for by_size in configurations.values() for configuration in by_size.values()]
+
+    # The limit on what is kept, for which torch's own convolution counts unless it is exempt.
     limit_bytes = config.workspace_budget_bytes
     if limit_bytes is None and not config.has_headroom_limit:
         limit_bytes = config.workspace_limit_bytes
-    configurations: dict[ConvProblem, dict[int, Configuration]] = {}
-    for tuned in its_own:  # largest batch first, so that tuned smaller batches override
-        for n, configuration in configurations_of(tuned).items():
-            if n == tuned.batch_size or configuration.algorithms != (TORCHS_OWN,):
-                if config.baseline_exempt and configuration.is_baseline:
-                    configuration = replace(configuration, workspace_bytes=0)
-                configurations.setdefault(tuned.problem, {})[n] = configuration
-    every = [configuration for by_size in configurations.values() for configuration in by_size.values()]
-    most_bytes = kept_bytes + max((one.workspace_bytes for one in every), default=0)
-    if all(one.is_baseline for one in every) and (limit_bytes is None or most_bytes <= limit_bytes):
-        choices = None
-    else:
-        device_type = cast(_ConvNd, module).weight.device.type
-        choices = Choices.of(configurations, device_type, not config.has_headroom_limit, limit_bytes)
-    vars(module).update(tuned=tuple(its_own), choices=choices)
+    needed_bytes = kept_bytes + max((configuration.workspace_bytes for configuration in chosen), default=0)
+
+    choices = None
+    is_beyond = limit_bytes is not None and needed_bytes > limit_bytes
+    if is_beyond or not all(configuration.is_baseline for configuration in chosen):
+        choices = Choices.of(
+            configurations,
+            cast(_ConvNd, module).weight.device.type,
+            keeps_workspace=not config.has_headroom_limit,
+            limit_bytes=limit_bytes,
+        )
+    vars(module).update(tuned=tuple(tuned), choices=choices)
+
+
+def _by_batch_size(tunings: Sequence[TunedProblem], *, exempt: bool) -> dict[int, Configuration]:
+    """Return what runs for each batch size, up to the largest at which a problem was tuned.
+
+    tunings: of one problem, largest batch first, so that those of smaller batches count there.
+    exempt: whether the workspace of torch's own convolution does not count.
+
+    Torch's own in micro-batches runs only at the batch size at which it was tuned: at smaller ones nothing compared it
+    with the undivided convolution, which runs there.
+    """
+    chosen = {}
+    for tuned in tunings:
+        for batch_size, configuration in configurations_of(tuned).items():
+            if exempt and configuration.is_baseline:
+                configuration = replace(configuration, workspace_bytes=0)
+            if batch_size == tuned.batch_size or configuration.algorithms != (TORCHS_OWN,):
+                chosen[batch_size] = configuration
+    return chosen
 
 
 # Inference as a graph

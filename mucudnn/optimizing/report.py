@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, cast
@@ -36,11 +36,13 @@ _KINDS = ", ".join(kind.__name__ for kind in OURS)
 class Report:
     """Report of the choices for the convolutions of a model. It prints as a table; ``details()`` has everything.
 
-    layers: module name and the choice for one of its operations. convolutions: number of convolutions of tunable
-    classes. untuned: module name and the reason why torch's convolution runs. transposed: names of layers whose forward
-    operation is backward data of their problem. confirmations: comparisons of whole steps, one for each part of the
-    model that was optimized separately. unconfirmed: reasons why parts of the model were not compared. memory: how a
-    model runs within its memory budget, for each input that it was tuned for.
+    layers: module name and the choice for one of its operations.
+    convolutions: number of convolutions of tunable classes.
+    untuned: module name and the reason why torch's convolution runs.
+    transposed: names of layers whose forward operation is backward data of their problem.
+    confirmations: comparisons of whole steps, one for each part of the model that was optimized separately.
+    unconfirmed: reasons why parts of the model were not compared.
+    memory: how a model runs within its memory budget, for each input that it was tuned for.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -72,14 +74,10 @@ class Report:
         """Return, as text, times, workspace, error and reason of all choices and confirmations."""
         if not self.layers:
             return "\n".join(self._without_layers())
-        return "\n".join(
-            (
-                *(f"{_named(name)}: {chosen}" for name, chosen in self.layers),
-                *(f"confirmed: {one.details()}" for one in self.confirmations),
-                *(f"not confirmed: {reason}" for reason in self.unconfirmed),
-                *self._untuned_in_words(),
-            )
-        )
+        lines = [f"{_named(name)}: {tuned}" for name, tuned in self.layers]
+        lines += [f"confirmed: {confirmation.details()}" for confirmation in self.confirmations]
+        lines += [f"not confirmed: {reason}" for reason in self.unconfirmed]
+        return "\n".join((*lines, *self._untuned_in_words()))
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a data frame with a row for each operation of a layer: geometry, choice, reason, seconds, bytes."""
@@ -118,35 +116,35 @@ class Report:
             ((name, tuned.batch_size, tuned.problem.with_operation(Operation.FORWARD)), tuned)
             for name, tuned in self.layers
         )
-        for (name, batch_size, _), every in calls.items():
-            of_call = {tuned.problem.operation: tuned for tuned in every}
-            transposed = name in self.transposed
+        for (name, batch_size, _), problems in calls.items():
+            is_transposed = name in self.transposed
+            cells = {tuned.problem.operation: choice_cell(tuned.configuration, _speedup([tuned])) for tuned in problems}
+            operations = (problem_operation(operation, transposed=is_transposed) for operation in Operation)
             batch = f", batch {batch_size}" if len(self._batch_sizes) > 1 else ""
-            kind = ", transposed" if transposed else ""
-            choices = (of_call.get(problem_operation(operation, transposed=transposed)) for operation in Operation)
-            cells = ("" if one is None else choice_cell(one.configuration, _speedup(one)) for one in choices)
-            yield f"{_named(name)}{kind}{batch}", *cells, _speedup(*of_call.values())
+            title = f"{_named(name)}{', transposed' * is_transposed}{batch}"
+            yield title, *(cells.get(operation, "") for operation in operations), _speedup(problems)
 
     def _summary(self) -> Iterator[str]:
-        every = [tuned for _, tuned in self.layers]
-        time_s, torch_s = sum(one.time_s for one in every), _torch_s(every)
-        more = "more than " if any(one.baseline_s is None for one in every) else ""
-        against = "" if torch_s is None else f"PyTorch {more}{format_seconds(torch_s)}, "
-        ours, torchs = (
-            max((one.configuration.workspace_bytes for one in every if one.configuration.is_baseline is own), default=0)
-            for own in (False, True)
-        )
-        beyond = f", {format_bytes(torchs)} where PyTorch's own runs" if torchs > ours else ""
-        busy = sum(one.is_disturbed for one in every)
+        problems = [tuned for _, tuned in self.layers]
+
+        # Times and workspace of all together.
+        time_s, torch_s = sum(tuned.time_s for tuned in problems), _torch_s(problems)
+        at_least = "more than " if any(tuned.baseline_s is None for tuned in problems) else ""
+        against = "" if torch_s is None else f"PyTorch {at_least}{format_seconds(torch_s)}, "
+        sizes = grouped((tuned.configuration.is_baseline, tuned.configuration.workspace_bytes) for tuned in problems)
+        ours_bytes, torchs_bytes = (max(sizes.get(is_baseline, [0])) for is_baseline in (False, True))
+        beyond = f", {format_bytes(torchs_bytes)} where PyTorch's own runs" if torchs_bytes > ours_bytes else ""
         yield (
-            f"all together: {against}mucudnn {format_seconds(time_s)}, speedup {_speedup(*every) or 'unknown'}; "
-            f"workspace at most {format_bytes(ours)} a call{beyond}"
+            f"all together: {against}mucudnn {format_seconds(time_s)}, speedup {_speedup(problems) or 'unknown'}; "
+            f"workspace at most {format_bytes(ours_bytes)} a call{beyond}"
         )
-        if busy:
+        if busy := sum(tuned.is_disturbed for tuned in problems):
             yield filled(
-                f"* {busy} of {len(every)} choices were measured on a busy machine, and their speedups are doubtful: "
-                "tuning on a quiet machine measures them again"
+                f"* {busy} of {len(problems)} choices were measured on a busy machine, and their speedups are "
+                "doubtful: tuning on a quiet machine measures them again"
             )
+
+        # What whole steps said.
         for confirmation in self.confirmations:
             yield filled(f"confirmed: {confirmation}")
             if confirmation.heap is not None:
@@ -157,8 +155,10 @@ class Report:
             )
         for reason in self.unconfirmed:
             yield filled(f"not confirmed: {reason}")
+
+        # What was not measured, or runs PyTorch's own.
         yield from self._barred_in_words()
-        if left_out := left_out_in_words(every):
+        if left_out := left_out_in_words(problems):
             yield filled(left_out)
         yield from self._untuned_in_words()
 
@@ -167,16 +167,20 @@ class Report:
 
         Another line follows if foreign code was not proven.
         """
-        places = [(f"{_named(name)} ({tuned.problem.operation})", tuned) for name, tuned in self.layers]
-        barred = [(place, tuned, tuned.barred) for place, tuned in places if tuned.barred is not None]
-        if slow := [(place, tuned) for place, tuned, failure in barred if failure.least_s]:
-            all_s = format_seconds(sum(tuned.least_baseline_s or 0.0 for _, tuned in slow))
-            where = listed([place for place, _ in slow])
-            yield filled(f"PyTorch's own is too slow to measure in {where}: more than {all_s} in all")
-        others = ((place, failure.reason) for place, _, failure in barred if not failure.least_s)
-        yield from _by_reason("PyTorch's own is barred in", others)
+        slow, slow_s, barred = list[str](), 0.0, list[tuple[str, str]]()
+        for name, tuned in self.layers:
+            place = f"{_named(name)} ({tuned.problem.operation})"
+            if tuned.barred is not None and tuned.barred.least_s:
+                slow.append(place)
+                slow_s += tuned.barred.least_s
+            elif tuned.barred is not None:
+                barred.append((place, tuned.barred.reason))
+        if slow:
+            where, total = listed(slow), format_seconds(slow_s)
+            yield filled(f"PyTorch's own is too slow to measure in {where}: more than {total} in all")
+        yield from _by_reason("PyTorch's own is barred in", barred)
         failures = (failure for _, tuned in self.layers for failure in tuned.failures)
-        if unproven := next((f.reason for f in failures if f.kind is FailureKind.UNPROVEN), None):
+        if unproven := next((failure.reason for failure in failures if failure.kind is FailureKind.UNPROVEN), None):
             yield filled(f"code of libraries was not tried: {unproven}")
 
     def _untuned_in_words(self) -> Iterator[str]:
@@ -191,25 +195,27 @@ def report(model: torch.nn.Module) -> Report:
     """
     graphs = sys.modules.get("mucudnn.graph.model")  # loaded for models that run as graphs alone
     if graphs is not None and isinstance(model, graphs.BandedModel):
-        found: tuple[Fitted, ...] = model.tuned_graphs.findings
-        return Report(_layers(one.choices for one in found), memory=found)
-    every = [*instance(torch.nn.Module, model, "model").named_modules()]
-    modules = [(name, module) for name, module in every if isinstance(module, TunedModule)]
-    convolutions = [(name, module) for name, module in every if isinstance(module, _ConvNd)]
-    reasons = [(name, _why_untuned(module)) for name, module in convolutions]
+        graphs_fitted: tuple[Fitted, ...] = model.tuned_graphs.findings
+        by_name = (layer for fitted in graphs_fitted for layer in fitted.choices.items())
+        return Report(_layers(by_name), memory=graphs_fitted)
+    named_modules = [*instance(torch.nn.Module, model, "model").named_modules()]
+    modules = {name: module for name, module in named_modules if isinstance(module, TunedModule)}
+    convolutions = {name: module for name, module in named_modules if isinstance(module, _ConvNd)}
+    reasons = [(name, _why_untuned(module)) for name, module in convolutions.items()]
+    confirmations = [cast("Confirmation | None", module.confirmation) for module in modules.values()]
     return Report(
-        _layers([{name: module.tuned for name, module in modules}]),
-        sum(torchs_class(type(module)) is not None for _, module in convolutions),
-        tuple((name, reason) for name, reason in reasons if reason is not None),
-        tuple(name for name, module in modules if isinstance(module, ConvTranspose2d)),
-        tuple(dict.fromkeys(cast(Confirmation, one.confirmation) for _, one in modules if one.confirmation)),
-        tuple(dict.fromkeys(one.unconfirmed for _, one in modules if one.unconfirmed)),
+        layers=_layers((name, module.tuned) for name, module in modules.items()),
+        convolutions=sum(torchs_class(type(module)) is not None for module in convolutions.values()),
+        untuned=tuple((name, reason) for name, reason in reasons if reason is not None),
+        transposed=tuple(name for name, module in modules.items() if isinstance(module, ConvTranspose2d)),
+        confirmations=tuple(dict.fromkeys(filter(None, confirmations))),
+        unconfirmed=tuple(dict.fromkeys(module.unconfirmed for module in modules.values() if module.unconfirmed)),
     )
 
 
-def _layers(held: Iterable[Mapping[str, tuple[TunedProblem, ...]]]) -> tuple[tuple[str, TunedProblem], ...]:
-    """Return the choices that modules, or the convolutions of graphs, hold by name."""
-    return tuple((name, tuned) for one in held for name, its_own in one.items() for tuned in its_own)
+def _layers(by_name: Iterable[tuple[str, Sequence[TunedProblem]]]) -> tuple[tuple[str, TunedProblem], ...]:
+    """Return the choices that modules, or the convolutions of graphs, hold, each with their name."""
+    return tuple((name, tuned) for name, problems in by_name for tuned in problems)
 
 
 def _by_reason(what: str, places: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -220,7 +226,7 @@ def _by_reason(what: str, places: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 def _named_in(what: str, where: Sequence[PutBack]) -> Iterator[str]:
     """Yield a line of ``what`` and the names of the modules in ``where``; nothing if there are none."""
-    names = list(dict.fromkeys(_named(one.module) for one in where))
+    names = list(dict.fromkeys(_named(problem.module) for problem in where))
     if names:
         yield filled(f"{what} in {listed(names)}")
 
@@ -256,16 +262,20 @@ def _why_torchs_own(module: TunedModule) -> str | None:
     return None if dtype in dtypes else f"tuned for {' and '.join(sorted(dtypes))}, and now {dtype}"
 
 
-def _torch_s(tuned: Sequence[TunedProblem]) -> float | None:
+def _torch_s(problems: Sequence[TunedProblem]) -> float | None:
     """Return the total (or least) time of torch's convolution for these problems, or None if one is not known."""
-    known = [one.least_baseline_s for one in tuned if one.least_baseline_s is not None]
-    return sum(known) if len(known) == len(tuned) else None
+    times = [tuned.least_baseline_s for tuned in problems]
+    return None if None in times else sum(time_s or 0.0 for time_s in times)
 
 
-def _speedup(*tuned: TunedProblem) -> str:
+def _speedup(problems: Sequence[TunedProblem]) -> str:
     """Return the cell of the speedup of these problems together."""
-    is_least, is_doubtful = any(one.baseline_s is None for one in tuned), any(one.is_disturbed for one in tuned)
-    return speedup_cell(_torch_s(tuned), sum(one.time_s for one in tuned), is_least=is_least, is_doubtful=is_doubtful)
+    return speedup_cell(
+        _torch_s(problems),
+        sum(tuned.time_s for tuned in problems),
+        is_least=any(tuned.baseline_s is None for tuned in problems),
+        is_doubtful=any(tuned.is_disturbed for tuned in problems),
+    )
 
 
 def _named(name: str) -> str:

@@ -50,8 +50,8 @@ _FORWARD, _DATA, _FILTER = ((operation,) for operation in Operation)
 class StepCall:
     """A call of a convolution in a step of the model: its problem, the operations that it computes, and the pass.
 
-    problem: the forward problem; None if no problem describes the call. operations: torch computes dx and dw in one
-    call, and the forward pass of a transposed convolution is backward data.
+    problem: the forward problem; None if no problem describes the call.
+    operations: torch computes dx and dw in one call, and the forward pass of a transposed convolution is backward data.
     """
 
     problem: ConvProblem | None
@@ -77,8 +77,10 @@ class Spent:
 class StepTimes:
     """Times of a step of the model and, if recorded, of each convolution in it.
 
-    load: as in ``Measurement``. faults: page faults. kernel_share: of the processor time, from 0 to 1. peak_bytes: most
-    resident bytes of the process, 0 if not observed.
+    load: as in ``Measurement``.
+    faults: page faults.
+    kernel_share: of the processor time, from 0 to 1.
+    peak_bytes: most resident bytes of the process, 0 if not observed.
     """
 
     time_s: float
@@ -96,8 +98,9 @@ TimedRounds = list[tuple[StepTimes, StepTimes]]  # of each round, such as torch'
 class ModelSteps:
     """A model whose steps run in turns, with the choices ``tuned`` of its ``modules``, both by module name.
 
-    times: recorder of the convolutions in a step. ranks: the processes that run the steps together, in which rank 0
-    decides.
+    into_module: applies choices to a module.
+    times: recorder of the convolutions in a step.
+    ranks: the processes that run the steps together, in which rank 0 decides.
     """
 
     model: nn.Module
@@ -114,8 +117,8 @@ class ModelSteps:
     def run(self, *, ours: bool, recorded: bool) -> StepTimes:
         """Run a step of the model and return its times.
 
-        ours: whether to run tuned choices, rather than torch's convolutions. recorded: whether to time each
-        convolution.
+        ours: whether to run tuned choices, rather than torch's convolutions.
+        recorded: whether to time each convolution.
         """
         mark, usage = self.quiet.watch.mark(), Usage.now()
         with ExitStack() as stack:
@@ -147,24 +150,23 @@ class ModelSteps:
 
 
 def steps_in_turns(
-    steps: ModelSteps, both: tuple[Callable[[], StepTimes], Callable[[], StepTimes]], rounds: Rounds = ROUNDS
+    steps: ModelSteps, kinds: tuple[Callable[[], StepTimes], Callable[[], StepTimes]], rounds: Rounds = ROUNDS
 ) -> TimedRounds:
-    """Run two kinds of steps in turns, until the result is clear to rank 0 or time is up. both: each runs a step.
+    """Run two kinds of steps in turns, until the result is clear to rank 0 or time is up. kinds: each runs a step.
 
     Rounds that other processes disturbed are repeated; they are returned only if there are too few others.
     """
     quiet: TimedRounds = []
     disturbed: TimedRounds = []
-    for first, second in in_turns(both):
+    for first, second in in_turns(kinds):
         is_disturbed = is_busy(first.load) or is_busy(second.load)
         (disturbed if is_disturbed else quiet).append((first, second))
         step = compared(quiet, step_s) if quiet else None
         is_clear = step is not None and (step.is_faster(LEAST_CHANGE) or step.is_slower(LEAST_CHANGE))
-        ends = (
-            rounds.is_enough(len(done), sum(step_s(times) for pair in done for times in pair), is_clear=is_decided)
-            for done, is_decided in ((quiet, is_clear), (disturbed, False))
-        )
-        if steps.ranks.of_rank_0(any(ends)):
+        quiet_s, disturbed_s = (sum(step_s(times) for pair in pairs for times in pair) for pairs in (quiet, disturbed))
+        is_enough = rounds.is_enough(len(quiet), quiet_s, is_clear=is_clear)
+        gives_up = rounds.is_enough(len(disturbed), disturbed_s, is_clear=False)
+        if steps.ranks.of_rank_0(is_enough or gives_up):
             break
         if is_disturbed:
             steps.quiet.wait()
@@ -182,14 +184,14 @@ def compared(rounds: TimedRounds, seconds: Callable[[StepTimes], float]) -> Comp
     seconds: of what is compared in a step; steps without it count as equal.
     """
     first_s, second_s = ([seconds(times) or 1e-9 for times in side] for side in zip(*rounds, strict=True))
-    found = Comparison.of(first_s, second_s)
-    return replace(found, paired_speedup=median(found.speedups))
+    comparison = Comparison.of(first_s, second_s)
+    return replace(comparison, paired_speedup=median(comparison.speedups))
 
 
 def load_of(*rounds: TimedRounds) -> float | None:
     """Return the largest share of the machine that other processes took during one of the steps; None if unknown."""
-    every = (times.load for one in rounds for both in one for times in both)
-    return max((load for load in every if load is not None), default=None)
+    loads = (times.load for series in rounds for pair in series for times in pair)
+    return max((load for load in loads if load is not None), default=None)
 
 
 class InPlaceTimes:
@@ -203,7 +205,7 @@ class InPlaceTimes:
         self.device_type = device_type
         self._on_cpu = device_type == "cpu"
         self._now: Callable[[], Any] = time.perf_counter if self._on_cpu else _event
-        self._known: dict[tuple[Any, ...], StepCall] = {}
+        self._described: dict[tuple[Any, ...], StepCall] = {}
         self._calls: list[tuple[StepCall, int, Any, Any]] = []
         self._thread = _OfThisThread()
         self._wrapper = _torchs(self)
@@ -250,14 +252,15 @@ class InPlaceTimes:
     ) -> _Result:
         """Return the result of ``compute``, and record its time unless this thread is already in a recorded call.
 
-        On None nothing is recorded, since the caller runs and records a fallback next. x, w, geometry: describe the
-        problem; x is None if the call computes x.
+        On None nothing is recorded, since the caller runs and records a fallback next.
+
+        x, w, geometry: describe the problem; x is None if the call computes x.
         """
         if self._thread.inside:
             return compute(*arguments)
         result, *times = self._timed(compute, arguments)
         if result is not None:
-            self._thread.last = self._call(operations, result if x is None else x, w, *geometry)
+            self._thread.last = self._call(operations, result if x is None else x, w, geometry)
             self._calls.append((self._thread.last, 1, *times))
         return result
 
@@ -281,24 +284,16 @@ class InPlaceTimes:
         finally:
             self._thread.inside = was_inside
 
-    def _call(
-        self,
-        operations: tuple[Operation, ...],
-        x: Any,
-        w: Tensor,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-    ) -> StepCall:
+    def _call(self, operations: tuple[Operation, ...], x: Any, w: Tensor, geometry: Sequence[Any]) -> StepCall:
         """Look up the description of a call, which takes 1 to 2 microseconds, most of the overhead of recording."""
         in_backward = torch._C._current_graph_task_id() >= 0
-        geometry = tuple(stride), tuple(padding), tuple(dilation), groups
-        key = (operations, in_backward, x.shape, x.stride(), x.dtype, w.shape, w.stride(), geometry)
-        call = self._known.get(key)
+        stride, padding, dilation, groups = geometry
+        layout = (x.shape, x.stride(), x.dtype, w.shape, w.stride())
+        key = (operations, in_backward, layout, tuple(stride), tuple(padding), tuple(dilation), groups)
+        call = self._described.get(key)
         if call is None:
             problem = problem_of_call(x, w, stride, padding, dilation, groups)
-            call = self._known[key] = StepCall(problem, len(x) if x.dim() else 0, operations, in_backward)
+            call = self._described[key] = StepCall(problem, len(x) if x.dim() else 0, operations, in_backward)
         return call
 
 
@@ -318,21 +313,24 @@ _one_at_a_time = threading.Lock()
 
 def _torchs(times: InPlaceTimes) -> Wrapper:
     device_type = times.device_type
-    own, own_backward = (torchs_kernel(name, device_type) for name in ("convolution", "convolution_backward"))
+    forward_kernel, backward_kernel = (
+        torchs_kernel(name, device_type) for name in ("convolution", "convolution_backward")
+    )
 
     def forward(following: Kernel, *arguments: Any) -> Any:
         x, w, _, stride, padding, dilation, transposed, _, groups = arguments
         if x.device.type != device_type:
             return following(*arguments)
         operations = _DATA if transposed else _FORWARD
-        return times.record(own, arguments, operations, None if transposed else x, w, stride, padding, dilation, groups)
+        operand = None if transposed else x
+        return times.record(forward_kernel, arguments, operations, operand, w, stride, padding, dilation, groups)
 
     def backward(following: Kernel, *arguments: Any) -> Any:
-        dy, x, w, _, stride, padding, dilation, transposed, _, groups, (of_x, of_w, _) = arguments
+        dy, x, w, _, stride, padding, dilation, transposed, _, groups, (needs_dx, needs_dw, _) = arguments
         if x.device.type != device_type:
             return following(*arguments)
-        operations = (_FORWARD if transposed else _DATA) * of_x + _FILTER * of_w
-        x = dy if transposed else x
-        return times.record(own_backward, arguments, operations, x, w, stride, padding, dilation, groups)
+        operations = (_FORWARD if transposed else _DATA) * needs_dx + _FILTER * needs_dw
+        operand = dy if transposed else x
+        return times.record(backward_kernel, arguments, operations, operand, w, stride, padding, dilation, groups)
 
     return Wrapper(forward, backward)

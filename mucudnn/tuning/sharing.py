@@ -6,13 +6,13 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
 from mucudnn.core import VERSION
 from mucudnn.core.answers import TunedProblem
-from mucudnn.core.config import Config
+from mucudnn.core.config import Config, in_words
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Task
 from mucudnn.core.team import Team
@@ -92,9 +92,7 @@ def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file
     environment = machine.environment
     release, _, _ = environment.torch.partition("+")
     everywhere = {"mucudnn": VERSION, "torch": release} | {
-        f"Config.{field.name}": str(getattr(config, field.name))
-        for field in fields(config)
-        if field.name not in _NO_REASON_TO_DIFFER
+        f"Config.{name}": str(value) for name, value in in_words(config).items() if name not in _NO_REASON_TO_DIFFER
     }
     in_kind = {
         "torch": environment.torch,

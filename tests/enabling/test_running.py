@@ -132,8 +132,8 @@ def test_volumes_are_computed(workshop: MadeUpWorkshop, session: Session) -> Non
     workshop.algorithm = "frames-implicit-gemm"
     for layer in (nn.Conv3d(2, 3, 3, padding=1), nn.ConvTranspose3d(2, 3, 2, stride=2)):
         assert_right(layer, torch.randn(1, 2, 4, 4, 4))
-    assert all(met.problem.is_volume and met.ours for met in session.met.values())
-    assert {met.problem.operation for met in session.met.values()} == {*Operation}
+    assert all(met.problem.is_volume and met.ours for met in session.sizes.values())
+    assert {met.problem.operation for met in session.sizes.values()} == {*Operation}
     assert not session.passed_by
 
 
@@ -148,7 +148,7 @@ def test_what_is_no_convolutions_gradient_empty_batches_and_wrong_operands_are_t
     ):
         with pytest.raises(RuntimeError):
             F.conv2d(x, w)
-    assert not session.met
+    assert not session.sizes
 
 
 def test_what_is_not_wanted_or_not_tuned_is_not_computed() -> None:

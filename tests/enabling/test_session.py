@@ -52,7 +52,7 @@ def test_the_first_size_of_a_layer_is_tuned_when_it_is_met(session: Session, wor
         convolve()
     assert sizes(workshop) == [(2, 8, 8)]
     (met,) = session.status().problems
-    assert (met.calls, met.ours, met.origin) == (3, 3, Origin.MEASURED)
+    assert (met.calls, met.ours, met.decision.origin) == (3, 3, Origin.MEASURED)
     assert met.gained_s == pytest.approx(3 * 0.02)
 
 
@@ -63,7 +63,7 @@ def test_the_database_is_asked_once_and_saves_the_tuning(session: Session, works
         convolve(3)
     assert not workshop.tuned
     assert len(workshop.looked_up) == 2
-    assert {met.origin for met in session.status().problems} == {Origin.DATABASE}
+    assert {met.decision.origin for met in session.status().problems} == {Origin.DATABASE}
 
 
 def test_a_further_size_is_tuned_when_it_has_come_often_enough(session: Session, workshop: MadeUpWorkshop) -> None:
@@ -71,7 +71,9 @@ def test_a_further_size_is_tuned_when_it_has_come_often_enough(session: Session,
     convolve(4)  # once, as a last batch
     assert sizes(workshop) == [(8, 8, 8)]
     last = session.status().problems[1]
-    assert (last.origin, last.ours, last.configuration and last.configuration.batch_size) == (Origin.NEAREST, 1, 4)
+    assert (last.decision.origin, last.ours) == (Origin.NEAREST, 1)
+    assert last.decision.configuration is not None
+    assert last.decision.configuration.batch_size == 4
     convolve(4)
     for _ in range(3):
         convolve(2)
@@ -101,7 +103,7 @@ def test_a_layer_is_tuned_once_its_calls_have_taken_as_long_as_tuning_is_expecte
         assert Counter(workshop.operations) == {"forward": 3, "backward_data": 1, "backward_filter": 1}
     with enabled(again := MadeUpWorkshop(stored=True), patience=1.0) as session:
         F.conv2d(x, W)
-        assert [met.origin for met in session.status().problems] == [Origin.DATABASE]
+        assert [met.decision.origin for met in session.status().problems] == [Origin.DATABASE]
         assert not again.tuned
 
 
@@ -112,12 +114,12 @@ def test_shapes_that_come_once_are_forgotten_to_make_room(
     with enabled(workshop, patience=inf) as session, torch.no_grad():
         for width in range(9, 40):
             convolve(width=width)
-            assert len(session.calls) <= len(session.met) + 1 <= 9
+            assert len(session.calls) <= len(session.sizes) + 1 <= 9
         assert session.status().passed_by == (("more than 8 shapes came, and these were forgotten", 24),)
         monkeypatch.setattr("mucudnn.enabling.session.PATIENCE", 0.0)
         for width in range(40, 60):
             F.conv2d(torch.zeros(1, 4, 3, width), W, stride=width)
-    assert len(workshop.tuned) == len(session.met) == 20, "what is tuned is kept"
+    assert len(workshop.tuned) == len(session.sizes) == 20, "what is tuned is kept"
 
 
 def test_near_sizes_run_the_choice_of_the_tuned_one_and_others_torchs_own(
@@ -126,11 +128,11 @@ def test_near_sizes_run_the_choice_of_the_tuned_one_and_others_torchs_own(
     for n, size in ((2, 8), (7, 8), (2, 10), (2, 40)):  # tuned, larger batch, larger images, much larger images
         convolve(n, size, size)
     met = session.status().problems
-    assert [(one.origin, one.ours) for one in met] == [
+    assert [(one.decision.origin, one.ours) for one in met] == [
         *((Origin.MEASURED, 1), (Origin.NEAREST, 1), (Origin.NEAREST, 1), (Origin.NONE, 0))
     ]
-    assert met[1].configuration is not None
-    assert met[1].configuration.batch_size == 7
+    assert met[1].decision.configuration is not None
+    assert met[1].decision.configuration.batch_size == 7
     workshop.algorithm = "native"
     for n, size in ((4, 8), (3, 8), (4, 9)):
         F.conv2d(torch.randn(n, 4, size, size), W, stride=2)
@@ -151,7 +153,7 @@ def test_an_error_of_tuning_is_said_once_and_torchs_own_runs_until_it_is_given_u
     convolve(3)  # is another size: it may succeed when it comes again
     convolve(3)
     assert [met.ours for met in session.status().problems] == [0, 1]
-    assert session.status().problems[0].origin is Origin.NONE
+    assert session.status().problems[0].decision.origin is Origin.NONE
     workshop.fails = RuntimeError("a file is locked")
     workshop.tuned.clear()
     with warnings.catch_warnings():
@@ -159,7 +161,7 @@ def test_an_error_of_tuning_is_said_once_and_torchs_own_runs_until_it_is_given_u
         for stride in range(2, 8):
             F.conv2d(torch.zeros(1, 4, 9, 9), W, stride=stride)
     assert len(workshop.tuned) == 3
-    assert "3 times in a row" in session.status().problems[-1].why
+    assert "3 times in a row" in session.status().problems[-1].decision.why
 
 
 def test_tuning_sees_torchs_own(session: Session, workshop: MadeUpWorkshop) -> None:

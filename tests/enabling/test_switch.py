@@ -56,7 +56,7 @@ def test_enabled_until_disabled_the_last_config_counts_and_an_old_one_knows_what
         mucudnn.disable()
     convolve()
     assert counts() == [2]
-    assert mucudnn.status().problems[0].origin is Origin.MEASURED
+    assert mucudnn.status().problems[0].decision.origin is Origin.MEASURED
     mucudnn.disable()  # twice is once
 
 
@@ -86,8 +86,8 @@ def test_a_second_process_measures_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         with mucudnn.tuned(config):
             layer(x).sum().backward()
-        origins.append({one.origin for one in mucudnn.status().problems})
-        configurations = [one.configuration for one in mucudnn.status().problems]
+        origins.append({one.decision.origin for one in mucudnn.status().problems})
+        configurations = [one.decision.configuration for one in mucudnn.status().problems]
         switch._sessions.clear()  # as a new process has none
     assert origins == [{Origin.MEASURED}, {Origin.DATABASE}]
     assert None not in configurations
@@ -107,7 +107,7 @@ def test_without_write_access_what_is_tuned_lives_in_the_process(
     with mucudnn.tuned(config):
         for _ in range(2):
             F.conv2d(torch.zeros(2, 3, 7, 7), torch.zeros(5, 3, 3, 3))
-    assert [one.origin for one in mucudnn.status().problems] == [Origin.DATABASE, Origin.MEASURED]
+    assert [one.decision.origin for one in mucudnn.status().problems] == [Origin.DATABASE, Origin.MEASURED]
     assert file.read_bytes() == before
 
 

@@ -19,7 +19,7 @@ from mucudnn.core.problem import Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
-from mucudnn.optimizing.optimize import _most_kept, _put_in
+from mucudnn.optimizing.optimize import _put_in
 from mucudnn.running.executable import BUFFER_BYTES
 from mucudnn.running.modules import TunedModule, make_tunable
 from mucudnn.tuning.trace import trace
@@ -68,11 +68,12 @@ def tuned_by_hand(model: nn.Module, x: Tensor, way: str) -> int:
             scratch = workspace.scratch_bytes + algorithm(name).internal_bytes(problem, n)
             configuration = Configuration(micro_configs, 1.0, workspace.prepared_bytes + scratch)
             chosen[call.name].append(TunedProblem(problem, call.batch_size, configuration, 1.0, 1.0, 0.0, "by hand"))
-    every = [one for its_own in chosen.values() for one in its_own]
-    limit = max(one.configuration.workspace_bytes for one in every)
-    for name, its_own in chosen.items():
+    configurations = [tuned.configuration for problems in chosen.values() for tuned in problems]
+    limit = max(configuration.workspace_bytes for configuration in configurations)
+    kept = max((one.workspace_bytes for one in configurations if not one.is_baseline), default=0)
+    for name, problems in chosen.items():
         make_tunable(modules[name])
-        _put_in(cast(TunedModule, modules[name]), its_own, Config(workspace_limit=limit), _most_kept(every))
+        _put_in(cast(TunedModule, modules[name]), problems, Config(workspace_limit=limit), kept)
     return limit
 
 

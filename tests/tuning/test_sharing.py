@@ -174,7 +174,7 @@ def differing(rank: int, folder: Path, what: str) -> dict[str, Any]:
     ("what", "expected"),
     [
         ("threads", "threads is 2 on rank 1, 1 on ranks 0, 2"),
-        ("config", "Config.max_relative_error is 1e-05 on rank 1, None on ranks 0, 2"),
+        ("config", "Config.max_relative_error is 1e-05 on rank 1, auto on ranks 0, 2"),
         ("problem", "-> 7, 1x1, float32 contiguous, batch 8, limit None, 1 times' on rank 1 only"),
     ],
 )

@@ -9,7 +9,7 @@ import click
 
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.commands import FileCommand
-from mucudnn.cli.shared.parameters import Folder
+from mucudnn.cli.shared.parameters import FOLDER
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.values import shown
 
@@ -29,12 +29,12 @@ def parse_tolerance(text: str) -> float:
 
 
 @click.command(cls=FileCommand)
-@click.argument("before", type=Folder())
-@click.argument("after", type=Folder())
+@click.argument("before", type=FOLDER)
+@click.argument("after", type=FOLDER)
 @options.option("tolerance", parameters.Text("PERCENT", parse_tolerance), "Ignore changes up to this size.", "5%")
 @options.flag("all", "Also show rows that are the same or undecided.", "all_rows")
 @click.pass_context
-def compare(context: click.Context, before: Path, after: Path, tolerance: float, all_rows: bool) -> None:
+def compare(context: click.Context, *, before: Path, after: Path, tolerance: float, all_rows: bool) -> None:
     """Compare the result folder AFTER with BEFORE: rows that became faster or slower, are the same, or are undecided.
 
     Verdicts take the spread of the samples into account. If PyTorch and the machine are the same in both folders, times

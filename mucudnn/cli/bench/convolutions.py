@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any
 
 import click
 
@@ -10,11 +14,20 @@ from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.options import outputs
 from mucudnn.core.config import BatchSizePolicy, Config
-from mucudnn.core.problem import ITEM_BYTES, MemoryFormat, Operation, Pair, dtype_name
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ITEM_BYTES, Operation, Pair, dtype_name
+from mucudnn.core.values import shown
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(dtype_name(part.strip()) for part in text.split(",")))
+
+
+def _factor(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (factor := float(text)) < inf:
+            return factor
+    raise InvalidInputError(f"{shown(text)} is not a factor; write a number above 0, for example 0.5")
 
 
 @click.command(cls=FileCommand)
@@ -28,7 +41,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
 )
 @options.option(
     "batch-scale",
-    parameters.Finite(min=0, min_open=True),
+    parameters.Text("NUMBER", _factor),
     "Factor on the batch sizes of a table, such as DeepBench's; at least one sample remains.",
 )
 @options.option(
@@ -48,9 +61,9 @@ def _dtypes(text: str) -> tuple[str, ...]:
 )
 @options.option(
     "workspace-budget",
-    parameters.Text("SIZE,...", parameters.parse_sizes),
+    parameters.Text("SIZE,...", partial(parameters.parse_sizes, word="off")),
     "Also divide this workspace over all operations, in each dtype and memory format.",
-    "none",
+    "off",
     "budgets",
 )
 @options.option(
@@ -72,16 +85,12 @@ def convolutions(
     input_shape: tuple[int, ...] | None,
     filters: tuple[Pair, ...],
     batch_scale: float | None,
-    dtypes: tuple[str, ...],
-    memory_formats: tuple[MemoryFormat, ...],
-    limits: tuple[int | None, ...],
     budgets: tuple[int | None, ...],
-    policies: tuple[BatchSizePolicy, ...],
-    rounds: int,
     run_time_limit: float | None,
     device: str,
     outputs: Outputs,
     config: Config,
+    **compared: Any,
 ) -> None:
     """Benchmark all convolutions of SOURCE: PyTorch, the best undivided algorithm, and mucudnn, interleaved.
 
@@ -102,6 +111,6 @@ def convolutions(
     if source in TABLES and source != "deepbench-train" and not options.is_given("operations"):
         config = replace(config, operations=(Operation.FORWARD,))
     sizes = tuple(size for size in budgets if size is not None)
-    compared = Compared(policies, limits, sizes, dtypes, memory_formats, rounds, run_time_limit)
+    comparison = Compared(**compared, budgets=sizes, time_limit_s=run_time_limit)
     with outputs.shown(convolutions_tables) as folder, progress_bar() as progress:
-        benchmark_convolutions(table, config, compared, folder, device=device, progress=progress)
+        benchmark_convolutions(table, config, comparison, folder, device=device, progress=progress)

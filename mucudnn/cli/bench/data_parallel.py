@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
-from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,18 +34,14 @@ def parse_caps(text: str) -> tuple[float | None, ...]:
     >>> parse_caps("default, 0.5, 25")
     (None, 0.5, 25.0)
     """
-    caps: list[float | None] = []
-    for part in (part.strip() for part in text.split(",")):
-        try:
-            cap = None if part == "default" else float(part)
-        except ValueError:
-            cap = inf
-        if cap is not None and not 0 < cap <= _LARGEST_CAP:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        is_size = re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,9})?|\.[0-9]{1,9}", part) and 0 < float(part) <= _LARGEST_CAP
+        if not is_size and part != "default":
             raise InvalidInputError(
                 f"{part!r} in {text!r} is not a bucket size in MiB; write for example default,1,5,25"
             )
-        caps.append(cap)
-    return tuple(dict.fromkeys(caps))
+    return tuple(dict.fromkeys(None if part == "default" else float(part) for part in parts))
 
 
 def _measured(
@@ -62,11 +58,16 @@ def _measured(
 
     options.use_threads(threads)
     torch.manual_seed(0)
-    source, format_ = setting.source, setting.memory_format
-    model, shape = load_model(source, input_shape=input_shape, dtype=setting.dtype, memory_format=format_)
-    with progress_bar() as progress, importable(source):
+    model, shape = load_model(
+        setting.source, input_shape=input_shape, dtype=setting.dtype, memory_format=setting.memory_format
+    )
+    with progress_bar() as progress, importable(setting.source):
         return measure_data_parallel(
-            *(setting, model, shape, loss_for(source), config),
+            setting,
+            model,
+            shape,
+            loss_for(setting.source),
+            config,
             rounds=rounds,
             progress=silent if dist.get_rank() else progress,
         )
@@ -76,16 +77,16 @@ def _measured(
 @options.source_argument
 @options.option(
     "ranks",
-    parameters.Count(most=_MOST_RANKS),
+    parameters.count(most=_MOST_RANKS),
     "Number of ranks, each a process; default: 2, or those of torchrun.",
 )
-@options.option("batch", parameters.Count(), "Samples of each rank; default: 64 on cuda, 8 on cpu.")
+@options.option("batch", parameters.count(), "Samples of each rank; default: 64 on cuda, 8 on cpu.")
 @options.option(
     "communication", parameters.choice(Communication), "Method by which the ranks communicate.", "allreduce"
 )
 @options.option(
     "period",
-    parameters.Count(2, most=_LONGEST_PERIOD),
+    parameters.count(2, most=_LONGEST_PERIOD),
     "For post-local-sgd and hierarchical-sgd: steps between averagings over all ranks.",
     4,
 )
@@ -100,10 +101,10 @@ def _measured(
 @options.input_shape
 @options.dtype
 @options.memory_format
-@options.config(options.workspace_limit("64MiB", headroom=True), "time_limit", "database")
+@options.config(options.limit_or_headroom, "time_limit", "database")
 @options.option(
     "threads",
-    parameters.Count(most=parameters.MOST_THREADS),
+    parameters.count(most=parameters.MOST_THREADS),
     "CPU threads of each rank; default: the cores divided by the ranks of a machine, at least 1.",
 )
 @options.option(
@@ -114,20 +115,16 @@ def _measured(
 )
 @outputs("out")
 def data_parallel(
-    source: str,
     ranks: int | None,
     batch: int | None,
     communication: Communication,
-    period: int,
-    bucket_caps: tuple[float | None, ...],
     rounds: int,
     input_shape: tuple[int, ...] | None,
-    dtype: str,
-    memory_format: MemoryFormat,
     threads: int | None,
     device: str,
     outputs: Outputs,
     config: Config,
+    **trained: Any,
 ) -> None:
     """Time data-parallel training of SOURCE, a network or package.module:factory, PyTorch and mucudnn interleaved.
 
@@ -143,7 +140,7 @@ def data_parallel(
 
     if communication is Communication.BF16 and device == "cpu":
         raise click.UsageError("PyTorch sends bf16 between GPUs only: give --communication fp16, or --device cuda")
-    if communication.averages_parameters and memory_format is MemoryFormat.CHANNELS_LAST:
+    if communication.averages_parameters and trained["memory_format"] is MemoryFormat.CHANNELS_LAST:
         raise click.UsageError(
             f"PyTorch's averaging leaves parameters contiguous, so {communication} does not go with "
             "--memory-format channels-last: leave it out, or give another --communication"
@@ -160,17 +157,16 @@ def data_parallel(
                 f"{here} ranks need as many GPUs, and there are {torch.cuda.device_count()}: give fewer --ranks"
             )
     threads = threads or cores_of_each(here)
-    setting = Setting(
-        *(source, ranks, batch or _BATCH[device], device, dtype, memory_format, communication, period, bucket_caps)
-    )
+    batch_size = batch or _BATCH[device]
+    setting = Setting(**trained, ranks=ranks, batch_size=batch_size, device=device, communication=communication)
     measuring = partial(_measured, setting, input_shape, rounds, threads, config)
     if rank_of_torchrun() not in (None, 0):
         on_every_rank(measuring, ranks, device)
         return
     header = setting.header(config, rounds, replace(current_environment(device), threads=threads))
     with outputs.shown(data_parallel_tables) as path, open_folder(path, header) as folder:
-        known = [line for cap in bucket_caps for line in folder.known(setting.subject(cap))]
-        if known and started is None:  # ranks of torchrun would wait for this one
+        is_measured = any(folder.known(setting.subject(cap)) for cap in setting.bucket_caps)
+        if is_measured and started is None:  # ranks of torchrun would wait for this one
             folder.write_summary()
             return
         rows = on_every_rank(measuring, ranks, device) or []

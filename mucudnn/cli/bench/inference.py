@@ -70,7 +70,10 @@ def inference(
     # Child processes inherit the path.
     with outputs.shown(inference_tables) as folder, importable(source), progress_bar() as progress:
         compare_runtimes(
-            *(model.eval(), x, config, folder),
+            model.eval(),
+            x,
+            config,
+            folder,
             name=source,
             memory_format=memory_format,
             rounds=rounds,

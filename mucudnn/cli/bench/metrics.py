@@ -26,7 +26,8 @@ def parse_configuration(text: str) -> Configuration:
     18
     """
     counts = counts_in(re.sub(r" (\d+)x(\d+)(?= |$)", r" \1×\2", " ".join(text.split())))
-    return Configuration(tuple(one for one, count in counts for _ in range(count)), time_s=0.0, workspace_bytes=0)
+    parts = tuple(part for part, count in counts for _ in range(count))
+    return Configuration(parts, time_s=0.0, workspace_bytes=0)
 
 
 def _error_bounds(text: str) -> tuple[float, ...]:
@@ -91,13 +92,15 @@ def metrics(
     is_layer = layer_name is not None or bool(configurations)
     torch.manual_seed(0)
     with importable(source):
-        found = None if is_layer else model_of(source, sizes["input_shape"], initialised=True)
-    if found is None:
+        model_and_shape = None if is_layer else model_of(source, sizes["input_shape"], initialised=True)
+    if model_and_shape is None:
         options.refuse_given("it is for a step of the whole model: leave --layer out", "error_bounds")
         layer = named_layer(load_source(source, **sizes), layer_name)
         with outputs.shown(layer_tables) as folder, progress_bar() as progress:
             benchmark_layer(
-                *(source, layer, folder),
+                source,
+                layer,
+                folder,
                 operations=config.operations,
                 algorithms=config.algorithms,
                 configurations=configurations,
@@ -106,7 +109,7 @@ def metrics(
                 progress=progress,
             )
         return
-    (model, shape), batch_size = found, sizes["batch"] or 1
+    (model, shape), batch_size = model_and_shape, sizes["batch"] or 1
     with (
         outputs.shown(step_tables) as folder,
         progress_bar() as progress,
@@ -114,7 +117,10 @@ def metrics(
         blamed_in_training(source, (batch_size, *shape)),
     ):
         benchmark_step(
-            *(source, model, shape, folder),
+            source,
+            model,
+            shape,
+            folder,
             batch_size=batch_size,
             config=config,
             error_bounds=error_bounds or (config.error_bound(sizes["dtype"]),),

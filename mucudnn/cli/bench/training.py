@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from mucudnn.bench.results.variants import How, Precision, Variant
@@ -10,7 +12,6 @@ from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.options import outputs
 from mucudnn.cli.shared.parameters import SOURCE
 from mucudnn.core.config import Config
-from mucudnn.core.problem import MemoryFormat
 
 _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
@@ -43,7 +44,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 )
 @options.rounds(9, "Samples of each variant; each is one step or several.")
 @options.run_time_limit
-@options.config(options.memory_bounds("64MiB", headroom=True), "confirm", "time_limit", "database")
+@options.config(options.limit_or_headroom, "workspace_budget", "confirm", "time_limit", "database")
 @options.threads
 @options.device
 @outputs("out")
@@ -51,15 +52,11 @@ def training(
     sources: tuple[str, ...],
     batch_sizes: tuple[int, ...] | None,
     input_shape: tuple[int, ...] | None,
-    precisions: tuple[Precision, ...] | None,
-    memory_formats: tuple[MemoryFormat, ...],
-    variants: tuple[Variant, ...] | None,
-    how: How,
-    rounds: int,
     run_time_limit: float | None,
     device: str,
     outputs: Outputs,
     config: Config,
+    **compared: Any,
 ) -> None:
     """Time training steps of each SOURCE: PyTorch, mucudnn, both under torch.compile, on CUDA also PyTorch with
     benchmark=True.
@@ -73,9 +70,7 @@ def training(
     from mucudnn.bench.suites.training import TrainingOptions, benchmark_training, training_tables
     from mucudnn.core.terminal import progress_bar
 
-    asked = TrainingOptions(
-        config, precisions, memory_formats, variants, rounds=rounds, seconds=run_time_limit, how=how
-    )
+    comparison = TrainingOptions(config, seconds=run_time_limit, **compared)
     sizes = batch_sizes or (_BATCH_SIZES[device],)
     if len(sizes) not in (1, len(sources)):
         raise click.UsageError(
@@ -84,4 +79,4 @@ def training(
     if len(sizes) == 1:
         sizes *= len(sources)
     with outputs.shown(training_tables) as folder, progress_bar() as progress:
-        benchmark_training(*(sources, sizes, asked, folder), input_size=input_shape, device=device, progress=progress)
+        benchmark_training(sources, sizes, comparison, folder, input_size=input_shape, device=device, progress=progress)

@@ -6,10 +6,10 @@ import codecs
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
-from io import UnsupportedOperation
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -38,56 +38,44 @@ def show_warning(message: Warning | str, *where: object, **_: object) -> None:
     click.echo(f"Warning: {in_options(message)}", err=True)
 
 
-class Guarded:
-    """A standard stream that discards all output after a write error, so that the command goes on.
+class Guarded(FileIO):
+    """The descriptor of a standard stream, which takes all output after a write error, so that the command goes on.
 
-    fault: the first write error, or None. Characters that the encoding lacks are replaced by similar ones in ASCII.
+    fault: the first write error, or None.
     """
 
-    def __init__(self, stream: Any) -> None:
-        self.fault: OSError | None = None
-        self._stream = stream
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="nearest")
+    fault: OSError | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        self._try(lambda: self._stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def _try(self, do: Callable[[], object]) -> None:
+    def write(self, data: Any) -> int:
         try:
-            do()
+            return super().write(data)
         except OSError as error:
             self.fault = self.fault or error
-            # Otherwise Python fails at exit to flush its buffer.
-            with suppress(UnsupportedOperation), Path(os.devnull).open("w") as nowhere:
-                os.dup2(nowhere.fileno(), self._stream.fileno())
+            return len(data)
 
 
 @contextmanager
 def guarded_streams() -> Iterator[Guarded]:
-    """Guard standard output and error in the block; yield the guard of standard output.
+    """Guard standard output and error in the block; yield the descriptor of standard output.
 
     Closed descriptors are opened on ``/dev/null``. Otherwise a file that is opened later, such as the database, would
-    get one of them, and libraries would print into it.
+    get one of them, and libraries would print into it. Characters that the encoding lacks are replaced by similar ones
+    in ASCII.
     """
-    number = 0
-    while number <= 2:
-        number = os.open(os.devnull, os.O_RDWR)
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        continue
     os.close(number)
-    streams = (sys.stdout, sys.stderr)
-    output, errors = (Guarded(stream or Path(os.devnull).open("w")) for stream in streams)  # noqa: SIM115  # stays open
+    guards = [Guarded(number, "w", closefd=False) for number in (1, 2)]
+    output, errors = (
+        TextIOWrapper(BufferedWriter(guard), getattr(stream, "encoding", None), errors="nearest", line_buffering=True)
+        for guard, stream in zip(guards, (sys.stdout, sys.stderr), strict=True)
+    )
     with redirect_stdout(output), redirect_stderr(errors):
         try:
-            yield output
+            yield guards[0]
         finally:
             output.flush()
+            errors.flush()
 
 
 def _nearest(error: UnicodeError) -> tuple[str, int]:
@@ -122,22 +110,26 @@ class FileCommand(click.Command):
 
 def _check_outputs(ctx: click.Context) -> None:
     """Raise ``BadParameter`` for an output file that cannot be written, or is an input or the database."""
-    given = [(param, ctx.params.get(param.name or "")) for param in ctx.command.params]
+    values = [(param, ctx.params.get(param.name or "")) for param in ctx.command.params]
+
+    # Files that the command reads, or keeps beside its database.
     taken = {
         f"{os.path.realpath(str(value))}{suffix}": param.get_error_hint(ctx)
-        for param, value in given
+        for param, value in values
         if isinstance(value, (str, Path)) and "\0" not in str(value) and not isinstance(param.type, OutputFile)
         for suffix in ("", *SIDECARS)
     }
-    for param, value in given:
-        if isinstance(param.type, OutputFile) and value is not None:
-            for path in param.type.files(value):
-                try:
-                    require_writable(path)
-                except OutputError as error:
-                    raise click.BadParameter(str(error), ctx, param) from error
-                if other := taken.get(os.path.realpath(path)):
-                    raise click.BadParameter(f"{path} is also {other} and would be lost; name another file", ctx, param)
+
+    # Files that it writes.
+    outputs = [(param, param.type, value) for param, value in values if isinstance(param.type, OutputFile) and value]
+    for param, kind, value in outputs:
+        for path in kind.files(value):
+            try:
+                require_writable(path)
+            except OutputError as error:
+                raise click.BadParameter(str(error), ctx, param) from error
+            if hint := taken.get(os.path.realpath(path)):
+                raise click.BadParameter(f"{path} is also {hint} and would be lost; name another file", ctx, param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +145,9 @@ class Outputs:
     ) -> None:
         """Write results to the requested files, then print them, even if writing fails.
 
-        printed: tables and texts. rows: the rows of the CSV file. record: the object of the JSON file.
+        printed: tables and texts.
+        rows: the rows of the CSV file.
+        record: the object of the JSON file.
         """
         from mucudnn.core.terminal import output
 
@@ -164,9 +158,8 @@ class Outputs:
             )
         finally:
             console = output()
-            for each in printed:
-                if each != "":
-                    console.print(each, soft_wrap=isinstance(each, str))
+            for part in filter(None, printed):
+                console.print(part, soft_wrap=isinstance(part, str))
 
     @contextmanager
     def shown(self, tables: Callable[[ResultFolder], Iterable[Table | str]]) -> Iterator[Path]:

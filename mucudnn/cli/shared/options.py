@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from enum import StrEnum
 from functools import wraps
 from typing import Any
 
@@ -13,19 +12,20 @@ from click.core import ParameterSource
 
 from mucudnn.cli.shared.commands import Outputs
 from mucudnn.cli.shared.parameters import (
+    FOLDER,
+    INPUT_FILE,
     MOST_THREADS,
     SOURCE,
-    Count,
-    Folder,
-    InputFile,
+    OpenFlag,
     OutputFile,
     Text,
     choice,
+    count,
     parse_device,
     parse_shape,
     several,
 )
-from mucudnn.core.config import HEADROOM, SETTINGS, Check, Config, from_text, variables
+from mucudnn.core.config import HEADROOM, SETTINGS, Check, Config, from_text, in_words, or_word, variables
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, MemoryFormat
 from mucudnn.core.values import parse_seconds
@@ -46,12 +46,12 @@ def together(*options: Decorator) -> Decorator:
 
 def batch(default: int | None = None) -> Decorator:
     """Return a decorator that adds the option ``--batch`` to a command."""
-    return option("batch", Count(), "Samples in a mini-batch.", default)
+    return option("batch", count(), "Samples in a mini-batch.", default)
 
 
-def rounds(default: int, what: str, least: int = 1) -> Decorator:
-    """Return a decorator that adds the option ``--rounds`` to a command. what: help text of the option."""
-    return option("rounds", Count(least), what, default)
+def rounds(default: int, text: str) -> Decorator:
+    """Return a decorator that adds the option ``--rounds`` to a command. text: help of the option."""
+    return option("rounds", count(), text, default)
 
 
 def option(name: str, kind: Any, text: str, default: object = None, variable: str = "") -> Decorator:
@@ -91,14 +91,14 @@ def use_threads(threads: int | None) -> None:
 
 def _with_threads(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
-    def with_threads(*args: Any, threads: int | None, **rest: Any) -> Any:
+    def with_threads(*args: Any, threads: int | None, **values: Any) -> Any:
         use_threads(threads)
-        return function(*args, **rest)
+        return function(*args, **values)
 
     return with_threads
 
 
-known_threads = option("threads", Count(most=MOST_THREADS), "CPU threads; default: PyTorch's own number.")
+known_threads = option("threads", count(most=MOST_THREADS), "CPU threads; default: PyTorch's own number.")
 threads = together(known_threads, _with_threads)
 """Sets the number of threads before the command runs."""
 
@@ -107,14 +107,14 @@ def _made_current(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command that makes a numbered GPU such as cuda:1 current, then calls ``function`` with cuda."""
 
     @wraps(function)
-    def on_device(*args: Any, device: str, **rest: Any) -> Any:
+    def on_device(*args: Any, device: str, **values: Any) -> Any:
         if ":" not in device:
-            return function(*args, device=device, **rest)
+            return function(*args, device=device, **values)
         from mucudnn.running.devices import device_named, made_current  # imported here, since it loads torch
 
         place = device_named(device)
         with made_current(place):
-            return function(*args, device=place.type, **rest)
+            return function(*args, device=place.type, **values)
 
     return on_device
 
@@ -137,33 +137,37 @@ environment = option(
     Text("TEXT|NUMBER", str),
     "Environment of the measurements, if there are several: part of its description, or its number in the list.",
 )
+_time_or_none = or_word(lambda text, _: parse_seconds(text), "none")
 run_time_limit = option(
     "run-time-limit",
-    Text("TIME", parse_seconds),
-    "Time limit of the whole run, such as 10min: skip rows that would end after it. Default: measure all.",
+    Text("TIME", lambda text: _time_or_none(text, "run-time-limit")),
+    "Time limit of the whole run, such as 10min, or none: skip rows that would end after it.",
+    "none",
 )
 
 
-def setting(name: str, default: object = ..., check: Check | None = None, more: str = "") -> Decorator:
+def setting(name: str, default: object = ..., check: Check | None = None, remark: str = "") -> Decorator:
     """Return a decorator that adds the option of a field of ``Config``.
 
-    default, check: replace the field's own. more: text at the end of the option's help.
+    default: replaces the field's own.
+    check: replaces the field's own.
+    remark: text at the end of the option's help.
     """
-    made = SETTINGS[name].metadata
-    checked, metavar, text = check or made["check"], made["metavar"], f"{made['text']}{more}"
+    metadata = SETTINGS[name].metadata
+    checked, metavar, text = check or metadata["check"], metadata["metavar"], f"{metadata['text']}{remark}"
     if default is ...:
-        default = SETTINGS[name].default
-        several = default if isinstance(default, tuple) else (default,)
-        if several and isinstance(several[0], StrEnum):
-            default = ",".join(several).replace("_", "-")  # as it is written on a command line
+        default = in_words(Config())[name]
     spelled = name.replace("_", "-")
-    if not metavar:
-        if default is False:
-            return flag(spelled, text, name)
-        return click.option(f"--{spelled}/--no-{spelled}", name, default=default, help=text)
     if metavar == "FILE":
-        return option(spelled, InputFile(), text, default, name)
-    return option(spelled, Text(metavar, lambda given: checked(from_text(name, given), name)), text, default, name)
+        return option(spelled, INPUT_FILE, text, default, name)
+    if metavar:
+        return option(spelled, Text(metavar, lambda value: checked(from_text(name, value), name)), text, default, name)
+    if default is False:
+        return flag(spelled, text, name)
+    is_open = metadata["word"] == default
+    return click.option(
+        f"--{spelled}/--no-{spelled}", name, type=OpenFlag(), default=None if is_open else default, help=text
+    )
 
 
 def _no_headroom(value: Any, name: str) -> Any:
@@ -175,19 +179,12 @@ def _no_headroom(value: Any, name: str) -> Any:
     return SETTINGS[name].metadata["check"](value, name)
 
 
-def workspace_limit(default: str, headroom: bool = False) -> Decorator:
-    """Return a decorator that adds ``--workspace-limit``. headroom: whether the value ``headroom`` is allowed."""
-    if not headroom:
-        return setting("workspace_limit", default, _no_headroom)
-    return setting("workspace_limit", default, more=" headroom: the memory free below the peak of a training step.")
+limit_or_headroom = setting("workspace_limit", remark=" headroom: the memory free below the peak of a training step.")
 
 
-def memory_bounds(default: str, headroom: bool = False) -> Decorator:
-    """Return a decorator that adds ``--workspace-limit`` and ``--workspace-budget``, which replaces it.
-
-    default: the limit. headroom: whether the limit ``headroom`` is allowed.
-    """
-    return together(workspace_limit(default, headroom), setting("workspace_budget"))
+def workspace_limit(default: str) -> Decorator:
+    """Return a decorator that adds ``--workspace-limit`` to a command that runs no training step."""
+    return setting("workspace_limit", default, _no_headroom)
 
 
 def is_given(name: str) -> bool:
@@ -200,8 +197,8 @@ def refuse_given(reason: str, *names: str) -> None:
     context = click.get_current_context()
     refused = [param for param in context.command.params if param.name in names and is_given(param.name)]
     if refused:
-        given = " and ".join(max(param.opts, key=len) for param in refused)
-        raise click.UsageError(f"{given}: {reason}", context)
+        names_given = " and ".join(max(param.opts, key=len) for param in refused)
+        raise click.UsageError(f"{names_given}: {reason}", context)
 
 
 def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
@@ -212,9 +209,9 @@ def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorat
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def gathering(*args: Any, **given: Any) -> Any:
-            values = {key: given.pop(key) for key in keys}
-            return function(*args, **given, **{name: make(**values)})
+        def gathering(*args: Any, **values: Any) -> Any:
+            bundle = make(**{key: values.pop(key) for key in keys})
+            return function(*args, **values, **{name: bundle})
 
         before = len(getattr(function, "__click_params__", ()))
         decorated = together(*options)(gathering)
@@ -229,16 +226,16 @@ def outputs(*kinds: str) -> Decorator:
 
     kinds: the options. The command gets their values as one argument, ``outputs``.
     """
-    every: dict[str, Decorator] = {
+    options: dict[str, Decorator] = {
         "csv": option("csv", OutputFile(), "Also write the numbers to this CSV file.", variable="csv_file"),
         "json": option("json", OutputFile(), "Also write the results to this JSON file.", variable="json_file"),
         "out": click.option(
             "--out",
-            type=Folder(),
+            type=FOLDER,
             help="Keep all samples in this result folder. Run the same command again to resume.",
         ),
     }
-    return bundled("outputs", Outputs, *(every[kind] for kind in kinds))
+    return bundled("outputs", Outputs, *(options[kind] for kind in kinds))
 
 
 def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
@@ -248,17 +245,17 @@ def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
     measuring that are neither options nor fixed have the values of their variables, such as ``MUCUDNN_STRICT``.
     """
 
-    def make(**given: Any) -> Config:
-        values = {**given, **fixed}
+    def make(**options: Any) -> Config:
+        values = {**options, **fixed}
         if values.get("workspace_budget") is not None:
             refuse_given(
                 "--workspace-limit and --workspace-budget exclude each other: give one of them", "workspace_limit"
             )
             del values["workspace_limit"]
-        named = {name: one for name, one in variables(os.environ).items() if name in (*MEASURING, "keep_heap")}
-        return Config(**{**named, **values})
+        measuring = {name: value for name, value in variables(os.environ).items() if name in (*MEASURING, "keep_heap")}
+        return Config(**{**measuring, **values})
 
-    return bundled("config", make, *(setting(one) if isinstance(one, str) else one for one in settings))
+    return bundled("config", make, *(setting(name) if isinstance(name, str) else name for name in settings))
 
 
 MEASURING = (

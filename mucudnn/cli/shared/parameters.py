@@ -6,15 +6,15 @@ import os
 import re
 from collections.abc import Callable
 from enum import StrEnum
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import click
 
+from mucudnn.core.config import or_word
 from mucudnn.core.errors import InvalidInputError, MucudnnError
 from mucudnn.core.files import beside
-from mucudnn.core.values import member, parse_bytes, require_device_type
+from mucudnn.core.values import member, parse_bytes, require_device_type, whole
 
 LARGEST = 2**31 - 1  # largest int of C libraries
 MOST_SOLVED = 65536  # largest batch size: all sizes up to it are solved
@@ -42,24 +42,21 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic in new version
         return self.name
 
 
-class Finite(click.FloatRange):
-    """Parameter type of a finite number in a range; click's own range check would accept NaN."""
+class OpenFlag(click.types.BoolParamType):
+    """Parameter type of a flag with a third value, None, for which variables of the environment say ``auto``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        return number if isfinite(number) else self.fail(f"{value!r} is not a finite number", param, ctx)
+        return None if str(value).strip().lower() == "auto" else super().convert(value, param, ctx)
 
 
-class Count(click.IntRange):
-    """Parameter type of a whole number from ``least`` to ``most``."""
+def count(least: int = 1, most: int = LARGEST) -> Text:
+    """Return the parameter type of a whole number from ``least`` to ``most``."""
 
-    def __init__(self, least: int = 1, most: int = LARGEST) -> None:
-        super().__init__(min=least)
-        self.most = most
+    def parse(text: str) -> int:
+        is_number = re.fullmatch("[+-]?[0-9]{1,99}", text)
+        return whole(int(text) if is_number else text, "the number", least, most)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        return number if number <= self.most else self.fail(f"{number}: it must be at most {self.most}", param, ctx)
+    return Text("INTEGER", parse)
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -82,8 +79,8 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     >>> parse_ranks("1,2,4,...,64"), parse_ranks("3, 5")
     ((1, 2, 4, 8, 16, 32, 64), (3, 5))
     """
-    given, dots, last = text.replace(" ", "").partition(",...,")
-    ranks = [*_counts(given)]
+    beginning, dots, last = text.replace(" ", "").partition(",...,")
+    ranks = [*_counts(beginning)]
     if dots:
         end = _counts(last)[-1] if "," not in last else 0
         factor = ranks[-1] // ranks[-2] if len(ranks) > 1 else 1
@@ -109,7 +106,8 @@ def parse_filters(text: str) -> tuple[tuple[int, ...], ...]:
 
 def choice(kind: type[StrEnum]) -> Text:
     """Return the parameter type whose value is one member of an enumeration, written with hyphens or underscores."""
-    return Text(f"[{'|'.join(_spellings(kind))}]", lambda text: member(kind, text, "the value"))
+    spellings = "|".join(kind).replace("_", "-")
+    return Text(f"[{spellings}]", lambda text: member(kind, text, "the value"))
 
 
 def several(kind: type[StrEnum]) -> Text:
@@ -120,13 +118,9 @@ def several(kind: type[StrEnum]) -> Text:
 
     def parse(text: str) -> tuple[StrEnum, ...]:
         chosen = {member(kind, part.strip(), "one of the values") for part in text.split(",")}
-        return tuple(one for one in kind if one in chosen)
+        return tuple(choice for choice in kind if choice in chosen)
 
-    return Text(",".join(_spellings(kind)), parse)
-
-
-def _spellings(kind: type[StrEnum]) -> list[str]:
-    return [one.replace("_", "-") for one in kind]
+    return Text(",".join(kind).replace("_", "-"), parse)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -143,13 +137,16 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
-def parse_sizes(text: str) -> tuple[int | None, ...]:
-    """Parse distinct workspace limits; ``none`` is no limit. Raises ``InvalidInputError`` for other text.
+def parse_sizes(text: str, word: str = "none") -> tuple[int | None, ...]:
+    """Parse distinct workspace limits or budgets. Raises ``InvalidInputError`` for other text.
 
-    >>> parse_sizes("8MiB, none")
-    (8388608, None)
+    word: for no limit or budget, which ``none`` always is.
+
+    >>> parse_sizes("8MiB, none"), parse_sizes("off", "off")
+    ((8388608, None), (None,))
     """
-    return tuple(dict.fromkeys(parse_bytes(part.strip()) for part in text.split(",")))
+    size = or_word(lambda part, _: parse_bytes(part), word, "none")
+    return tuple(dict.fromkeys(size(part.strip(), "size") for part in text.split(",")))
 
 
 def parse_device(text: str) -> str:
@@ -164,81 +161,73 @@ def parse_device(text: str) -> str:
 
 
 class GivenPath(click.Path):
-    """Parameter type of a path that is not empty."""
+    """Parameter type of a path that is not empty. name: placeholder in --help. empty: what is said of an empty one."""
 
-    empty = "'' is empty; name a file"
-
-    def __init__(self, **allowed: bool) -> None:
-        super().__init__(path_type=Path, **allowed)
+    def __init__(
+        self,
+        name: str,
+        empty: str = "'' is empty; name a file",
+        *,
+        path_type: type = Path,
+        dir_okay: bool = True,
+        file_okay: bool = True,
+        allow_dash: bool = False,
+    ) -> None:
+        super().__init__(path_type=path_type, dir_okay=dir_okay, file_okay=file_okay, allow_dash=allow_dash)
+        self.name, self.empty = name, empty
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not os.fspath(value):
-            self.fail(self.empty, param, ctx)
-        return Path(os.fsdecode(super().convert(value, param, ctx)))
+        return super().convert(value, param, ctx) if os.fspath(value) else self.fail(self.empty, param, ctx)
 
 
-class InputFile(GivenPath):
-    """Parameter type of an input file; pipes and devices are rejected, since it may be read more than once.
+class InputPath(GivenPath):
+    """Parameter type of an input; pipes and devices are rejected, since it may be read more than once.
 
-    ``~`` is the home folder. The file need not exist: the code that reads it reports a missing file.
+    ``~`` is the home folder. It need not exist: the code that reads it reports what is missing.
     """
 
-    def __init__(self, *, folder: bool = False) -> None:
-        super().__init__(dir_okay=folder)
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(os.path.expanduser(value), param, ctx)  # noqa: PTH111  # text for click
+        converted = super().convert(os.path.expanduser(value), param, ctx)  # noqa: PTH111  # text for click
+        path = Path(converted)
         if path.exists() and not path.is_file() and not path.is_dir():
             self.fail(f"{path} is not a regular file; name a file that can be read more than once", param, ctx)
-        return path
+        return converted
 
 
-class NamedOrFile(InputFile):
-    """Parameter type of a built-in name or a file."""
+FOLDER = GivenPath("DIR", "'' is empty; name a folder", file_okay=False)
+"""Parameter type of a folder of results. It need not exist: the code that reads it reports a missing folder."""
 
-    def __init__(self, empty: str = GivenPath.empty) -> None:
-        super().__init__(folder=True)
-        self.empty = empty
+INPUT_FILE = InputPath("file", dir_okay=False)
+NAMED_OR_FILE = InputPath("path", path_type=str)
+"""Parameter type of a built-in name or a file."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        super().convert(value, param, ctx)
-        return value
-
-
-SOURCE = NamedOrFile(
-    "'' is not a source; name a network, a table, a CSV file, package.module:factory or file.py:factory"
+SOURCE = InputPath(
+    "path",
+    "'' is not a source; name a network, a table, a CSV file, package.module:factory or file.py:factory",
+    path_type=str,
 )
 
 
 class OutputFile(GivenPath):
     """Parameter type of an output file that is replaced as a whole; ``-`` is standard output.
 
-    suffix: allowed suffix or suffixes. second: word in the name of a second file that is written beside the first.
+    suffixes: those that are allowed; any if there are none.
+    second: word in the name of a second file that is written beside the first.
     """
 
-    def __init__(self, *, suffix: str | tuple[str, ...] = "", second: str = "") -> None:
-        super().__init__(allow_dash=True)
-        self.name = "file"
-        self.suffixes = (suffix,) if isinstance(suffix, str) else suffix
-        self.second = second
+    def __init__(self, *suffixes: str, second: str = "") -> None:
+        super().__init__("file", allow_dash=True)
+        self.suffixes, self.second = suffixes, second
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
-        if not str(path).lower().endswith(self.suffixes):
-            kinds, ends = " or ".join(one.lstrip(".").upper() for one in self.suffixes), " or ".join(self.suffixes)
-            self.fail(f"{str(path)!r} is not a {kinds} file; name one that ends in {ends}", param, ctx)
+        if self.suffixes and not str(path).lower().endswith(self.suffixes):
+            kinds = " or ".join(suffix.lstrip(".").upper() for suffix in self.suffixes)
+            self.fail(
+                f"{str(path)!r} is not a {kinds} file; name one that ends in {' or '.join(self.suffixes)}", param, ctx
+            )
         return path
 
     def files(self, path: Path) -> list[Path]:
         """Return all files that are written for this output path."""
         return [path, beside(path, self.second)] if self.second else [path]
-
-
-class Folder(GivenPath):
-    """Parameter type of a folder of results. It need not exist: the code that reads it reports a missing folder."""
-
-    empty = "'' is empty; name a folder"
-
-    def __init__(self) -> None:
-        super().__init__(file_okay=False)
-        self.name = "DIR"

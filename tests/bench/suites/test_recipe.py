@@ -200,7 +200,7 @@ def test_what_the_command_refuses_is_told_before_anything_runs(mine: Path, tmp_p
     assert "a recipe needs a folder for its results: add --out DIR" in fail("bench", "recipe", mine)
     text = mine.read_text()
     for old, new, said in (
-        ("batch = 2", "batch = -2", "mine.toml: Invalid value for '--batch': -2"),
+        ("batch = 2", "batch = -2", "mine.toml: Invalid value for '--batch': the number is -2"),
         ("batch", "bach", "mine.toml: No such option '--bach'. (Did you mean "),
         ("bench convolutions", "tune", "[fixed] command is 'tune'; name a command with --out"),
         ("bench convolutions", "bench recipe", "[fixed] command is 'bench recipe'; name a command with --out"),
