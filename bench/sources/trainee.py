@@ -77,6 +77,9 @@ def labelled_batches(
 Loss = Callable[[Any, Tensor], Tensor]  # of the output of a model, and labels (N,)
 
 
+Workload = tuple[nn.Module, Batch, Loss]  # a model, with a batch to train it on
+
+
 def loss_for(source: str) -> Loss:
     """Return the loss of the model that ``source`` names; a user's own model learns to return zeros."""
     return F.cross_entropy if source in NETWORKS else mean_square

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from math import nan
 from typing import TYPE_CHECKING, Any
@@ -58,21 +57,14 @@ _MIB = 2**20
 MOST_SUBJECTS = 6  # At most this many subjects are drawn side by side: those on which PyTorch takes longest.
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of picture of a result folder. caption: how to read it."""
-
-    title: str
-    caption: str
-
-
+# The kinds of pictures: title, and caption that says how to read it.
 KINDS = {
-    "speedups": Kind(
+    "speedups": (
         "Speedup of each layer, by workspace limit",
         "PyTorch's time over ours, on a logarithmic scale; right of the line is faster. Bars are 95 % intervals "
         "over rounds.",
     ),
-    "divided": Kind(
+    "divided": (
         "What dividing gains, by workspace limit",
         "Time of the best undivided algorithm over that of the divided mini-batch under the same workspace limit, "
         "all operations of a layer together; lines are 95 % intervals over rounds. Layers that run the same "
@@ -80,14 +72,14 @@ KINDS = {
         "the authors of μ-cuDNN show in github.com/spcl/ucudnn for the same geometry, N = 256, on a "
         "P100-SXM2, read to 0.01; they do not say which operations were summed.",
     ),
-    "limits": Kind(
+    "limits": (
         "How far from the machine's limit",
         "Left: the rate of each row against the operations for each byte that must move; the line is the machine's "
         "limit (the roofline of Williams, Waterman, Patterson 2009), which Winograd and FFT can pass. Right: time "
         "over that limit; each box has half of the rows of its kind of layer, with the median inside, the whiskers "
         "have all.",
     ),
-    "desirable": Kind(
+    "desirable": (
         "Desirable sets: what workspace buys",
         f"The {MOST_SUBJECTS} operations that take PyTorch longest. The line is the desirable set: no "
         "configuration has less time with as much workspace. Squares are algorithms on the undivided mini-batch, "
