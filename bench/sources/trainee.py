@@ -29,8 +29,9 @@ class Trainee:
     def learn(self, images: Tensor, labels: Tensor, autocast: torch.dtype | None = None) -> Tensor:
         """Run one training step without waiting for the device, and return the loss.
 
-        autocast: dtype for torch's autocast of forward pass and loss, or None. In float16 the loss is scaled
-        (``torch.amp.GradScaler``).
+        autocast: dtype for torch's autocast of forward pass and loss, or None.
+
+        In float16 the loss is scaled (``torch.amp.GradScaler``).
         """
         self.optimizer.zero_grad()
         with torch.autocast(images.device.type, autocast, enabled=autocast is not None):
