@@ -75,9 +75,8 @@ def judged(pairs: Sequence[Pair], tolerance: float) -> list[tuple[Estimate, Verd
         allowance = 0.0 if pair.is_controlled else log(PHASE)
         shift, low, high = float(np.median(pair.after) - np.median(pair.before)), -inf, inf
         if min(len(pair.before), len(pair.after)) >= LEAST_ROUNDS:
-            before = resampled_medians(tuple(pair.before), 0, _RESAMPLES)
-            after = resampled_medians(tuple(pair.after), 1, _RESAMPLES)
-            low, high = interval(after - before)
+            before, after = tuple(pair.before), tuple(pair.after)
+            low, high = interval(resampled_medians(after, 1, _RESAMPLES) - resampled_medians(before, 0, _RESAMPLES))
         if is_different and abs(shift) > limit + allowance:
             verdict = Verdict.SLOWER if shift > 0 else Verdict.FASTER
         elif pair.is_controlled and -limit <= low <= high <= limit:
@@ -158,9 +157,14 @@ def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float)
         ComparedRow(timed_before[key][0], timed_after[key][0], pair.is_controlled, ratio, verdict)
         for key, pair, (ratio, verdict) in zip(common, pairs, judged(pairs, tolerance), strict=True)
     )
-    only_before = tuple(line for key, (line, _, _) in timed_before.items() if key not in timed_after)
-    only_after = tuple(line for key, (line, _, _) in timed_after.items() if key not in timed_before)
-    return FolderComparison(before, after, rows, only_before, only_after, tolerance)
+    return FolderComparison(
+        before,
+        after,
+        rows,
+        only_before=tuple(line for key, (line, _, _) in timed_before.items() if key not in timed_after),
+        only_after=tuple(line for key, (line, _, _) in timed_after.items() if key not in timed_before),
+        tolerance=tolerance,
+    )
 
 
 def is_torch_the_same(before: ResultFolder, after: ResultFolder) -> bool:
@@ -183,8 +187,8 @@ def _timed(folder: ResultFolder, *, torch_controls: bool) -> dict[Key, tuple[Lin
         lines = [line for line in lines if line["contestant"] != TORCH]
     timed = {}
     for line in lines:
-        samples, over_torch = np.log(line["samples_s"]), None
         torch = torchs.get(subject_key(line, folder.header))
+        samples, over_torch = np.log(line["samples_s"]), None
         if torch and torch["turns"] == line["turns"] and len(torch["samples_s"]) == len(samples):
             over_torch = samples - np.log(torch["samples_s"])
         timed[row_key(line, folder.header)] = line, samples, over_torch

@@ -92,13 +92,11 @@ def problem_columns(problem: ConvProblem, batch_size: int) -> dict[str, Any]:
 
 def problem_of(row: Mapping[str, Any]) -> ConvProblem:
     """Return the convolution problem that a row describes. Raises ``InvalidInputError`` if its columns are invalid."""
-    single = ("operation", "c", "h", "w", "k", "r", "s", "groups", "dtype", "memory_format")
-    sizes: dict[str, Any] = {name: row[name] for name in single}
-    sizes |= {name: row.get(name, 0) for name in ("d", "t")}
-    axes = ("d", "h", "w") if sizes["d"] else ("h", "w")
-    for name, short in _STEPS.items():
-        sizes[name] = tuple(row[f"{short}_{axis}"] for axis in axes)
-    return ConvProblem(**sizes)
+    axes = ("d", "h", "w") if row.get("d") else ("h", "w")
+    sizes: dict[str, Any] = {name: tuple(row[f"{short}_{axis}"] for axis in axes) for name, short in _STEPS.items()}
+    for name in ("operation", "c", "h", "w", "k", "r", "s", "groups", "dtype", "memory_format"):
+        sizes[name] = row[name]
+    return ConvProblem(**sizes, d=row.get("d", 0), t=row.get("t", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,6 @@ class Header:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON object of ``environment.json``, with lists for tuples as JSON has them."""
-        limits = {dtype: asdict(rates) for dtype, rates in self.limits.items()}
         record = {
             "format_version": FORMAT_VERSION,
             "folder": self.identity,
@@ -140,8 +137,8 @@ class Header:
             "settings": self.settings,
             "environment": asdict(self.environment),
             "machine_limits": {
-                dtype: {name: None if rate == inf else rate for name, rate in rates.items()}
-                for dtype, rates in limits.items()
+                dtype: {name: None if rate == inf else rate for name, rate in asdict(rates).items()}
+                for dtype, rates in self.limits.items()
             },
             "subject_columns": self.subject_columns,
             "wanted": self.wanted,
@@ -226,8 +223,9 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}") from None
     except json.JSONDecodeError as error:
-        advice = "the file is incomplete: write it again"
-        raise InvalidInputError(f"{path}, line {error.lineno}: invalid JSON: {error.msg}; {advice}") from None
+        raise InvalidInputError(
+            f"{path}, line {error.lineno}: invalid JSON: {error.msg}; the file is incomplete: write it again"
+        ) from None
     except RecursionError:
         raise InvalidInputError(f"{path}: nested too deeply for the result of a benchmark") from None
     if not isinstance(record, dict):
@@ -258,8 +256,7 @@ def read_rows(path: Path, header: Header) -> tuple[list[Line], list[str]]:
         try:
             if text:
                 line = _checked(text, header)
-                key = row_key(line, header)
-                last[key] = line
+                last[row_key(line, header)] = line
         except InvalidInputError as error:
             problems.append(f"{path}, line {number}: {error}; it is left out")
     lines = list(last.values())
@@ -272,9 +269,8 @@ def read_rows(path: Path, header: Header) -> tuple[list[Line], list[str]]:
 
 def incomplete_turns(lines: Iterable[Line]) -> dict[int, str]:
     """Return the numbers of the groups of interleaved rows that lack rows, with the count of those they have."""
-    wanted = {line["turns"]: line["rows_in_turns"] for line in lines}
-    counts = Counter(line["turns"] for line in lines)
-    return {turns: f"{counts[turns]} of {most}" for turns, most in wanted.items() if counts[turns] != most}
+    groups = Counter((line["turns"], line["rows_in_turns"]) for line in lines)
+    return {turns: f"{count} of {wanted}" for (turns, wanted), count in groups.items() if count != wanted}
 
 
 def subject_key(row: Mapping[str, Any], header: Header) -> Key:

@@ -61,12 +61,11 @@ def account_in_words(tuning: TableTuning) -> str:
         return str(tuning.division)
     accounts = [(row.count, row.tuned.account) for row in tuning.rows if row.tuned.account is not None]
     predicted_s = sum(count * account.objective_s for count, account in accounts)
-    desirable = sum(account.front_size for _, account in accounts)
-    measured = sum(account.measurements for _, account in accounts)
     return (
         f"{len(accounts)} problems, each solved under its own limit: predicted total {format_seconds(predicted_s)}, "
         "the least that the measured parts allow (the table's total is of whole runs, where there are any); "
-        f"{desirable} desirable configurations from {measured} measurements, "
+        f"{sum(account.front_size for _, account in accounts)} desirable configurations "
+        f"from {sum(account.measurements for _, account in accounts)} measurements, "
         f"{format_seconds(sum(account.solve_time_s for _, account in accounts))}"
     )
 
@@ -112,8 +111,11 @@ def time_by_size(tuning: TableTuning) -> tuple[CurvePoint, ...]:
         baseline = baseline_or_declared(tuned.measurements, tuned.batch_size, None)
         if tuning.config.baseline_exempt and is_timed(baseline) and tuned.barred is None:
             options[place].append(replace(baseline, workspace_bytes=0))
-    counts = {place: row.count for place, row in enumerate(tuning.rows)}
-    return limit_curve(options, counts, limits=() if size is None else [size])
+    return limit_curve(
+        options,
+        {place: row.count for place, row in enumerate(tuning.rows)},
+        limits=() if size is None else [size],
+    )
 
 
 def curve_table(tuning: TableTuning, points: Sequence[CurvePoint]) -> Table:
@@ -132,7 +134,6 @@ def curve_table(tuning: TableTuning, points: Sequence[CurvePoint]) -> Table:
 def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> dict[str, Any]:
     """Return the JSON object that ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
     database = tuning.config.database
-    accounts = [row.tuned.account and row.tuned.account.to_json() for row in tuning.rows]
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
@@ -161,7 +162,9 @@ def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> dict
             }
             for row, tuned in ((row, row.tuned) for row in tuning.rows)
         ],
-        "accounts": None if tuning.division is not None else accounts,
+        "accounts": None
+        if tuning.division is not None
+        else [row.tuned.account and row.tuned.account.to_json() for row in tuning.rows],
         "total": {
             "torch_s": tuning.baseline_s,
             "mucudnn_s": tuning.time_s,

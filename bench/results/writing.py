@@ -171,8 +171,9 @@ def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            told = f"{path} is being written by another process; wait for it, or name another folder"
-            raise OutputError(told) from error
+            raise OutputError(
+                f"{path} is being written by another process; wait for it, or name another folder"
+            ) from error
         _end_last_line(rows, stream)
         lines, _ = read_rows(rows, header)
         yield FolderWriter(path, header, stream, lines)
@@ -200,8 +201,8 @@ def write_missing(
         for index, (values, rows_of) in enumerate(wanted.items()):
             subject = dict(zip(header.subject_columns, values, strict=True))
             if not folder.known(subject):
-                mark, part = watch.mark(), share_of(progress, index / len(wanted), 1 / len(wanted))
-                rows = [*rows_of(subject, part)]
+                mark = watch.mark()
+                rows = [*rows_of(subject, share_of(progress, index / len(wanted), 1 / len(wanted)))]
                 folder.add(rows, watch.since(mark))
         folder.write_summary(left_out)
 

@@ -45,14 +45,17 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     ``same_as``, ``UNDIVIDED`` if both have the same configuration. For whole models ``images_per_s``, and ``kinds``,
     the share of each kind of layer in the time, as text. Unknown values are NaN.
     """
-    rows, subject = folder.rows, folder.header.subject_columns
+    rows = folder.rows
     rows = rows.reindex(columns=[*rows.columns, *(name for name in (*_NUMBERS, *_TEXTS) if name not in rows)])
-    texts: dict[str, Any] = {name: [None if value != value else value for value in rows[name]] for name in _TEXTS}
-    rows = rows.astype(dict.fromkeys(_NUMBERS, float)).assign(**texts)
-    rows = rows.assign(count=rows["count"].fillna(1)).astype({name: float for name in _METRICS if name in rows})
+    rows = rows.astype({name: float for name in (*_NUMBERS, *_METRICS) if name in rows})
+    for name in _TEXTS:
+        rows[name] = pandas.Series(
+            [None if value != value else value for value in rows[name]], rows.index, dtype=object
+        )
+    rows["count"] = rows["count"].fillna(1)
 
     # Subjects such as the memory formats of a layer are timed together, so that the subject is a part of the key.
-    keys = [*subject, "turns"]
+    keys = [*folder.header.subject_columns, "turns"]
     torchs = rows[rows["contestant"] == TORCH].drop_duplicates(keys)[[*keys, "samples_s"]]
     joined = rows.merge(torchs.rename(columns={"samples_s": "torch_samples_s"}), how="left", on=keys)
     samples = [value if isinstance(value, list) else [] for value in joined["torch_samples_s"]]
@@ -61,7 +64,7 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
         (Estimate() if name == TORCH else speedup_of([torch], [ours])).columns("speedup{}")
         for name, torch, ours in zip(rows["contestant"], samples, rows["samples_s"], strict=True)
     ]
-    rows = rows.assign(**pandas.DataFrame(speedups, index=rows.index))
+    rows = rows.join(pandas.DataFrame(speedups, index=rows.index))
     rows["spread"] = [spread(samples) if len(samples) > 1 else nan for samples in rows["samples_s"]]
     if has_problems(rows):
         return _with_bounds(_with_undivided(rows), folder.header.limits)
@@ -74,8 +77,9 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
 
 def _kinds_in_words(kinds_s: Any) -> str | None:
     """Return the share of each kind of layer in the time; None where it is unknown."""
-    known = shares(kinds_s) if isinstance(kinds_s, dict) else {}
-    return ", ".join(f"{kind} {share:.0%}" for kind, share in known.items()) or None
+    if not isinstance(kinds_s, dict):
+        return None
+    return ", ".join(f"{kind} {share:.0%}" for kind, share in shares(kinds_s).items()) or None
 
 
 def has_problems(rows: pandas.DataFrame) -> bool:
@@ -214,8 +218,12 @@ def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     timed = rows.dropna(subset=["time_s"])
     timed = timed.assign(torch_s=[median(samples) if samples else nan for samples in timed["torch_samples_s"]])
     keys = [*(("dtype", "memory_format") if has_problems(timed) else ()), *CONTESTANT]
-    groups = timed.groupby(keys, dropna=False, sort=False)
-    return pandas.DataFrame([dict(zip(keys, key, strict=True)) | _summary(group) for key, group in groups])
+    return pandas.DataFrame(
+        [
+            dict(zip(keys, key, strict=True)) | _summary(group)
+            for key, group in timed.groupby(keys, dropna=False, sort=False)
+        ]
+    )
 
 
 def _summary(group: pandas.DataFrame) -> dict[str, Any]:
@@ -229,8 +237,8 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
         "busy": int((group["load"] > BUSY).sum()),
     }
     if has_problems(group):
-        by_operation = {name: group[group["operation"] == name]["speedup"] for name in OPERATIONS}
-        record |= {f"speedup_{OPERATIONS[name]}": _geometric_mean(values) for name, values in by_operation.items()}
+        for operation, name in OPERATIONS.items():
+            record[f"speedup_{name}"] = _geometric_mean(group[group["operation"] == operation]["speedup"])
         record |= {name: _geometric_mean(group[name]) for name in ("over_bound", "over_undivided")}
         gains, same = group["over_undivided"], int(group["same_as"].notna().sum())
         record |= {"over_undivided_least": gains.min(), "over_undivided_most": gains.max(), "same": same or None}

@@ -61,14 +61,14 @@ def report_of(folder: ResultFolder) -> Report:
     """Compute the report of a result folder."""
     header, rows = folder.header, measured(folder)
     layers = layer_rows(rows)
-    tables = (
-        summary_table(summary_rows(rows)),
-        layer_table(layers),
-        problem_table(rows, header.subject_columns),
-    )
-    title = f"{header.benchmark}: {header.source}"
+    tables = summary_table(summary_rows(rows)), layer_table(layers), problem_table(rows, header.subject_columns)
     return Report(
-        folder, title, rows, layers, [table for table in tables if table.rows], grouped(missing_in(folder, rows))
+        folder,
+        title=f"{header.benchmark}: {header.source}",
+        rows=rows,
+        layers=layers,
+        tables=[table for table in tables if table.rows],
+        missing=grouped(missing_in(folder, rows)),
     )
 
 
@@ -89,8 +89,8 @@ def missing_in(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[s
             yield "time / bound", "the machine's limits were not measured for all data types"
         divided = gains(rows)
         if len(divided) and (same := int(divided["is_same"].sum())):
-            text = f"nothing in {same} of {len(divided)} layers and limits: same configuration as the undivided"
-            yield "what dividing gains", text
+            where = f"{same} of {len(divided)} layers and limits"
+            yield "what dividing gains", f"nothing in {where}: same configuration as the undivided"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,8 +150,13 @@ def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
         raise UnavailableError("the page needs jinja2, which is not installed: pip install jinja2") from None
-    loader = FileSystemLoader(Path(__file__).parent / "templates")
-    jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    jinja = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     parts = []
     for name, report in reports.by_name.items():
         pictures, lack = [], ""
@@ -160,8 +165,8 @@ def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
                 pictures.append((*KINDS[kind], f"data:image/svg+xml;base64,{b64encode(picture).decode()}"))
         except UnavailableError as error:
             lack = str(error)
-        facts, settings, tables = facts_of(report.folder), settings_of(report.folder), [*map(shown, report.tables)]
-        parts.append((name, report, facts, settings, tables, pictures, lack))
+        tables = [(table.title.lower(), table, choices_in(table)) for table in report.tables]
+        parts.append((name, report, facts_of(report.folder), settings_of(report.folder), tables, pictures, lack))
     return jinja.get_template("page.html").render(
         reports=reports, only=reports.only, parts=parts, version=mucudnn.__version__
     )
@@ -198,17 +203,14 @@ def settings_of(folder: ResultFolder) -> dict[str, str]:
     return texts
 
 
-def shown(table: Table) -> tuple[str, Table, list[tuple[int, str, list[str]]]]:
-    """Return what a page has of a table: its name in links, itself, and the columns that readers can filter by.
-
-    Each of these columns has its index, title and values.
-    """
+def choices_in(table: Table) -> list[tuple[int, str, list[str]]]:
+    """Return the columns of a table that readers can filter by, each with its index, title and values."""
     choices = []
     for index, column in enumerate(table.columns):
         values = list(dict.fromkeys(row[index] for row in table.rows if row[index]))
         if column.key in _FILTERED and len(values) > 1:
             choices.append((index, column.title, values))
-    return table.title.lower(), table, choices
+    return choices
 
 
 def write_pictures_of(reports: Reports, folder: Path) -> list[Path]:

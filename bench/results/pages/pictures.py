@@ -147,8 +147,9 @@ def speedups(rows: pandas.DataFrame) -> Figure | None:
             y = beside(points["layer"].map(layers.index), index, len(by_series))
             ends = np.column_stack([points["speedup_low"], points["speedup_high"], np.full(len(points), nan)])
             axes.plot(ends.ravel(), np.repeat(y, 3), color=colour, linewidth=0.8)  # a single line keeps the file small
-            marker = MARKERS[index % len(MARKERS)]
-            axes.plot(points["speedup"], y, marker, color=colour, markersize=2.5, label=plain(name))
+            axes.plot(
+                points["speedup"], y, MARKERS[index % len(MARKERS)], color=colour, markersize=2.5, label=plain(name)
+            )
         x_ratio_axis(axes)
     legend_above(figure)
     return figure
@@ -196,9 +197,15 @@ def limits(rows: pandas.DataFrame) -> Figure | None:
     rates, boxes = figure.subplots(1, 2)
     for index, (name, colour) in enumerate(by_series.items()):
         series = rows[rows["series"] == name]
-        style: dict[str, Any] = {"color": colour, "markersize": 3, "alpha": 0.7, "label": plain(name)}
-        marker = MARKERS[index % len(MARKERS)]
-        rates.plot(series["flops_per_byte"], series["flops_per_s"] / 1e9, marker, **style)
+        rates.plot(
+            series["flops_per_byte"],
+            series["flops_per_s"] / 1e9,
+            MARKERS[index % len(MARKERS)],
+            color=colour,
+            markersize=3,
+            alpha=0.7,
+            label=plain(name),
+        )
         by_kind = dict(iter(series.groupby("kind")["over_bound"]))
         thin = {"color": colour, "linewidth": 0.9}
         boxes.boxplot(

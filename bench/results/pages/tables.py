@@ -136,10 +136,10 @@ def summary_table(rows: pandas.DataFrame) -> Table:
 
 def layer_table(rows: pandas.DataFrame) -> Table:
     """Format the rows of ``layer_rows`` as a table, with DeepBench's columns before mucudnn's own."""
-    caption = "Times of the operations of each layer, in DeepBench's columns, and of all together."
     if len(rows):
         timed = [f"{name}_{suffix}" for name in OPERATIONS.values() for suffix in ("configuration", "s")]
         rows = _once(rows, ["layer", *DEEPBENCH, "memory_format", *timed, "total_s"])
+    caption = "Times of the operations of each layer, in DeepBench's columns, and of all together."
     return _table("Layers", caption, _LAYERS, rows)
 
 
@@ -170,8 +170,7 @@ def series_label(contestant: str, policy: str | None, limit_bytes: float) -> str
 
 def with_series(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Add the column ``series`` to the rows: the result of ``series_label``."""
-    contestants = rows[list(CONTESTANT)].itertuples(index=False, name=None)
-    return rows.assign(series=[series_label(*contestant) for contestant in contestants])
+    return rows.assign(series=[*map(series_label, *(rows[name] for name in CONTESTANT))])
 
 
 def _once(rows: pandas.DataFrame, keys: Sequence[str]) -> pandas.DataFrame:
