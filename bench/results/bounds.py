@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf, isfinite, prod
+from typing import Any
 
+from mucudnn.bench.results.columns import Columns, table_of
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem
-from mucudnn.core.tables import Table, new_table
+from mucudnn.core.tables import Table
 
 _FIRST_LAYER_CHANNELS = 4  # A layer with at most this many input channels is assumed to read images.
 
@@ -36,8 +39,8 @@ class MachineLimits:
         # Imported here because it loads torch, which reports of stored results do not need.
         from mucudnn.measuring.clocks import copied_bytes_per_s, sustained_flops_per_s
 
-        of_products = "float32" if ITEM_BYTES[dtype] == 2 else dtype
-        return cls(sustained_flops_per_s(device, of_products), copied_bytes_per_s(device))
+        product_dtype = "float32" if ITEM_BYTES[dtype] == 2 else dtype
+        return cls(sustained_flops_per_s(device, product_dtype), copied_bytes_per_s(device))
 
     def or_better(self, other: MachineLimits) -> MachineLimits:
         """Return limits with the higher of the two values of each rate: a rate that was reached once is possible."""
@@ -77,14 +80,17 @@ def shares(kinds_s: Mapping[str, float]) -> dict[str, float]:
     return {kind: seconds / whole_s for kind, seconds in kinds_s.items()} if whole_s else {}
 
 
-def kinds_table(title: str, left: tuple[str, ...], rows: Sequence[tuple[Sequence[str], Mapping[str, float]]]) -> Table:
+def kinds_table(rows: Sequence[dict[str, Any]], title: str, left: Columns[dict[str, Any]], *, caption: str) -> Table:
     """Return a table of the share of each kind of layer in percent.
 
-    left: titles of the first columns. rows: the texts in these columns, and the seconds by kind of layer.
+    rows: with the seconds by kind of layer as ``kinds_s``.
+    left: the first columns.
     """
-    kinds = list(dict.fromkeys(kind for _, kinds_s in rows for kind in kinds_s))
-    printed = new_table(f"{title}: share of time by kind of layer, %", left, kinds)
-    for texts, kinds_s in rows:
-        of = shares(kinds_s)
-        printed.add_row(*texts, *(f"{100 * of[kind]:.1f}" if kind in of else "" for kind in kinds))
-    return printed
+
+    def percent(kind: str, row: dict[str, Any]) -> str:
+        share = shares(row["kinds_s"]).get(kind)
+        return "" if share is None else f"{100 * share:.1f}"
+
+    kinds = dict.fromkeys(kind for row in rows for kind in row["kinds_s"])
+    right = {kind: partial(percent, kind) for kind in kinds}
+    return table_of(rows, f"{title}: share of time by kind of layer, %", left, right, caption=caption)

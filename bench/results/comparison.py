@@ -14,16 +14,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf, log
+from math import exp, inf, log
+from statistics import median_high
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mucudnn.bench.results.columns import Columns, table_of
 from mucudnn.bench.results.reading import Key, Line, ResultFolder, row_key, subject_key
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.statistics import LEAST_ROUNDS, Estimate, interval, rank_test, rejected, resampled_medians
-from mucudnn.core.tables import Table, listed, new_table
+from mucudnn.core.tables import Table, listed
 from mucudnn.core.values import format_bytes, format_seconds
 
 FAMILY_LEVEL = 0.001  # probability that any row of a comparison is called faster or slower by mistake
@@ -63,26 +65,26 @@ class Pair:
 def judged(pairs: Sequence[Pair], tolerance: float) -> list[tuple[Estimate, Verdict]]:
     """Judge all pairs together; return for each pair the ratio of time after to time before, and the verdict.
 
-    tolerance: relative change up to which times count as equal. Raises ``UnavailableError`` if scipy is not installed.
+    tolerance: relative change up to which times count as equal.
+
+    Raises ``UnavailableError`` if scipy is not installed.
     """
     are_different = rejected([rank_test(pair.before, pair.after) for pair in pairs], FAMILY_LEVEL)
-    limit, found = log(1 + tolerance), []
+    limit, verdicts = log(1 + tolerance), []
     for pair, is_different in zip(pairs, are_different, strict=True):
         allowance = 0.0 if pair.is_controlled else log(PHASE)
         shift, low, high = float(np.median(pair.after) - np.median(pair.before)), -inf, inf
         if min(len(pair.before), len(pair.after)) >= LEAST_ROUNDS:
-            sets = enumerate((pair.before, pair.after))
-            before, after = (resampled_medians(tuple(samples), seed, _RESAMPLES) for seed, samples in sets)
-            low, high = interval(after - before)
-            low, high = low - allowance, high + allowance
+            before, after = tuple(pair.before), tuple(pair.after)
+            low, high = interval(resampled_medians(after, 1, _RESAMPLES) - resampled_medians(before, 0, _RESAMPLES))
         if is_different and abs(shift) > limit + allowance:
             verdict = Verdict.SLOWER if shift > 0 else Verdict.FASTER
         elif pair.is_controlled and -limit <= low <= high <= limit:
             verdict = Verdict.SAME
         else:
             verdict = Verdict.UNDECIDED
-        found.append((Estimate(*(float(np.exp(one)) for one in (shift, low, high))), verdict))
-    return found
+        verdicts.append((Estimate(exp(shift), exp(low - allowance), exp(high + allowance)), verdict))
+    return verdicts
 
 
 # Fields of the environment that torch's time depends on. If all are equal, times are compared relative to torch's.
@@ -94,8 +96,10 @@ _MOST_LISTED = 10
 class ComparedRow:
     """A row (the times of one contestant on one subject) that both compared folders have.
 
-    before, after: the row in each folder. is_controlled: whether both folders also timed torch in the same rounds as
-    this row. ratio: time in the second folder over time in the first.
+    before: the row in the first folder.
+    after: that in the second.
+    is_controlled: whether both folders also timed torch in the same rounds as this row.
+    ratio: time in the second folder over time in the first.
     """
 
     before: Line
@@ -109,8 +113,10 @@ class ComparedRow:
 class FolderComparison:
     """The comparison of two result folders.
 
-    rows: in the order of the first folder. only_before, only_after: rows of one folder that the other one lacks or has
-    without samples. tolerance: relative change up to which times count as equal.
+    rows: in the order of the first folder.
+    only_before: rows of the first folder that the second one lacks or has without samples.
+    only_after: the reverse.
+    tolerance: relative change up to which times count as equal.
     """
 
     before: ResultFolder
@@ -125,63 +131,76 @@ class FolderComparison:
 
 
 def compare_folders(before: ResultFolder, after: ResultFolder, tolerance: float) -> FolderComparison:
-    """Compare two result folders row by row.
+    """Compare two result folders row by row. Torch's own are compared only if its version or the machine changed.
 
-    tolerance: relative change up to which times count as equal. Raises ``InvalidInputError`` for folders of different
-    benchmarks, and ``UnavailableError`` if scipy is missing.
+    tolerance: relative change up to which times count as equal.
 
-    Torch's own rows are compared only if the version of torch or the machine changed.
+    Raises ``InvalidInputError`` for folders of different benchmarks, and ``UnavailableError`` if scipy is missing.
     """
     if before.header.subject_columns != after.header.subject_columns:
         raise InvalidInputError(
             f"{before.path} is of bench {before.header.benchmark}, {after.path} of bench {after.header.benchmark}: "
             "they have no rows in common; name two folders of the same benchmark"
         )
-    same_torch = is_torch_the_same(before, after)
-    mine, others = _timed(before, same_torch), _timed(after, same_torch)
-    common = [key for key in mine if key in others]
+    torch_controls = is_torch_the_same(before, after)
+    timed_before = _timed(before, torch_controls=torch_controls)
+    timed_after = _timed(after, torch_controls=torch_controls)
+    common = [key for key in timed_before if key in timed_after]
     pairs = []
     for key in common:
-        (_, mine_s, mine_over), (_, others_s, others_over) = mine[key], others[key]
-        if mine_over is None or others_over is None:
-            pairs.append(Pair(mine_s, others_s, is_controlled=False))
+        (_, before_s, before_over), (_, after_s, after_over) = timed_before[key], timed_after[key]
+        if before_over is None or after_over is None:
+            pairs.append(Pair(before_s, after_s, is_controlled=False))
         else:
-            pairs.append(Pair(mine_over, others_over, is_controlled=True))
+            pairs.append(Pair(before_over, after_over, is_controlled=True))
     rows = tuple(
-        ComparedRow(mine[key][0], others[key][0], pair.is_controlled, ratio, verdict)
+        ComparedRow(timed_before[key][0], timed_after[key][0], pair.is_controlled, ratio, verdict)
         for key, pair, (ratio, verdict) in zip(common, pairs, judged(pairs, tolerance), strict=True)
     )
-    only_before, only_after = (
-        tuple(line for key, (line, _, _) in these.items() if key not in those)
-        for these, those in ((mine, others), (others, mine))
+    return FolderComparison(
+        before,
+        after,
+        rows,
+        only_before=tuple(line for key, (line, _, _) in timed_before.items() if key not in timed_after),
+        only_after=tuple(line for key, (line, _, _) in timed_after.items() if key not in timed_before),
+        tolerance=tolerance,
     )
-    return FolderComparison(before, after, rows, only_before, only_after, tolerance)
 
 
 def is_torch_the_same(before: ResultFolder, after: ResultFolder) -> bool:
     """Return whether both folders have the same torch and machine, so that times can be compared over torch's."""
-    mine, others = before.header.environment, after.header.environment
-    return all(getattr(mine, name) == getattr(others, name) for name in _OF_TORCH)
+    first, second = before.header.environment, after.header.environment
+    return all(getattr(first, name) == getattr(second, name) for name in _OF_TORCH)
 
 
-def _timed(folder: ResultFolder, torch_controls: bool) -> dict[Key, tuple[Line, Samples, Samples | None]]:
+def _timed(folder: ResultFolder, *, torch_controls: bool) -> dict[Key, tuple[Line, Samples, Samples | None]]:
     """Return the rows of a folder that have samples, by key, with the logarithms of their samples.
 
     The last value is these over torch's samples of the same rounds, or None if torch was not timed then.
+
     torch_controls: whether rows are compared relative to torch's rows, which are then left out of the result.
     """
     lines = [line for line in folder.lines if line["samples_s"]]
-    torchs = {subject_key(line, folder.header): line for line in lines if line["contestant"] == TORCH}
-    found = {}
+    torchs: dict[Key, Line] = {}
+    if torch_controls:
+        torchs = {subject_key(line, folder.header): line for line in lines if line["contestant"] == TORCH}
+        lines = [line for line in lines if line["contestant"] != TORCH]
+    timed = {}
     for line in lines:
-        if torch_controls and line["contestant"] == TORCH:
-            continue
+        torch = torchs.get(subject_key(line, folder.header))
         samples, over_torch = np.log(line["samples_s"]), None
-        torch = torchs.get(subject_key(line, folder.header)) if torch_controls else None
         if torch and torch["turns"] == line["turns"] and len(torch["samples_s"]) == len(samples):
             over_torch = samples - np.log(torch["samples_s"])
-        found[row_key(line, folder.header)] = line, samples, over_torch
-    return found
+        timed[row_key(line, folder.header)] = line, samples, over_torch
+    return timed
+
+
+_RIGHT: Columns[ComparedRow] = {
+    "before": lambda row: _configuration(row.before),
+    "after": lambda row: _configuration(row.after),
+    "ratio": lambda row: f"{row.ratio.value:.3f}",
+    "95 % interval": lambda row: f"{row.ratio.low:.3f} to {row.ratio.high:.3f}",
+}
 
 
 def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) -> Table:
@@ -190,19 +209,14 @@ def comparison_table(comparison: FolderComparison, *, all_rows: bool = False) ->
     all_rows: include the rows that stayed the same or are undecided.
     """
     shown = [Verdict.SLOWER, Verdict.FASTER, *((Verdict.UNDECIDED, Verdict.SAME) if all_rows else ())]
-    printed = new_table(
-        f"{comparison.after.path} against {comparison.before.path}",
-        ("subject", "contestant", "verdict"),
-        ("before", "after", "ratio", "95 % interval"),
-    )
-    for verdict in shown:
-        for row in sorted(comparison.of(verdict), key=lambda row: -row.ratio.value):
-            printed.add_row(
-                *(_subject(comparison.before, row.before), _contestant(row.before), str(verdict)),
-                *(_configuration(row.before), _configuration(row.after)),
-                *(f"{row.ratio.value:.3f}", f"{row.ratio.low:.3f} to {row.ratio.high:.3f}"),
-            )
-    return printed
+    rows = [row for row in comparison.rows if row.verdict in shown]
+    left: Columns[ComparedRow] = {
+        "subject": lambda row: _subject(comparison.before, row.before),
+        "contestant": lambda row: _contestant(row.before),
+        "verdict": lambda row: row.verdict.value,
+    }
+    rows.sort(key=lambda row: (shown.index(row.verdict), -row.ratio.value))
+    return table_of(rows, f"{comparison.after.path} against {comparison.before.path}", left, _RIGHT)
 
 
 def in_words(comparison: FolderComparison) -> str:
@@ -241,6 +255,5 @@ def _contestant(line: Line) -> str:
 
 
 def _configuration(line: Line) -> str:
-    samples = sorted(line["samples_s"])
-    middle = format_seconds(samples[len(samples) // 2])
+    middle = format_seconds(median_high(line["samples_s"]))
     return f"{middle} {line['configuration']}" if line["configuration"] else middle

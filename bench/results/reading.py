@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from math import inf, isfinite
@@ -54,7 +54,7 @@ _TEXT: Check = (lambda value: isinstance(value, str), "a text")
 _COUNT: Check = (lambda value: isinstance(value, int) and value > 0, "a whole number above 0")
 _OPTIONAL: Check = (lambda value: value is None or _is_number(value), "a number of at least 0, or null")
 _TIMES: Check = (
-    lambda value: isinstance(value, list) and all(_is_number(one) and one > 0 for one in value),
+    lambda value: isinstance(value, list) and all(_is_number(seconds) and seconds > 0 for seconds in value),
     "a list of seconds above 0",
 )
 # Columns that distinguish the rows of a subject.
@@ -85,28 +85,31 @@ def problem_columns(problem: ConvProblem, batch_size: int) -> dict[str, Any]:
     columns = {"batch_size": batch_size, **dict.fromkeys(OF_VOLUMES, 0), **asdict(problem)}
     for name, short in _STEPS.items():
         axes = ("d", "h", "w") if problem.is_volume else ("h", "w")
-        columns |= {f"{short}_{axis}": one for axis, one in zip(axes, columns.pop(name), strict=True)}
+        columns |= {f"{short}_{axis}": size for axis, size in zip(axes, columns.pop(name), strict=True)}
     return {name: columns[name] for name in PROBLEM_COLUMNS}
 
 
 def problem_of(row: Mapping[str, Any]) -> ConvProblem:
     """Return the convolution problem that a row describes. Raises ``InvalidInputError`` if its columns are invalid."""
-    single = ("operation", "c", "h", "w", "k", "r", "s", "groups", "dtype", "memory_format")
-    fields: dict[str, Any] = {name: row[name] for name in single}
-    fields |= {name: row.get(name, 0) for name in ("d", "t")}
-    axes = ("d", "h", "w") if fields["d"] else ("h", "w")
-    fields |= {name: tuple(row[f"{short}_{axis}"] for axis in axes) for name, short in _STEPS.items()}
-    return ConvProblem(**fields)
+    axes = ("d", "h", "w") if row.get("d") else ("h", "w")
+    sizes: dict[str, Any] = {name: tuple(row[f"{short}_{axis}"] for axis in axes) for name, short in _STEPS.items()}
+    for name in ("operation", "c", "h", "w", "k", "r", "s", "groups", "dtype", "memory_format"):
+        sizes[name] = row[name]
+    return ConvProblem(**sizes, d=row.get("d", 0), t=row.get("t", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """The description of a benchmark run: its name, source, settings and environment.
 
-    benchmark: name of the benchmark, such as ``network``. settings: JSON values that determine what is measured; a run
-    with different settings cannot resume in the same folder. subject_columns: columns that together identify the
-    subject of a row. wanted: total number of subjects. limits: the machine's peak rates, by dtype. is_timed: whether
-    rows have time samples. identity: stored in every row, so that a row copied from another folder is detected.
+    benchmark: name of the benchmark, such as ``network``.
+    settings: JSON values that determine what is measured; a run with different settings cannot resume in the same
+    folder.
+    subject_columns: columns that together identify the subject of a row.
+    wanted: total number of subjects.
+    limits: the machine's peak rates, by dtype.
+    is_timed: whether rows have time samples.
+    identity: stored in every row, so that a row copied from another folder is detected.
     """
 
     benchmark: str
@@ -123,7 +126,6 @@ class Header:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON object of ``environment.json``, with lists for tuples as JSON has them."""
-        limits = {dtype: asdict(rates) for dtype, rates in self.limits.items()}
         record = {
             "format_version": FORMAT_VERSION,
             "folder": self.identity,
@@ -134,8 +136,8 @@ class Header:
             "settings": self.settings,
             "environment": asdict(self.environment),
             "machine_limits": {
-                dtype: {name: None if rate == inf else rate for name, rate in rates.items()}
-                for dtype, rates in limits.items()
+                dtype: {name: None if rate == inf else rate for name, rate in asdict(rates).items()}
+                for dtype, rates in self.limits.items()
             },
             "subject_columns": self.subject_columns,
             "wanted": self.wanted,
@@ -148,7 +150,7 @@ class Header:
 
         The machine's peak rates are ignored, because they are measured.
         """
-        mine, others = (
+        before, after = (
             {
                 **{name: record[name] for name in ("benchmark", "source", "mucudnn")},
                 **record["environment"],
@@ -157,15 +159,13 @@ class Header:
             }
             for record in (self.record(), other.record())
         )
-
-        def text(value: object) -> str:
-            return "not set" if value is None else str(value)
-
-        return [
-            f"{name} was {text(mine.get(name))} and is {text(others.get(name))}"
-            for name in dict.fromkeys((*mine, *others))
-            if mine.get(name) != others.get(name)
-        ]
+        differences = []
+        for name in dict.fromkeys((*before, *after)):
+            values = before.get(name), after.get(name)
+            if values[0] != values[1]:
+                was, now = ("not set" if value is None else str(value) for value in values)
+                differences.append(f"{name} was {was} and is {now}")
+        return differences
 
 
 def read_header(folder: Path) -> Header:
@@ -181,13 +181,13 @@ def read_header(folder: Path) -> Header:
             f"{', '.join(map(str, below[:_MOST_NAMED]))}{'' if len(below) <= _MOST_NAMED else ', ...'}"
         )
     record = _read_object(path)
-    known = {each.name for each in fields(Environment)}  # later versions of mucudnn may have added some
+    names = {field.name for field in fields(Environment)}  # later versions of mucudnn may have added some
     try:
         return Header(
             benchmark=str(record["benchmark"]),
             source=str(record["source"]),
             settings=dict(record["settings"]),
-            environment=Environment(**{name: one for name, one in record["environment"].items() if name in known}),
+            environment=Environment(**{name: value for name, value in record["environment"].items() if name in names}),
             subject_columns=tuple(map(str, record["subject_columns"])),
             wanted=int(record["wanted"]),
             limits={
@@ -222,8 +222,9 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}") from None
     except json.JSONDecodeError as error:
-        what = f"invalid JSON: {error.msg}; the file is incomplete: write it again"
-        raise InvalidInputError(f"{path}, line {error.lineno}: {what}") from None
+        raise InvalidInputError(
+            f"{path}, line {error.lineno}: invalid JSON: {error.msg}; the file is incomplete: write it again"
+        ) from None
     except RecursionError:
         raise InvalidInputError(f"{path}: nested too deeply for the result of a benchmark") from None
     if not isinstance(record, dict):
@@ -236,38 +237,39 @@ def _read_object(path: Path) -> dict[str, Any]:
     return record
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The valid rows of ``rows.jsonl``, in the order of the file, and messages about the invalid lines.
+def read_rows(path: Path, header: Header) -> tuple[list[Line], list[str]]:
+    """Read ``rows.jsonl``; return the valid rows, in the order of the file, and messages about the invalid lines.
 
-    incomplete: numbers of the groups of interleaved rows that lack rows. last_turns: the largest number of such a
-    group, or 0 if the file has no rows.
-    """
-
-    lines: tuple[Line, ...]
-    problems: tuple[str, ...]
-    incomplete: frozenset[int] = frozenset()
-    last_turns: int = 0
-
-
-def read_rows(path: Path, header: Header) -> Rows:
-    """Read ``rows.jsonl``; invalid lines, and lines of other folders, yield a message instead of a row.
-
-    If a row was measured several times, the last result is used. Raises ``InvalidInputError`` if the file cannot be
-    read.
+    Lines of other folders are invalid. If a row was measured several times, the last result is used. Raises
+    ``InvalidInputError`` if the file cannot be read.
     """
     if not path.exists():
-        return Rows((), (f"{path} does not exist: nothing was measured yet",))
-    found, problems = _read_lines(path, header)
-    last = {row_key(line, header): line for line in found}
-    counts = Counter(line["turns"] for line in found)
-    incomplete = {line["turns"]: line["rows_in_turns"] for line in last.values()}
-    incomplete = {turns: wanted for turns, wanted in incomplete.items() if counts[turns] != wanted}
+        return [], [f"{path} does not exist: nothing was measured yet"]
+    try:
+        texts = path.read_bytes().decode(errors="replace").split("\n")
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from None
+    last: dict[Key, Line] = {}
+    problems = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            if text:
+                line = _checked(text, header)
+                last[row_key(line, header)] = line
+        except InvalidInputError as error:
+            problems.append(f"{path}, line {number}: {error}; it is left out")
+    lines = list(last.values())
     problems += [
-        f"{path}: turns {turns} has {counts[turns]} of {wanted} rows; a run with the same --out measures it again"
-        for turns, wanted in incomplete.items()
+        f"{path}: turns {turns} has {count} rows; a run with the same --out measures it again"
+        for turns, count in incomplete_turns(lines).items()
     ]
-    return Rows(tuple(last.values()), tuple(problems), frozenset(incomplete), max(counts, default=0))
+    return lines, problems
+
+
+def incomplete_turns(lines: Iterable[Line]) -> dict[int, str]:
+    """Return the numbers of the groups of interleaved rows that lack rows, with the count of those they have."""
+    groups = Counter((line["turns"], line["rows_in_turns"]) for line in lines)
+    return {turns: f"{count} of {wanted}" for (turns, wanted), count in groups.items() if count != wanted}
 
 
 def subject_key(row: Mapping[str, Any], header: Header) -> Key:
@@ -278,25 +280,6 @@ def subject_key(row: Mapping[str, Any], header: Header) -> Key:
 def row_key(row: Mapping[str, Any], header: Header) -> Key:
     """Return the unique key of a row, which consists of its subject and its contestant."""
     return (*subject_key(row, header), *(row[name] for name in CONTESTANT))
-
-
-def _read_lines(path: Path, header: Header) -> tuple[list[Line], list[str]]:
-    """Return the objects of a file's valid lines, and a message about each invalid one.
-
-    Raises ``InvalidInputError`` if the file cannot be read.
-    """
-    try:
-        lines = path.read_bytes().decode(errors="replace").split("\n")
-    except OSError as error:
-        raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from None
-    found, problems = list[Line](), list[str]()
-    for number, line in enumerate(lines, start=1):
-        try:
-            if line:
-                found.append(_checked(line, header))
-        except InvalidInputError as error:
-            problems.append(f"{path}, line {number}: {error}; it is left out")
-    return found, problems
 
 
 def _checked(text: str, header: Header) -> Line:
@@ -329,22 +312,16 @@ def _checked(text: str, header: Header) -> Line:
     return line
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A subject that a benchmark did not measure, and the reason, both as text."""
-
-    what: str
-    reason: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ResultFolder:
     """The content of a result folder.
 
-    lines: the valid objects of ``rows.jsonl``. rows: ``lines`` as a data frame, in the order of the file, with the
-    columns described in docs/benchmarks.md and ``time_s``, the median of ``samples_s`` in seconds, NaN without samples.
-    measurements: those of ``measurements.jsonl``, by problem. left_out: the subjects that the benchmark did not
-    measure, known when the run has ended. problems: messages about unreadable content, with file and line.
+    lines: the valid objects of ``rows.jsonl``.
+    rows: ``lines`` as a data frame, in the order of the file, with the columns described in docs/benchmarks.md and
+    ``time_s``, the median of ``samples_s`` in seconds, NaN without samples.
+    measurements: those of ``measurements.jsonl``, by problem.
+    left_out: the names of the subjects that the benchmark did not measure, by reason, known when the run has ended.
+    problems: messages about unreadable content, with file and line.
     """
 
     path: Path
@@ -352,13 +329,8 @@ class ResultFolder:
     lines: tuple[Line, ...]
     rows: pandas.DataFrame
     measurements: Mapping[ConvProblem, Sequence[Measurement]]
-    left_out: tuple[LeftOut, ...] = ()
-    problems: tuple[str, ...] = ()
-
-    @property
-    def left_out_by_reason(self) -> dict[str, list[str]]:
-        """The names of the subjects that the benchmark did not measure, grouped by reason."""
-        return grouped((one.reason, one.what) for one in self.left_out)
+    left_out: Mapping[str, Sequence[str]]
+    problems: tuple[str, ...]
 
 
 def read_folder(path: Path) -> ResultFolder:
@@ -367,28 +339,32 @@ def read_folder(path: Path) -> ResultFolder:
     Raises ``InvalidInputError`` if ``path`` is not a result folder, or if its environment file cannot be read.
     """
     header = read_header(path)
-    found = read_rows(path / ROWS_FILE, header)
-    problems, left_out, measurements = [*found.problems], list[LeftOut](), dict[ConvProblem, Sequence[Measurement]]()
+    lines, problems = read_rows(path / ROWS_FILE, header)
+    # The measurements that the run chose from.
+    measurements: dict[ConvProblem, Sequence[Measurement]] = {}
     file, environment = path / MEASUREMENTS_FILE, header.environment
     try:
         if file.exists():
             with read_profile(file) as stored:
-                versions = {name: each[-1] for name, each in stored.versions(environment).items()}
-                measurements |= stored.measurements_of_all(environment, stored.problems(environment), versions)
+                newest = {name: versions[-1] for name, versions in stored.versions(environment).items()}
+                measurements |= stored.measurements_of_all(environment, stored.problems(environment), newest)
     except DatabaseError as error:
         problems.append(str(error))
+    # What the run left out.
+    left_out: dict[str, list[str]] = {}
     file = path / SUMMARY_FILE
     try:
         if file.exists():
-            left_out = [LeftOut(str(one["what"]), str(one["reason"])) for one in _read_object(file)["left_out"]]
+            subjects = _read_object(file)["left_out"]
+            left_out = grouped((str(subject["reason"]), str(subject["what"])) for subject in subjects)
         else:
             problems.append(f"{file} does not exist: the run has not ended")
     except (InvalidInputError, KeyError, TypeError) as error:
         told = error if isinstance(error, InvalidInputError) else f"{file}: left_out is invalid: {error}"
         problems.append(f"{file} cannot be read, so it is unknown what was left out: {told}")
-    rows = pandas.DataFrame(list(found.lines) or {name: [] for name in (*ROW_COLUMNS, *header.subject_columns)})
+    rows = pandas.DataFrame(lines or {name: [] for name in (*ROW_COLUMNS, *header.subject_columns)})
     rows["time_s"] = [float(pandas.Series(samples, dtype=float).median()) for samples in rows["samples_s"]]
-    return ResultFolder(path, header, found.lines, rows, measurements, tuple(left_out), tuple(problems))
+    return ResultFolder(path, header, tuple(lines), rows, measurements, left_out, tuple(problems))
 
 
 def with_time(line: Line) -> Line:

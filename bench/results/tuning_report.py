@@ -25,10 +25,10 @@ def tuning_table(tuning: TableTuning) -> Table:
 
     If needed, more columns count candidates left out by a time limit, and explain choices slower than the baseline.
     """
-    every = [row.tuned for row in tuning.rows]
-    columns = {"not measured": [*map(_unmeasured, every)], "why slower": [*map(_why_slower, every)]}
+    tunings = [row.tuned for row in tuning.rows]
+    columns = {"not measured": [*map(_unmeasured, tunings)], "why slower": [*map(_why_slower, tunings)]}
     more = {title: cells for title, cells in columns.items() if any(cells)}
-    totals = (*_against_torch(tuning), format_bytes(tuning.workspace_bytes)) if every else ("", "", "", "")
+    totals = (*_against_torch(tuning), format_bytes(tuning.workspace_bytes)) if tunings else ("", "", "", "")
     printed = new_table(
         f"{tuning.source}, {memory_bound(tuning.config)}",
         ("layer", "operation", "configuration"),
@@ -47,7 +47,7 @@ def tuning_table(tuning: TableTuning) -> Table:
             "" if tuned.relative_error is None else f"{tuned.relative_error:.1e}",
             *cells,
         )
-    printed.caption = left_out_in_words(every)
+    printed.caption = left_out_in_words(tunings)
     return printed
 
 
@@ -59,14 +59,14 @@ def account_in_words(tuning: TableTuning) -> str:
     """
     if tuning.division is not None:
         return str(tuning.division)
-    known = [(row.count, account) for row in tuning.rows if (account := row.tuned.account) is not None]
-    predicted_s = sum(count * account.objective_s for count, account in known)
-    desirable, measured = (sum(getattr(a, name) for _, a in known) for name in ("front_size", "measurements"))
+    accounts = [(row.count, row.tuned.account) for row in tuning.rows if row.tuned.account is not None]
+    predicted_s = sum(count * account.objective_s for count, account in accounts)
     return (
-        f"{len(known)} problems, each solved under its own limit: predicted total {format_seconds(predicted_s)}, the "
-        "least that the measured parts allow (the table's total is of whole runs, where there are any); "
-        f"{desirable} desirable configurations from {measured} measurements, "
-        f"{format_seconds(sum(account.solve_time_s for _, account in known))}"
+        f"{len(accounts)} problems, each solved under its own limit: predicted total {format_seconds(predicted_s)}, "
+        "the least that the measured parts allow (the table's total is of whole runs, where there are any); "
+        f"{sum(account.front_size for _, account in accounts)} desirable configurations "
+        f"from {sum(account.measurements for _, account in accounts)} measurements, "
+        f"{format_seconds(sum(account.solve_time_s for _, account in accounts))}"
     )
 
 
@@ -88,11 +88,11 @@ def _why_slower(tuned: TunedProblem) -> str:
     return f"PyTorch needs {format_bytes(needed)}, over the limit"
 
 
-def _against_torch(of: TunedProblem | TableTuning) -> tuple[str, str, str]:
+def _against_torch(tuned: TunedProblem | TableTuning) -> tuple[str, str, str]:
     """Return the cells for torch's time, our time and the speedup; torch's and the speedup are blank if unknown."""
-    torch_s, is_least = of.least_baseline_s, of.baseline_s is None  # the least where it is too slow to be measured
+    torch_s, is_least = tuned.least_baseline_s, tuned.baseline_s is None  # the least if it is too slow to be measured
     torchs = "" if torch_s is None else ">" * is_least + milliseconds(torch_s)
-    return torchs, milliseconds(of.time_s), speedup_cell(torch_s, of.time_s, is_least=is_least)
+    return torchs, milliseconds(tuned.time_s), speedup_cell(torch_s, tuned.time_s, is_least=is_least)
 
 
 def time_by_size(tuning: TableTuning) -> tuple[CurvePoint, ...]:
@@ -108,30 +108,32 @@ def time_by_size(tuning: TableTuning) -> tuple[CurvePoint, ...]:
     for place, tuned in enumerate(row.tuned for row in tuning.rows):
         sets = desirable_sets(tuned.allowed_measurements, tuned.batch_size) if tuned.allowed_measurements else None
         options[place] = [*sets.of(tuned.batch_size)] if sets is not None else [tuned.configuration]
-        own = baseline_or_declared(tuned.measurements, tuned.batch_size, None)
-        if tuning.config.baseline_exempt and is_timed(own) and tuned.barred is None:
-            options[place].append(replace(own, workspace_bytes=0))
-    counts = {place: row.count for place, row in enumerate(tuning.rows)}
-    return limit_curve(options, counts, limits=() if size is None else [size])
+        baseline = baseline_or_declared(tuned.measurements, tuned.batch_size, None)
+        if tuning.config.baseline_exempt and is_timed(baseline) and tuned.barred is None:
+            options[place].append(replace(baseline, workspace_bytes=0))
+    return limit_curve(
+        options,
+        {place: row.count for place, row in enumerate(tuning.rows)},
+        limits=() if size is None else [size],
+    )
 
 
 def curve_table(tuning: TableTuning, points: Sequence[CurvePoint]) -> Table:
     """Return a table of the least time by workspace budget or limit, with the change from the given one."""
     bounds = tuning.config.workspace_limit_bytes, tuning.config.workspace_budget_bytes
     here = next((point for point in points if point.size_bytes in bounds), points[-1])
-    what = "budget" if tuning.division is not None else "limit"
-    printed = new_table(f"Least time by workspace {what}", (), (f"workspace {what}", "ms", "change"))
+    kind = "budget" if tuning.division is not None else "limit"
+    printed = new_table(f"Least time by workspace {kind}", (), (f"workspace {kind}", "ms", "change"))
     for point in points:
         change = f"{100 * (point.time_s / here.time_s - 1):+.1f} %" if point is not here and here.time_s else ""
         printed.add_row(format_bytes(point.size_bytes), milliseconds(point.time_s), change)
-    printed.caption = f"no smaller {what} is feasible, and no larger one faster, by what was measured"
+    printed.caption = f"no smaller {kind} is feasible, and no larger one faster, by what was measured"
     return printed
 
 
 def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> dict[str, Any]:
     """Return the JSON object that ``mucudnn tune --json`` writes; ``complete`` is false after Ctrl-C."""
     database = tuning.config.database
-    accounts = [row.tuned.account and row.tuned.account.to_json() for row in tuning.rows]
     return {
         "format_version": FORMAT_VERSION,
         "mucudnn": mucudnn.__version__,
@@ -156,11 +158,13 @@ def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> dict
                 "relative_error": tuned.relative_error,
                 "reason": tuned.reason,
                 "failures": [{**asdict(failure.micro_config), "reason": failure.why} for failure in tuned.failures],
-                "unmeasured": [asdict(one) for one in tuned.left_out],
+                "unmeasured": [asdict(candidate) for candidate in tuned.left_out],
             }
             for row, tuned in ((row, row.tuned) for row in tuning.rows)
         ],
-        "accounts": None if tuning.division is not None else accounts,
+        "accounts": None
+        if tuning.division is not None
+        else [row.tuned.account and row.tuned.account.to_json() for row in tuning.rows],
         "total": {
             "torch_s": tuning.baseline_s,
             "mucudnn_s": tuning.time_s,

@@ -23,10 +23,9 @@ from mucudnn.bench.results.reading import (
     SUMMARY_FILE,
     Header,
     Key,
-    LeftOut,
     Line,
-    Rows,
     Subject,
+    incomplete_turns,
     read_header,
     read_rows,
     subject_key,
@@ -46,9 +45,10 @@ class Row:
     """The result of one contestant (such as torch or mucudnn) on one subject (such as an operation of a layer).
 
     samples_s: seconds, in the order of the rounds; empty if the contestant failed or the benchmark does not time.
-    policy, limit_bytes: the batch-size policy and workspace limit under which the configuration was chosen; None for
-    contestants without such a choice, and if there is no limit. failure: why the contestant failed, or None. more:
-    columns that only this benchmark has.
+    policy: batch-size policy under which the configuration was chosen; None for contestants without such a choice.
+    limit_bytes: workspace limit under which it was chosen; None without such a choice, and if there is no limit.
+    failure: why the contestant failed, or None.
+    more: columns that only this benchmark has.
     """
 
     subject: Subject
@@ -71,13 +71,15 @@ def config_record(config: Config) -> dict[str, Any]:
 class FolderWriter:
     """A result folder that is open for writing by this process; created by ``open_folder``."""
 
-    def __init__(self, path: Path, header: Header, stream: IO[bytes], found: Rows) -> None:
+    def __init__(self, path: Path, header: Header, stream: IO[bytes], lines: Sequence[Line]) -> None:
+        """Continue after the lines that the folder has."""
         self.path, self.header = path, header
         self._stream = stream
-        complete = (line for line in found.lines if line["turns"] not in found.incomplete)
+        incomplete = incomplete_turns(lines)
+        complete = (line for line in lines if line["turns"] not in incomplete)
         self._known = grouped((subject_key(line, header), line) for line in complete)
         self._measured = set(self._known)
-        self._turns = found.last_turns
+        self._turns = max((line["turns"] for line in lines), default=0)
 
     def known(self, subject: Subject) -> list[Line]:
         """Return the rows that an earlier run measured for a subject; empty if it has not been measured yet."""
@@ -110,7 +112,10 @@ class FolderWriter:
             )
             for row in rows
         ]
-        _append(self.path / ROWS_FILE, self._stream, "".join(lines))
+        with explained(self.path / ROWS_FILE):
+            self._stream.write("".join(lines).encode())
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
         self._measured |= {subject_key(row.subject, self.header) for row in rows}
 
     def improve_limits(self, limits: Mapping[str, MachineLimits]) -> None:
@@ -118,13 +123,13 @@ class FolderWriter:
 
         Raises ``OutputError`` if the rates cannot be written.
         """
-        mine = self.header.limits
-        better = {dtype: one.or_better(mine[dtype]) if dtype in mine else one for dtype, one in limits.items()}
-        if {**mine, **better} != mine:
-            self.header = replace(self.header, limits={**mine, **better})
+        stored = self.header.limits
+        better = {dtype: rates.or_better(stored.get(dtype, rates)) for dtype, rates in limits.items()}
+        if {**stored, **better} != stored:
+            self.header = replace(self.header, limits={**stored, **better})
             write_json(self.path / HEADER_FILE, self.header.record())
 
-    def write_summary(self, left_out: Sequence[LeftOut] = ()) -> None:
+    def write_summary(self, left_out: Iterable[tuple[str, str]] = ()) -> None:
         """Write ``summary.json``: the number of measured subjects, and the unmeasured subjects with the reasons."""
         write_json(
             self.path / SUMMARY_FILE,
@@ -133,7 +138,7 @@ class FolderWriter:
                 "folder": self.header.identity,
                 "wanted": self.header.wanted,
                 "measured": len(self._measured),
-                "left_out": [asdict(one) for one in left_out],
+                "left_out": [{"what": subject, "reason": reason} for subject, reason in left_out],
             },
         )
 
@@ -146,16 +151,16 @@ def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
     folder cannot be written, is not a result folder, or is being written by another process.
     """
     if (path / HEADER_FILE).exists():
-        found = read_header(path)
-        if differences := found.differences(header):
+        stored = read_header(path)
+        if differences := stored.differences(header):
             raise InvalidInputError(
                 f"{path} has results of other settings: {'; '.join(differences)}; name another folder, or use the same"
             )
-        header = found
+        header = stored
     else:
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            strange = sorted(one.name for one in path.iterdir())
+            strange = sorted(file.name for file in path.iterdir())
         if strange:
             raise OutputError(f"{path} is not a result folder: it contains {strange[0]}; name a new or empty folder")
         write_json(path / HEADER_FILE, header.record())
@@ -166,10 +171,12 @@ def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            told = f"{path} is being written by another process; wait for it, or name another folder"
-            raise OutputError(told) from error
+            raise OutputError(
+                f"{path} is being written by another process; wait for it, or name another folder"
+            ) from error
         _end_last_line(rows, stream)
-        yield FolderWriter(path, header, stream, read_rows(rows, header))
+        lines, _ = read_rows(rows, header)
+        yield FolderWriter(path, header, stream, lines)
 
 
 def write_missing(
@@ -178,21 +185,24 @@ def write_missing(
     wanted: Mapping[Key, Callable[[Subject, Progress], Iterable[Row]]],
     progress: Progress = silent,
     watch: Watch | None = None,
-    left_out: Sequence[LeftOut] = (),
+    left_out: Iterable[tuple[str, str]] = (),
 ) -> None:
     """Measure the subjects that a folder still lacks, and write its summary.
 
     wanted: a function for each subject, by the values of the subject's columns; it is called with the subject and its
-    share of the progress bar, and returns the subject's rows. watch: reads the load of the machine. Raises the errors
-    of ``open_folder`` and of the functions.
+    share of the progress bar, and returns the subject's rows.
+    watch: reads the load of the machine.
+    left_out: what cannot be measured, and the reason.
+
+    Raises the errors of ``open_folder`` and of the functions.
     """
     watch = watch or Watch()
     with open_folder(path, header) as folder:
         for index, (values, rows_of) in enumerate(wanted.items()):
             subject = dict(zip(header.subject_columns, values, strict=True))
             if not folder.known(subject):
-                mark, part = watch.mark(), share_of(progress, index / len(wanted), 1 / len(wanted))
-                rows = [*rows_of(subject, part)]
+                mark = watch.mark()
+                rows = [*rows_of(subject, share_of(progress, index / len(wanted), 1 / len(wanted)))]
                 folder.add(rows, watch.since(mark))
         folder.write_summary(left_out)
 
@@ -204,11 +214,3 @@ def _end_last_line(path: Path, stream: IO[bytes]) -> None:
         written.seek(max(size - 1, 0))
         if written.read() not in (b"", b"\n"):
             stream.write(b"\n")
-
-
-def _append(path: Path, stream: IO[bytes], lines: str) -> None:
-    """Append lines to a file and flush them to disk."""
-    with explained(path):
-        stream.write(lines.encode())
-        stream.flush()
-        os.fsync(stream.fileno())

@@ -32,10 +32,12 @@ _TEXT = ("name", "set")
 class Layer:
     """A convolution geometry that occurs in a network, as its forward problem, with the number of its occurrences.
 
-    names: module names, several if modules have the same geometry; a single string is one name. batch_size: samples
-    in a call. input_needs_gradient: False for the first layer, which has no BACKWARD_DATA. transposed: whether the
-    module is an ``nn.ConvTranspose2d``; its output is then x of the problem, its forward pass BACKWARD_DATA, and its dx
-    FORWARD. has_bias: whether any of the modules adds a bias; False for layer tables, and ignored by ``==``.
+    names: module names, several if modules have the same geometry; a single string is one name.
+    batch_size: samples in a call.
+    input_needs_gradient: False for the first layer, which has no BACKWARD_DATA.
+    transposed: whether the module is an ``nn.ConvTranspose2d``; its output is then x of the problem, its forward pass
+    BACKWARD_DATA, and its dx FORWARD.
+    has_bias: whether any of the modules adds a bias; False for layer tables, and ignored by ``==``.
 
     Raises ``InvalidInputError`` for invalid values, and for batches of more than ``MOST_SAMPLES``.
     """
@@ -96,10 +98,13 @@ def load_source(
     """Return the convolution layers of a network, table, file or model; equal layers are merged and counted.
 
     source: a name in ``NETWORKS`` or ``TABLES``, a CSV file of layers (see ``read_csv``), ``package.module:factory`` or
-    ``file.py:factory``, where the factory is an ``nn.Module`` or a function without arguments that returns one. batch:
-    mini-batch size; if None, the sizes in the table, or 1 for a model. batch_scale: factor on the batch sizes; at least
-    one sample remains. input_shape: (C, H, W), or of clips (C, D, H, W), of one sample; required for user models,
-    optional for networks, and not allowed for tables. dtype, memory_format: those of all convolution problems.
+    ``file.py:factory``, where the factory is an ``nn.Module`` or a function without arguments that returns one.
+    batch: mini-batch size; if None, the sizes in the table, or 1 for a model.
+    batch_scale: factor on the batch sizes; at least one sample remains.
+    input_shape: (C, H, W), or of clips (C, D, H, W), of one sample; required for user models, optional for networks,
+    and not allowed for tables.
+    dtype: of all convolution problems.
+    memory_format: of all convolution problems.
 
     Raises ``InvalidInputError`` if the source cannot be found, read or run, or has no convolution.
 
@@ -110,10 +115,10 @@ def load_source(
     batch = None if batch is None else whole(batch, "batch", 1, MOST_SAMPLES)
     shape = checked_shape(input_shape)
     with importable(source):
-        found = model_of(source, shape, initialised=False)
-        if found is not None:
-            layers = _layers_of_model(source, *found, batch)
-    if found is None:
+        built = model_of(source, shape, initialised=False)
+        if built is not None:
+            layers = _layers_of_model(source, *built, batch)
+    if built is None:
         if shape is not None:
             raise InvalidInputError(f"input shape is {shape}, but {source} has its own; leave the input shape out")
         if source in TABLES:
@@ -136,30 +141,29 @@ def load_source(
         problem = replace(layer.problem, dtype=dtype, memory_format=memory_format)
         batch_size = max(1, round(min(batch_scale * layer.batch_size, 2 * MOST_SAMPLES)))
         key = (problem, batch_size, layer.input_needs_gradient, layer.transposed)
-        names, count, has_bias = layer.names, layer.count, layer.has_bias
+        layer = replace(layer, problem=problem, batch_size=batch_size)
         if key in merged:
             same = merged[key]
-            names, count = tuple(dict.fromkeys(same.names + names)), same.count + count
-            has_bias = same.has_bias or has_bias
-        merged[key] = replace(
-            layer, names=names, problem=problem, batch_size=batch_size, count=count, has_bias=has_bias
-        )
-    sharing = Counter(layer.names for layer in merged.values())
-    distinct = (
-        replace(layer, names=(f"{layer.name} n{layer.batch_size}",))
-        if sharing[layer.names] > 1 and layer.name == _geometry(layer.problem)
-        else layer
-        for layer in merged.values()
-    )
-    return LayerTable(source, tuple(distinct))
+            names = tuple(dict.fromkeys(same.names + layer.names))
+            layer = replace(
+                layer, names=names, count=same.count + layer.count, has_bias=same.has_bias or layer.has_bias
+            )
+        merged[key] = layer
+    # Layers of different batch sizes that are named by the same geometry get their batch size into the name.
+    layers, sharing = [], Counter(layer.names for layer in merged.values())
+    for layer in merged.values():
+        is_shared = sharing[layer.names] > 1 and layer.name == _geometry(layer.problem)
+        layers.append(replace(layer, names=(f"{layer.name} n{layer.batch_size}",)) if is_shared else layer)
+    return LayerTable(source, tuple(layers))
 
 
 def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
     """Read the layers of a CSV file, one per line, with columns c, h, w, k, r, s, pad_h, pad_w, stride_h and stride_w.
 
     Optional columns: n (batch size), name, dilation, groups, count, set, and of volumes d, t, pad_d and stride_d; the
-    order of columns does not matter. only_set: read only lines with this value of ``set``. A layer without a name is
-    named by its geometry.
+    order of columns does not matter. A layer without a name is named by its geometry.
+
+    only_set: read only lines with this value of ``set``.
 
     Raises ``InvalidInputError`` with file and line if the file is invalid.
     """
@@ -200,16 +204,21 @@ def _layer(where: str, line: Mapping[str, str | None]) -> Layer:
             raise InvalidInputError(f"{where}: {name} is {shown(value)}; write a whole number") from None
     try:
         batch_size = whole(size["n"], "n", 1, MOST_SAMPLES)
-        c, h, w, k, r, s = (size[name] for name in ("c", "h", "w", "k", "r", "s"))
         axes = ("d", "h", "w") if size["d"] or size["t"] else ("h", "w")
         problem = ConvProblem(
-            *(Operation.FORWARD, c, h, w, k, r, s),
+            Operation.FORWARD,
+            c=size["c"],
+            h=size["h"],
+            w=size["w"],
+            k=size["k"],
+            r=size["r"],
+            s=size["s"],
+            d=size["d"],
+            t=size["t"],
+            groups=size["groups"],
             stride=tuple(size[f"stride_{axis}"] for axis in axes),
             padding=tuple(size[f"pad_{axis}"] for axis in axes),
             dilation=(size["dilation"],) * len(axes),
-            groups=size["groups"],
-            d=size["d"],
-            t=size["t"],
         )
         names = (line.get("name") or _geometry(problem)).split(", ")
         return Layer(tuple(names), problem, batch_size, size["count"])
@@ -220,7 +229,7 @@ def _layer(where: str, line: Mapping[str, str | None]) -> Layer:
 def _geometry(problem: ConvProblem) -> str:
     """Return a name for a problem's geometry, such as ``64x54x54 k64 3x3/2 pad 1``, where ``/2`` is the stride."""
     stride, padding, dilation = (
-        str(one[0]) if len({*one}) == 1 else _by(one) for one in (problem.stride, problem.padding, problem.dilation)
+        str(axes[0]) if len({*axes}) == 1 else _by(axes) for axes in (problem.stride, problem.padding, problem.dilation)
     )
     parts = [f"{_by((problem.c, *problem.extent))} k{problem.k} {_by(problem.window)}"]
     parts[0] += "" if stride == "1" else f"/{stride}"
@@ -261,7 +270,7 @@ def with_filters(table: LayerTable, filters: Sequence[Sizes]) -> LayerTable:
     """
     layers = tuple(layer for layer in table.layers if layer.problem.window in filters)
     if not layers:
-        there_are = sorted({layer.problem.window for layer in table.layers})
-        asked, found = (", ".join(map(_by, sizes)) for sizes in (filters, there_are))
-        raise InvalidInputError(f"{table.source} has no layer with a filter of {asked}; it has {found}")
+        windows = sorted({layer.problem.window for layer in table.layers})
+        asked, offered = (", ".join(map(_by, sizes)) for sizes in (filters, windows))
+        raise InvalidInputError(f"{table.source} has no layer with a filter of {asked}; it has {offered}")
     return replace(table, layers=layers)

@@ -33,20 +33,21 @@ def load_model(
 ) -> tuple[nn.Module, tuple[int, ...]]:
     """Return the model that ``source`` names, on the CPU, and the shape (C, H, W) of one sample.
 
-    dtype, memory_format: of the parameters. initialised: whether the parameters of built-in networks are drawn from
-    torch's random state; if not, which is faster, their values are arbitrary.
+    dtype: of the parameters.
+    memory_format: of the parameters.
+    initialised: whether the parameters of built-in networks are drawn from torch's random state; if not, which is
+    faster, their values are arbitrary.
 
     Raises ``InvalidInputError`` for sources without a model (tables, CSV files), and as ``load_source`` does.
     """
     with importable(source):
-        found = model_of(source, checked_shape(input_shape), initialised=initialised)
-    if found is None:
-        names = ", ".join(NETWORKS)
+        built = model_of(source, checked_shape(input_shape), initialised=initialised)
+    if built is None:
         raise InvalidInputError(
-            f"{source} has no model to run; {did_you_mean(source, NETWORKS)}name one of {names}, "
+            f"{source} has no model to run; {did_you_mean(source, NETWORKS)}name one of {', '.join(NETWORKS)}, "
             "package.module:factory, or file.py:factory"
         )
-    model, shape = found
+    model, shape = built
     return in_format(model.to(dtype=getattr(torch, dtype_name(dtype))), memory_format), shape
 
 
@@ -124,16 +125,19 @@ def _user_model(source: str) -> nn.Module:
         place, _, attribute = source.rpartition(":")
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         if not hasattr(module, attribute):
-            own = [each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-            have = f"it has {', '.join(own)}" if own else "it defines nothing"
+            names = [
+                name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+            ]
+            have = f"it has {', '.join(names)}" if names else "it defines nothing"
             raise InvalidInputError(f"there is no {attribute!r} in {module.__name__}; {have}")
-        made = getattr(module, attribute)
-        model = made if isinstance(made, nn.Module) else made()
+        model = getattr(module, attribute)
+        if not isinstance(model, nn.Module):
+            model = model()
         if isinstance(model, nn.Module):
-            modes = [(one, one.training) for one in model.modules()]
+            modes = {child: child.training for child in model.modules()}
             model.eval()  # modules of torch.export refuse it
-            for one, training in modes:
-                one.training = training
+            for child, training in modes.items():
+                child.training = training
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"{source} gives {type(model).__name__}; it must give a torch.nn.Module")
     return model
@@ -182,30 +186,29 @@ def blamed_in_training(source: str, shape: Sequence[int]) -> AbstractContextMana
 
     shape: (N, C, H, W) of the input. mucudnn's own errors are not changed.
     """
-    what = f"cannot be trained on an input of {'x'.join(map(str, shape))}"
-    return _blamed(source, what, f"{_SHAPE}, and --batch the batch size", passing=MucudnnError)
+    fault = f"cannot be trained on an input of {'x'.join(map(str, shape))}"
+    return _blamed(source, fault, f"{_SHAPE}, and --batch the batch size", passing=MucudnnError)
 
 
 @contextmanager
-def _blamed(source: str, what: str, advice: str, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+def _blamed(source: str, fault: str, advice: str, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
     """Convert any error of the user's code within this context to ``InvalidInputError`` with the model's name.
 
-    what: the part that failed. advice: what the user can do. passing: exceptions that are not changed.
+    fault: what failed.
+    advice: what the user can do.
+    passing: exceptions that are not changed.
     """
     try:
         yield
     except passing:
         raise
     except MucudnnError as error:
-        raise InvalidInputError(f"{source} {what}: {error}") from error
+        raise InvalidInputError(f"{source} {fault}: {error}") from error
     except (Exception, SystemExit) as error:
         happened = f"it ended with exit status {error.code}" if isinstance(error, SystemExit) else first_line(error)
-        place = source.rpartition(":")[0]  # the last line of the model's own file that the error passed
-        file = place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None)
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if file is not None and Path(frame.filename).resolve() == Path(file).resolve()
-        ]
-        where = f" in {Path(file).name}, line {lines[-1]}" if file is not None and lines else ""
-        raise InvalidInputError(f"{source} {what}: {happened} ({type(error).__name__}{where}); {advice}") from error
+        place, where = source.rpartition(":")[0], ""
+        file = Path(place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None) or "")
+        for frame in traceback.extract_tb(error.__traceback__):
+            if Path(frame.filename).resolve() == file.resolve():
+                where = f" in {file.name}, line {frame.lineno}"  # the last of the model's own file
+        raise InvalidInputError(f"{source} {fault}: {happened} ({type(error).__name__}{where}); {advice}") from error

@@ -37,7 +37,8 @@ class TunedLayer:
 class TableTuning:
     """The result of tuning a layer table: a chosen configuration for each layer and operation.
 
-    rows: in the order of the table. wanted: number of rows of a complete tuning; an interrupted tuning has fewer rows.
+    rows: in the order of the table.
+    wanted: number of rows of a complete tuning; an interrupted tuning has fewer rows.
     """
 
     source: str
@@ -62,8 +63,8 @@ class TableTuning:
         return self._total([row.tuned.least_baseline_s for row in self.rows])
 
     def _total(self, seconds: Sequence[float | None]) -> float | None:
-        known = [row.count * each for row, each in zip(self.rows, seconds, strict=True) if each is not None]
-        return sum(known) if len(known) == len(self.rows) else None
+        counted = [row.count * time_s for row, time_s in zip(self.rows, seconds, strict=True) if time_s is not None]
+        return sum(counted) if len(counted) == len(self.rows) else None
 
     @property
     def time_s(self) -> float:
@@ -78,8 +79,8 @@ class TableTuning:
     @property
     def workspace_bytes(self) -> int:
         """The workspace of all rows: the largest, because rows share a buffer, or the sum if a budget was divided."""
-        each = [row.tuned.configuration.workspace_bytes for row in self.rows]
-        return max(each, default=0) if self.division is None else sum(each)
+        sizes = [row.tuned.configuration.workspace_bytes for row in self.rows]
+        return max(sizes, default=0) if self.division is None else sum(sizes)
 
 
 def tune_table(
@@ -92,8 +93,12 @@ def tune_table(
 ) -> TableTuning:
     """Tune every layer at its own batch size, together with the other ranks of a process group if there is one.
 
-    On Ctrl-C, return the rows tuned so far. limits: workspace that is free at each module, as for ``table_tasks``.
-    progress: called with a description and the fraction done. Raises the errors of ``tune``.
+    On Ctrl-C, return the rows tuned so far.
+
+    limits: workspace that is free at each module, as for ``table_tasks``.
+    progress: called with a description and the fraction done.
+
+    Raises the errors of ``tune``.
     """
     tasks = table_tasks(table, config, limits)
     team = team_of() if config.share_tuning else ALONE
@@ -108,7 +113,7 @@ def table_tasks(table: LayerTable, config: Config, limits: Limits | None = None)
     """Return a tuning task for each operation of each layer, in the order of the table.
 
     limits: headroom of each module (workspace that is free without raising the peak memory), in place of one limit for
-    all; modules that share a layer get the smallest headroom. PyTorch's own algorithm is exempt from the limit.
+    all; modules that share a layer get the smallest headroom.
 
     Raises ``InvalidInputError`` if there is nothing to tune, or if the config asks for headroom and limits is None.
     """

@@ -29,8 +29,9 @@ class Trainee:
     def learn(self, images: Tensor, labels: Tensor, autocast: torch.dtype | None = None) -> Tensor:
         """Run one training step without waiting for the device, and return the loss.
 
-        autocast: dtype for torch's autocast of forward pass and loss, or None. In float16 the loss is scaled
-        (``torch.amp.GradScaler``).
+        autocast: dtype for torch's autocast of forward pass and loss, or None.
+
+        In float16 the loss is scaled (``torch.amp.GradScaler``).
         """
         self.optimizer.zero_grad()
         with torch.autocast(images.device.type, autocast, enabled=autocast is not None):
@@ -75,6 +76,9 @@ def labelled_batches(
 
 
 Loss = Callable[[Any, Tensor], Tensor]  # of the output of a model, and labels (N,)
+
+
+Workload = tuple[nn.Module, Batch, Loss]  # a model, with a batch to train it on
 
 
 def loss_for(source: str) -> Loss:

@@ -25,8 +25,9 @@ _CALL_S = 0.1  # allowance per call for heap checks and a busy machine
 class Finding:
     """The result of checking PyTorch's own algorithm for one operation of a layer, called as in a training step.
 
-    is_users: whether the memory format is that of the model. verdict: right, slow, not proven, or a fault: wrong, dies,
-    hangs or fails. details: error and time, or a description of the fault.
+    is_users: whether the memory format is that of the model.
+    verdict: right, slow, not proven, or a fault: wrong, dies, hangs or fails.
+    details: error and time, or a description of the fault.
     """
 
     layer: Layer
@@ -46,9 +47,9 @@ class Finding:
             call = f"torch.conv{len(problem.stride)}d(x, w, {bias}, {geometry}, {problem.groups})"
         else:
             index = (Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER).index(problem.operation)
-            none, mask = [0 for _ in problem.stride], [index == 0, index == 1, False]
-            given = f"dy, x, w, None, {geometry}, False, {none}, {problem.groups}, {mask}"
-            call = f"torch.ops.aten.convolution_backward({given})[{index}]"
+            zeros, mask = [0 for _ in problem.stride], [index == 0, index == 1, False]
+            arguments = f"dy, x, w, None, {geometry}, False, {zeros}, {problem.groups}, {mask}"
+            call = f"torch.ops.aten.convolution_backward({arguments})[{index}]"
         stored = f"torch.{problem.dtype}, memory_format={torch_format(problem)}"
         operands = (f"{name} = torch.randn({[*shape]}).to({stored})\n" for name, shape in shapes.items())
         exact = ", ".join(f"{name}.double().contiguous()" for name in shapes)
@@ -64,7 +65,7 @@ def check(table: LayerTable, prover: Prover, progress: Progress = silent) -> Ite
     problems = table.problems(tuple(Operation))
     for number, (layer, problem) in enumerate(problems):
         progress(f"{layer.name}: {problem.operation}", number / len(problems))
-        for memory_format in sorted(MemoryFormat, key=lambda one: one is not problem.memory_format):
+        for memory_format in sorted(MemoryFormat, key=lambda name: name is not problem.memory_format):
             stored = replace(problem, memory_format=memory_format)
             yield Finding(layer, stored, stored == problem, *_judged(stored, layer, prover))
 

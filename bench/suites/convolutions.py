@@ -26,7 +26,6 @@ from mucudnn.bench.results.reading import (
     MEASUREMENTS_FILE,
     PROBLEM_COLUMNS,
     Header,
-    LeftOut,
     ResultFolder,
     Subject,
     problem_columns,
@@ -35,7 +34,7 @@ from mucudnn.bench.results.variants import TORCH, shown_name
 from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.sources.layers import Layer, LayerTable
 from mucudnn.bench.sources.table_tuning import problems_to_tune, table_tasks
-from mucudnn.bench.suites.shared.timing import Contestant, Samples, torch_variants, try_in_turns
+from mucudnn.bench.suites.shared.timing import failed, time_in_turns, torch_variants, with_samples
 from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import DEFAULT_WORKSPACE_LIMIT, BatchSizePolicy, Config
 from mucudnn.core.errors import CANDIDATE_ERRORS, InfeasibleError, UnsoundError, first_line
@@ -47,12 +46,11 @@ from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_seconds
 from mucudnn.measuring.heap import kept_heap
-from mucudnn.measuring.turns import Rounds, Runner
+from mucudnn.measuring.turns import Rounds, Runner, Timer
 from mucudnn.measuring.whole_runs import Machine, training_operands
 from mucudnn.store.database import Database
 from mucudnn.store.exports import export_json_lines
 from mucudnn.tuning.job import expected_s
-from mucudnn.tuning.result import Tuning
 from mucudnn.tuning.tuner import Priors, machine_and_database, tune_tasks
 
 UNDIVIDED, OURS, DIVIDED = "undivided", "mucudnn", "mucudnn-wd"  # contestants; the last one has a budget
@@ -70,10 +68,14 @@ MOST_ROUNDS, SHORT_S = 81, 0.5
 class Compared:
     """What a run compares.
 
-    policies, limits: mucudnn chooses under each policy and workspace limit (bytes, None for no limit). budgets: bytes,
-    each also divided over the whole table. dtypes, memory_formats: timed interleaved for each problem; if empty, the
-    table's own. rounds: time samples of each contestant; short calls get more, up to ``MOST_ROUNDS``. time_limit_s: a
-    problem is started only if it is expected to finish by then; None for no time limit. A resumed run may have another.
+    policies: mucudnn chooses under each of them, and under each limit.
+    limits: workspace limits in bytes, None for no limit.
+    budgets: bytes, each also divided over the whole table.
+    dtypes: timed interleaved for each problem; if empty, the table's own.
+    memory_formats: the same of memory formats.
+    rounds: time samples of each contestant; short calls get more, up to ``MOST_ROUNDS``.
+    time_limit_s: a problem is started only if it is expected to finish by then; None for no time limit. A resumed run
+    may have another.
     """
 
     policies: tuple[BatchSizePolicy, ...] = (BatchSizePolicy.POWER_OF_TWO,)
@@ -94,8 +96,9 @@ class Compared:
 class Contests:
     """The settings and resources shared by all contests; a contest times one problem's contestants, interleaved.
 
-    variants: torch's variants, by name. divided: under each policy and budget, the choice for the layer's name, batch
-    size and problem, or why there is none.
+    variants: torch's variants, by name.
+    divided: under each policy and budget, the choice for the layer's name, batch size and problem, or why there is
+    none.
     """
 
     config: Config
@@ -113,48 +116,56 @@ class Contests:
 
         A contestant that cannot run gets a row with the reason. Raises ``KeyboardInterrupt``.
         """
+        # Choose in each dtype and memory format.
         problems = self.compared.of(problem)
-        every = []  # of each dtype and memory format: the choices, and the calls to time
-        for index, one in enumerate(problems):
+        entries: list[tuple[Row, Timer | None]] = []
+        for index, stored in enumerate(problems):
             part = share_of(progress, 0.9 * index / len(problems), 0.9 / len(problems))
-            chosen = self._chosen(layer, one, part)
-            tunings = [tuned for tuned, _ in chosen.values() if isinstance(tuned, TunedProblem)]
-            every.append((subject_of(layer, one), chosen, tunings, self._calls(layer, one, tunings)))
+            entries += self._entries(layer, stored, part)
+        # Time each call once, however many rows show it.
         progress(f"{layer.name}, {problem}: in turns", 0.9)
-        contestants = [call for *_, calls in every for call in calls.values() if isinstance(call, Contestant)]
-        rounds = Rounds(self.compared.rounds, max(self.compared.rounds, MOST_ROUNDS), SHORT_S)
-        times = iter(try_in_turns(contestants, rounds, self.machine.clock) if contestants else ())
-        rows: list[Row] = []
-        for subject, chosen, tunings, calls in every:
-            found = {name: next(times) if isinstance(call, Contestant) else call for name, call in calls.items()}
-            measured = {m.micro_config: m for tuned in tunings for m in tuned.measurements}
-            baseline = measured.get(MicroConfig(TORCHS_OWN, layer.batch_size))
-            error = None if baseline is None else baseline.relative_error
-            least_s = next((one.least_baseline_s for one in tunings if one.barred is not None), None)
-            for name in self.variants:
-                row = Row(subject, name, relative_error=error, more={"least_s": least_s, "count": layer.count})
-                rows.append(_timed(row, found[name]))
-            for (contestant, policy, limit), (tuned, tuning_s) in chosen.items():
-                more = {"tuning_s": tuning_s, "count": layer.count}
-                row = Row(subject, contestant, policy=str(policy), limit_bytes=limit, more=more)
-                if isinstance(tuned, str):
-                    rows.append(replace(row, failure=tuned))
-                    continue
-                of_choice = {
-                    "predicted_s": tuned.configuration.time_s,
-                    "tuned_s": tuned.time_s,
-                    "reason": tuned.reason,
-                    "solve_s": tuned.account and tuned.account.solve_time_s,
-                }
-                row = replace(
-                    row,
-                    configuration=str(tuned.configuration),
-                    workspace_bytes=tuned.configuration.workspace_bytes,
-                    relative_error=tuned.relative_error,
-                    more={**more, **of_choice},
-                )
-                rows.append(_timed(row, found[_call_of(tuned.configuration)]))
-        return rows
+        timers = dict.fromkeys(timer for _, timer in entries if timer is not None and timer.stop is None)
+        time_in_turns([*timers], Rounds(self.compared.rounds, max(self.compared.rounds, MOST_ROUNDS), SHORT_S))
+        return [row if timer is None else with_samples(row, timer) for row, timer in entries]
+
+    def _entries(self, layer: Layer, problem: ConvProblem, progress: Progress) -> list[tuple[Row, Timer | None]]:
+        """Return the rows of a problem's contestants without samples, each with the timer of its call.
+
+        Rows of contestants without a choice have no timer.
+        """
+        subject, n = subject_of(layer, problem), layer.batch_size
+        chosen = self._chosen(layer, problem, progress)
+        tunings = [tuned for tuned, _ in chosen.values() if isinstance(tuned, TunedProblem)]
+        timers = self._timers(problem, n, tunings)
+        # PyTorch's own variants.
+        errors = {m.micro_config: m.relative_error for tuned in tunings for m in tuned.measurements}
+        error = errors.get(MicroConfig(TORCHS_OWN, n))
+        least_s = next((tuned.least_baseline_s for tuned in tunings if tuned.barred is not None), None)
+        more: dict[str, Any] = {"least_s": least_s, "count": layer.count}
+        entries: list[tuple[Row, Timer | None]] = [
+            (Row(subject, name, relative_error=error, more=more), timers[name]) for name in self.variants
+        ]
+        # What mucudnn chose, or why it chose nothing.
+        for (contestant, policy, limit), (tuned, tuning_s) in chosen.items():
+            more = {"tuning_s": tuning_s, "count": layer.count}
+            row = Row(subject, contestant, policy=str(policy), limit_bytes=limit, more=more)
+            if isinstance(tuned, str):
+                entries.append((replace(row, failure=tuned), None))
+                continue
+            more |= {
+                "predicted_s": tuned.configuration.time_s,
+                "tuned_s": tuned.time_s,
+                "reason": tuned.reason,
+                "solve_s": tuned.account and tuned.account.solve_time_s,
+            }
+            row = replace(
+                row,
+                configuration=str(tuned.configuration),
+                workspace_bytes=tuned.configuration.workspace_bytes,
+                relative_error=tuned.relative_error,
+            )
+            entries.append((row, timers[_call_of(tuned.configuration)]))
+        return entries
 
     def _chosen(
         self, layer: Layer, problem: ConvProblem, progress: Progress
@@ -172,7 +183,7 @@ class Contests:
             name = f"{layer.name}, {problem}"
             task = Task(problem, layer.batch_size, limit, layer.count, name, baseline_exempt=config.baseline_exempt)
             try:
-                tuned: TunedProblem | str = self._tune([task], config, part).problems[0]
+                tuned: TunedProblem | str = self._tune([task], config, part)[0]
             except InfeasibleError as error:
                 tuned = " ".join(str(error).split())
             except CANDIDATE_ERRORS as error:
@@ -182,30 +193,30 @@ class Contests:
             chosen[DIVIDED, policy, budget] = divided[layer.name, layer.batch_size, problem], None
         return chosen
 
-    def _tune(self, tasks: Sequence[Task], config: Config, progress: Progress) -> Tuning:
-        return tune_tasks(
+    def _tune(self, tasks: Sequence[Task], config: Config, progress: Progress) -> Sequence[TunedProblem]:
+        tuning = tune_tasks(
             tasks, config, progress=progress, machine=self.machine, database=self.database, priors=self.priors
         )
+        return tuning.problems
 
-    def _calls(
-        self, layer: Layer, problem: ConvProblem, tunings: Sequence[TunedProblem]
-    ) -> dict[_Call, Contestant | Exception]:
-        """Return the calls of torch's variants and of the configurations, each once, or why they cannot run."""
-        configurations = {_call_of(one.configuration): one.configuration for one in tunings}
+    def _timers(self, problem: ConvProblem, n: int, tunings: Sequence[TunedProblem]) -> dict[_Call, Timer]:
+        """Return timers of torch's variants and of the configurations, each once; those that cannot run have failed."""
+        configurations = {_call_of(tuned.configuration): tuned.configuration for tuned in tunings}
+        clock, timers = self.machine.clock, dict[_Call, Timer]()
         try:
-            operands = training_operands(problem, layer.batch_size, self.machine.device)
-            ours: dict[_Call, Contestant | Exception] = {
-                call: Contestant(self.machine.whole_run(problem, one, operands, keeps_workspace=True))
-                for call, one in configurations.items()
-                if not one.is_baseline
-            }
+            operands = training_operands(problem, n, self.machine.device)
+            for call, configuration in configurations.items():
+                if not configuration.is_baseline:
+                    run = self.machine.whole_run(problem, configuration, operands, keeps_workspace=True)
+                    timers[call] = Timer(run, clock, clock.every_round)
         except CANDIDATE_ERRORS as error:  # There is not enough memory for the mini-batch.
-            return dict.fromkeys((*self.variants, *configurations), error)
-        barred = next((one.barred.reason for one in tunings if one.barred is not None), "")
+            return dict.fromkeys((*self.variants, *configurations), failed(error))
         run_torch = partial(self.machine.run_torch, problem, operands)
-        return {
-            name: UnsoundError(barred) if barred else Contestant(run_torch, run) for name, run in self.variants.items()
-        } | ours
+        barred = next((tuned.barred for tuned in tunings if tuned.barred is not None), None)
+        for name, runner in self.variants.items():
+            timer = Timer(run_torch, clock, clock.every_round, runner=runner)
+            timers[name] = timer if barred is None else failed(UnsoundError(barred.reason))
+        return timers
 
     def divide(self, table: LayerTable, progress: Progress) -> None:
         """Divide each budget over all problems of a table under each policy, in each dtype and memory format by itself.
@@ -215,18 +226,18 @@ class Contests:
         kinds = zip(*(self.compared.of(layer.problem) for layer in table.layers), strict=True)
         wanted = [*product(self.compared.policies, self.compared.budgets, kinds)]
         for index, (policy, budget, problems) in enumerate(wanted):
-            layers = tuple(replace(one, problem=problem) for one, problem in zip(table.layers, problems, strict=True))
-            own = replace(table, layers=layers)
+            pairs = zip(table.layers, problems, strict=True)
+            stored = replace(table, layers=tuple(replace(layer, problem=problem) for layer, problem in pairs))
             config = replace(
                 self.config, policy=policy, workspace_limit=DEFAULT_WORKSPACE_LIMIT, workspace_budget=budget
             )
-            names = [(layer.name, layer.batch_size, problem) for layer, problem in problems_to_tune(own, config)]
+            names = [(layer.name, layer.batch_size, problem) for layer, problem in problems_to_tune(stored, config)]
             part = share_of(progress, index / len(wanted), 1 / len(wanted))
-            found = self.divided.setdefault((policy, budget), {})
+            choices = self.divided.setdefault((policy, budget), {})
             try:
-                found.update(zip(names, self._tune(table_tasks(own, config), config, part).problems, strict=True))
+                choices.update(zip(names, self._tune(table_tasks(stored, config), config, part), strict=True))
             except InfeasibleError as error:
-                found.update(dict.fromkeys(names, " ".join(str(error).split())))
+                choices.update(dict.fromkeys(names, " ".join(str(error).split())))
 
 
 def _call_of(configuration: Configuration) -> _Call:
@@ -236,13 +247,6 @@ def _call_of(configuration: Configuration) -> _Call:
 def subject_of(layer: Layer, problem: ConvProblem) -> Subject:
     """Return the columns that identify the result row of a layer's problem."""
     return {"layer": layer.name, **problem_columns(problem, layer.batch_size)}
-
-
-def _timed(row: Row, time: Samples | Exception) -> Row:
-    """Add the time samples, or the reason why there are none, to a row."""
-    if isinstance(time, tuple):
-        return replace(row, samples_s=time)
-    return replace(row, failure=first_line(time))
 
 
 def benchmark_convolutions(
@@ -259,8 +263,11 @@ def benchmark_convolutions(
     """Time the convolution problems of a table; write rows into the folder ``out``, skipping problems it already has.
 
     With a time limit, kinds of layers alternate, and problems that do not fit are left out with the reason; without
-    one, problems are measured in the order of the table. config: its policy, limit and budget are ignored. machine,
-    database: by default this machine and the config's database file.
+    one, problems are measured in the order of the table.
+
+    config: its policy, limit and budget are ignored.
+    machine: by default this one.
+    database: by default the config's file.
 
     Raises the errors of ``open_folder`` and ``tune``. On ``KeyboardInterrupt``, everything measured so far is in the
     folder.
@@ -274,34 +281,34 @@ def benchmark_convolutions(
         open_folder(out, _header(table, config, compared, on)) as folder,
     ):
         contests = Contests(config, on, opened, variants, compared)
-        left = {
-            (layer, problem): "the run was stopped before"
-            for layer, problem in wanted
-            if not all(folder.known(subject_of(layer, one)) for one in compared.of(problem))
-        }
-        met = [one for one in wanted if one not in left]
+        met, left = [], dict[_Wanted, str]()
+        for layer, problem in wanted:
+            if all(folder.known(subject_of(layer, stored)) for stored in compared.of(problem)):
+                met.append((layer, problem))
+            else:
+                left[layer, problem] = "the run was stopped before"
         try:
             if left and compared.budgets:
                 contests.divide(table, share_of(progress, 0.0, 0.5))
                 progress = share_of(progress, 0.5, 0.5)
             end_s = inf if limit_s is None else on.clock.now() + limit_s
             ratio_s, ratios, count = 0.0, list[float](), len(left)  # of measured to expected seconds; 0: none is known
-            while fitting := [one for one in left if on.clock.now() + ratio_s * _expected_s(one) <= end_s]:
-                one = fitting[0] if limit_s is None else least_met(fitting, met)
+            while fitting := [pair for pair in left if on.clock.now() + ratio_s * _expected_s(pair) <= end_s]:
+                pair = fitting[0] if limit_s is None else least_met(fitting, met)
                 begun_s, mark = on.clock.now(), on.watch.mark()
-                rows = contests.rows(*one, share_of(progress, 1 - len(left) / count, 1 / count))
+                rows = contests.rows(*pair, share_of(progress, 1 - len(left) / count, 1 / count))
                 folder.add(rows, on.watch.since(mark))
-                del left[one]
-                met.append(one)
-                ratios.append((on.clock.now() - begun_s) / _expected_s(one))
+                del left[pair]
+                met.append(pair)
+                ratios.append((on.clock.now() - begun_s) / _expected_s(pair))
                 ratio_s = median(ratios)
             if limit_s is not None:
                 left = dict.fromkeys(left, f"the {format_seconds(limit_s)} would not have sufficed")
         finally:
             with whole_text(out / MEASUREMENTS_FILE) as stream:
-                problems = {each for _, problem in wanted for each in compared.of(problem)}
+                problems = {stored for _, problem in wanted for stored in compared.of(problem)}
                 export_json_lines(opened, stream, on.environment, problems)
-            folder.write_summary([LeftOut(f"{layer.name}, {problem}", why) for (layer, problem), why in left.items()])
+            folder.write_summary((f"{layer.name}, {problem}", reason) for (layer, problem), reason in left.items())
         folder.improve_limits({dtype: MachineLimits.measured(on.device, dtype) for dtype in folder.header.limits})
 
 
@@ -314,7 +321,8 @@ def least_met(left: Iterable[_Wanted], met: Iterable[_Wanted]) -> _Wanted:
     """Return the problem whose kind of layer and operation were met least so far, and of these that of fewest FLOPs."""
     kinds: Counter[object] = Counter()
     for _, problem in met:
-        kinds.update((kind_of_layer(problem), problem.operation, (kind_of_layer(problem), problem.operation)))
+        kind, operation = kind_of_layer(problem), problem.operation
+        kinds.update((kind, operation, (kind, operation)))
 
     def often_met(wanted: _Wanted) -> tuple[int, int, int]:
         layer, problem = wanted
@@ -326,20 +334,23 @@ def least_met(left: Iterable[_Wanted], met: Iterable[_Wanted]) -> _Wanted:
 
 def _header(table: LayerTable, config: Config, compared: Compared, machine: Machine) -> Header:
     kinds = compared.of(table.layers[0].problem)
-    dtypes = [*dict.fromkeys(one.dtype for one in kinds)]
+    dtypes = [*dict.fromkeys(kind.dtype for kind in kinds)]
     settings = {
         **config_record(config),
         "batch_sizes": sorted({layer.batch_size for layer in table.layers}),
         "layers": [layer.name for layer in table.layers],
         "dtype": dtypes,
-        "memory_format": [*dict.fromkeys(str(one.memory_format) for one in kinds)],
+        "memory_format": [*dict.fromkeys(str(kind.memory_format) for kind in kinds)],
         "rounds": compared.rounds,
-        "policy": [str(one) for one in compared.policies],
+        "policy": [str(policy) for policy in compared.policies],
         "workspace_limit": list(compared.limits),
         "workspace_budget": list(compared.budgets) or None,
     }
     return Header(
-        *("convolutions", table.source, settings, machine.environment),
+        "convolutions",
+        table.source,
+        settings,
+        machine.environment,
         subject_columns=("layer", *PROBLEM_COLUMNS),
         wanted=len(table.problems(config.operations)) * len(kinds),
         limits={dtype: MachineLimits.measured(machine.device, dtype) for dtype in dtypes},
@@ -361,8 +372,8 @@ def convolutions_tables(folder: ResultFolder) -> Iterator[Table | str]:
         yield _layers_table(folder, rows)
     yield summary_table(summary_rows(rows))
     yield left_out_in_words(folder)
-    for name, failed in rows[rows["failure"].notna()].groupby("contestant", sort=False):
-        yield f"{shown_name(str(name))}: no time in {len(failed)} rows, as {failed['failure'].iloc[0]}"
+    for name, untimed in rows[rows["failure"].notna()].groupby("contestant", sort=False):
+        yield f"{shown_name(str(name))}: no time in {len(untimed)} rows, as {untimed['failure'].iloc[0]}"
     timed = ours.dropna(subset=["time_s"])
     if len(timed):
         errors = (timed["predicted_s"].astype(float) / timed["time_s"] - 1).abs()
@@ -384,24 +395,23 @@ def _layers_table(folder: ResultFolder, rows: pandas.DataFrame) -> Table:
     names = list(rows["contestant"].unique())
     columns = ["count"]
     for dtype, memory_format in kinds:
-        of = memory_format if rows["dtype"].nunique() == 1 else f"{dtype} {memory_format}"
-        columns += [*(f"{shown_name(name)} ms {of}" for name in names), "speedup"]
+        kind = memory_format if rows["dtype"].nunique() == 1 else f"{dtype} {memory_format}"
+        columns += [*(f"{shown_name(name)} ms {kind}" for name in names), "speedup"]
     title = f"{folder.header.source}, batch {', '.join(map(str, folder.header.settings['batch_sizes']))}"
     printed = new_table(title, ("layer", "operation", "faster configuration"), columns)
-    keys = ["turns", *_KIND, "contestant"]
-    found = dict(zip(rows[keys].itertuples(index=False, name=None), rows.to_dict("records"), strict=True))
-    for turns in rows["turns"].unique():
-        every = [[found[turns, *kind, name] for name in names] for kind in kinds]
-        faster = min((each[-1] for each in every), key=lambda row: np.nan_to_num(row["time_s"], nan=np.inf))
-        left = [_known(faster[key], str) for key in ("layer", "operation", "configuration")]
-        cells = []
-        for each in every:
-            ours = each[-1]
-            cells += [
-                "same" if row["contestant"] == ours["same_as"] else _known(row["time_s"], milliseconds) for row in each
-            ]
-            cells.append(_known(ours["speedup"], ratio))
-        printed.add_row(*left, f"{faster['count']:.0f}", *cells)
+    for _, group in rows.groupby("turns", sort=False):
+        calls = group.set_index([*_KIND, "contestant"], drop=False).to_dict("index")
+        ours = group[group["contestant"] == names[-1]]
+        faster = ours.loc[ours["time_s"].fillna(np.inf).idxmin()]
+        cells = [_known(faster[key], str) for key in ("layer", "operation", "configuration")]
+        cells.append(f"{faster['count']:.0f}")
+        for kind in kinds:
+            chosen = calls[*kind, names[-1]]
+            for name in names:
+                time_s = calls[*kind, name]["time_s"]
+                cells.append("same" if name == chosen["same_as"] else _known(time_s, milliseconds))
+            cells.append(_known(chosen["speedup"], ratio))
+        printed.add_row(*cells)
     printed.caption = "same: the best undivided configuration is mucudnn's, and was timed once"
     return printed
 
@@ -441,5 +451,5 @@ def left_out_in_words(folder: ResultFolder) -> str:
     """
     return "\n".join(
         f"left out: {len(left)} problem{'' if len(left) == 1 else 's'}, as {reason}: {listed(left, 3, '; ')}"
-        for reason, left in folder.left_out_by_reason.items()
+        for reason, left in folder.left_out.items()
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
@@ -29,16 +29,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import mucudnn
-from mucudnn.bench.results.reading import Header, ResultFolder, bound_in_words, with_time
+from mucudnn.bench.results.columns import Columns, table_of
+from mucudnn.bench.results.reading import Header, Line, ResultFolder, bound_in_words, with_time
 from mucudnn.bench.results.variants import TORCH, Communication, Variant
 from mucudnn.bench.results.writing import Row, config_record
 from mucudnn.bench.sources.models import blamed_in_training
 from mucudnn.bench.sources.trainee import Batch, Loss, Trainee, labelled_batches
-from mucudnn.bench.suites.shared.step_costs import StepSplit, StepSplitter
+from mucudnn.bench.suites.shared.step_costs import BACKWARD_S, FORWARD_S, REST_S, StepTimes, medians
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.records import Environment
-from mucudnn.core.tables import Table, milliseconds, new_table, ratio
+from mucudnn.core.tables import Table, milliseconds, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.distributed import gathered
 from mucudnn.kernels.memory import format_of
@@ -52,8 +53,10 @@ _TUNING = 0.5  # fraction of the displayed progress that tuning takes
 class Setting:
     """The settings of all training steps of a data-parallel run.
 
-    batch_size: samples of each rank in a step. device: ``cpu`` or ``cuda``. period: steps between two averagings of the
-    parameters, if ``communication`` averages them. bucket_caps: values of ``bucket_cap_mb``.
+    batch_size: samples of each rank in a step.
+    device: ``cpu`` or ``cuda``.
+    period: steps between two averagings of the parameters, if ``communication`` averages them.
+    bucket_caps: values of ``bucket_cap_mb``.
     """
 
     source: str
@@ -103,9 +106,12 @@ def measure_data_parallel(
 ) -> list[Row]:
     """Return rows of step times for each bucket size, with torch's and with mucudnn's convolutions.
 
-    Each rank of the default process group must call this function; all ranks return the same rows. model: on the CPU,
-    in its dtype and memory format; left unchanged. input_shape: (C, H, W) of a sample. clock: times the steps, not the
-    tuning; None for a wall clock. The seconds of a row are those of the slowest rank in each round.
+    Each rank of the default process group must call this function; all ranks return the same rows. The seconds of a row
+    are those of the slowest rank in each round.
+
+    model: on the CPU, in its dtype and memory format; left unchanged.
+    input_shape: (C, H, W) of a sample.
+    clock: times the steps, not the tuning; None for a wall clock.
 
     Raises ``InvalidInputError`` if the model cannot be trained, and the errors of ``mucudnn.optimize`` and torch.
     """
@@ -120,19 +126,21 @@ def measure_data_parallel(
     tuning = share_of(progress, 0.0, _TUNING)
     ours = mucudnn.optimize(copy.deepcopy(torchs), images, config, progress=tuning)
     models = {Variant.TORCH: torchs, Variant.MUCUDNN: ours}
-    alone = {which: _Alone(Trainee(copy.deepcopy(model), loss=loss), batch, clock) for which, model in models.items()}
+    alone = {
+        variant: _Alone(Trainee(copy.deepcopy(model), loss=loss), batch, clock) for variant, model in models.items()
+    }
     together = [
-        _Together(which, models[which], cap, setting, batch, loss, clock)
+        _Together(variant, models[variant], cap, setting, batch, loss, clock)
         for cap in setting.bucket_caps
-        for which in models
+        for variant in models
     ]
-    turns = in_turns([*(one.sample for one in alone.values()), *(one.sample for one in together)])
+    turns = in_turns([*(steps.sample for steps in alone.values()), *(steps.sample for steps in together)])
     progress = share_of(progress, _TUNING, 1 - _TUNING)
     for number in range(rounds):
         progress("steps in turns", number / rounds)
         next(turns)
-    columns = {which: one.columns() for which, one in alone.items()}
-    return [one.row(setting, columns[one.which]) for one in together]
+    columns = {variant: steps.columns() for variant, steps in alone.items()}
+    return [steps.row(setting, columns[steps.variant]) for steps in together]
 
 
 class _Alone:
@@ -140,26 +148,21 @@ class _Alone:
 
     def __init__(self, trainee: Trainee, batch: Batch, clock: Clock) -> None:
         self._step, self._clock = partial(trainee.step, *batch), clock
-        self._splitter = StepSplitter(self._step, clock, device=batch[0].device.type)
-        self._samples_s, self._splits = list[float](), list[StepSplit]()
+        self._times = StepTimes(self._step, clock, device=batch[0].device.type)
+        self._samples_s, self._parts = list[float](), list[Mapping[str, float]]()
         self._step()
 
     def sample(self) -> None:
         dist.barrier()
         self._samples_s.append(self._clock.time(self._step, 1))
         dist.barrier()
-        self._splits.append(self._splitter.sample(1))
+        self._parts.append(self._times.parts(1))
 
     def columns(self) -> dict[str, float]:
         """Return medians by column name: of the whole step, and of its parts on the slowest rank."""
-        rounds = zip(*gathered(self._splits), strict=True)
-        split = StepSplit.median([max(of_round, key=lambda split: split.step_s) for of_round in rounds])
-        return {
-            "alone_s": median(_slowest_s(self._samples_s)),
-            "forward_convolutions_s": split.forward_s,
-            "backward_convolutions_s": split.backward_s,
-            "rest_s": split.rest_s,
-        }
+        rounds = zip(*gathered(self._parts), strict=True)
+        slowest = [max(ranks, key=lambda parts: sum(parts.values())) for ranks in rounds]
+        return {"alone_s": median(_slowest_s(self._samples_s)), **medians(slowest)}
 
 
 class _Together:
@@ -170,7 +173,7 @@ class _Together:
 
     def __init__(
         self,
-        which: Variant,
+        variant: Variant,
         model: nn.Module,
         bucket_cap_mb: float | None,
         setting: Setting,
@@ -179,7 +182,7 @@ class _Together:
         clock: Clock,
     ) -> None:
         wire = Wire(setting.communication, setting.period)
-        self.which, self._cap, self._clock = which, bucket_cap_mb, clock
+        self.variant, self._cap, self._clock = variant, bucket_cap_mb, clock
         self._model = DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=bucket_cap_mb)
         trainee = Trainee(self._model, loss=loss)
         trainee.optimizer = wire.connect(self._model, trainee.optimizer)
@@ -196,7 +199,9 @@ class _Together:
         self._compared.append(are_equal(self._model))
 
     def row(self, setting: Setting, alone: dict[str, float]) -> Row:
-        """Return the result row of a setting. alone: columns of steps without communication, which the row includes.
+        """Return the result row of a setting.
+
+        alone: columns of steps without communication, which the row includes.
 
         The exposed time of communication, by which it lengthens a step, can be negative because of noise. Bucket sizes
         are those after the first step.
@@ -210,12 +215,12 @@ class _Together:
             "compared": len(self._compared),
             "equal": sum(self._compared),
         }
-        return Row(setting.subject(self._cap), str(self.which), steps_s, more=more)
+        return Row(setting.subject(self._cap), str(self.variant), steps_s, more=more)
 
 
 def _slowest_s(samples_s: Sequence[float]) -> list[float]:
     """Return the seconds of the slowest rank in each round."""
-    return [max(of_round) for of_round in zip(*gathered(samples_s), strict=True)]
+    return [max(ranks_s) for ranks_s in zip(*gathered(samples_s), strict=True)]
 
 
 def are_equal(model: nn.Module) -> bool:
@@ -228,10 +233,28 @@ def are_equal(model: nn.Module) -> bool:
 
 def digest(model: nn.Module) -> str:
     """Return a hash of a model's parameters, which ranks use to compare them."""
-    found = sha256()
+    parameters = sha256()
     for parameter in model.parameters():
-        found.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        parameters.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return parameters.hexdigest()
+
+
+_LEFT: Columns[Line] = {
+    "bucket_cap_mb": lambda step: "default" if step["bucket_cap_mb"] is None else f"{step['bucket_cap_mb']:g}",
+    "convolutions": lambda step: step["contestant"],
+}
+_RIGHT: Columns[Line] = {
+    "step ms": lambda step: milliseconds(step["time_s"]),
+    "IQR / median": lambda step: f"{step['noise']:.1%}",
+    "speedup": lambda step: ratio(step["torch_s"] / step["time_s"]),
+    "samples/s": lambda step: f"{step['ranks'] * step['batch_size'] / step['time_s']:.1f}",
+    "convolutions ms": lambda step: milliseconds(step[FORWARD_S] + step[BACKWARD_S]),
+    "other compute ms": lambda step: milliseconds(step[REST_S]),
+    "exposed ms": lambda step: milliseconds(step["exposed_s"]),
+    "MiB a step": lambda step: f"{step['collective_bytes'] / 2**20:.4g}",
+    "buckets": lambda step: str(len(step["bucket_bytes"])),
+    "ranks equal": lambda step: f"{step['equal']} of {step['compared']}",
+}
 
 
 def data_parallel_tables(folder: ResultFolder) -> Iterator[Table | str]:
@@ -240,41 +263,25 @@ def data_parallel_tables(folder: ResultFolder) -> Iterator[Table | str]:
     Speedups are over torch's convolutions with the same buckets.
     """
     settings, environment = folder.header.settings, folder.header.environment
-    title = (
-        f"{folder.header.source}, {settings['ranks']} ranks of {settings['batch_size']} samples, "
-        f"{settings['communication']}: data-parallel steps, {bound_in_words(settings)}"
-    )
-    columns = [
-        *("step ms", "IQR / median", "speedup", "samples/s", "convolutions ms", "other compute ms"),
-        *("exposed ms", "MiB a step", "buckets", "ranks equal"),
-    ]
-    printed = new_table(title, ("bucket_cap_mb", "convolutions"), columns)
-    steps: list[dict[str, Any]] = [with_time(line) for line in folder.lines]
+    steps = [with_time(line) for line in folder.lines]
     torchs_s = {step["bucket_cap_mb"]: step["time_s"] for step in steps if step["contestant"] == TORCH}
-    for step in steps:
-        cap, time_s = step["bucket_cap_mb"], step["time_s"]
-        printed.add_row(
-            *("default" if cap is None else f"{cap:g}", step["contestant"], milliseconds(time_s)),
-            *(f"{step['noise']:.1%}", ratio(torchs_s[cap] / time_s)),
-            f"{step['ranks'] * step['batch_size'] / time_s:.1f}",
-            milliseconds(step["forward_convolutions_s"] + step["backward_convolutions_s"]),
-            *(milliseconds(step["rest_s"]), milliseconds(step["exposed_s"])),
-            f"{step['collective_bytes'] / 2**20:.4g}",
-            *(str(len(step["bucket_bytes"])), f"{step['equal']} of {step['compared']}"),
-        )
-    printed.caption = (
-        "convolutions (timed in place), other compute: of steps without communication; exposed: what a step takes "
-        "longer with it; MiB a step: what a rank gives to collectives"
+    yield table_of(
+        [{**step, "torch_s": torchs_s[step["bucket_cap_mb"]]} for step in steps],
+        f"{folder.header.source}, {settings['ranks']} ranks of {settings['batch_size']} samples, "
+        f"{settings['communication']}: data-parallel steps, {bound_in_words(settings)}",
+        _LEFT,
+        _RIGHT,
+        caption="convolutions (timed in place), other compute: of steps without communication; exposed: what a step "
+        "takes longer with it; MiB a step: what a rank gives to collectives",
     )
-    yield printed
     after = (
         f"after the steps that average the parameters of all ranks, one in {settings['period']}"
         if settings["averages_parameters"]
         else "after each step that is measured, and after the first ones"
     )
     threads = "1 thread" if environment.threads == 1 else f"{environment.threads} threads"
-    each = "" if environment.device_type == "cuda" else f", {threads} each"
-    yield f"{settings['ranks']} ranks{each}; their parameters were compared bit by bit {after}."
+    share = "" if environment.device_type == "cuda" else f", {threads} each"
+    yield f"{settings['ranks']} ranks{share}; their parameters were compared bit by bit {after}."
 
 
 _BEFORE_POWERSGD = 2  # Number of steps before PowerSGD, which allows no fewer; torch rebuilds the buckets in the first.
@@ -305,7 +312,7 @@ class Wire:
 
     def connect(self, model: DistributedDataParallel, optimizer: Optimizer) -> Optimizer:
         """Set up this communication for the model, and return the optimizer to train the model with."""
-        hook: tuple[Any, Any] | None = None
+        hook: tuple[Any, Any] | None = None  # its state, and the function
         match self.communication:
             case Communication.FP16:
                 hook = None, fp16_compress_hook
@@ -334,18 +341,18 @@ class Wire:
     def bytes_of_step(self, model: DistributedDataParallel) -> float:
         """Return the bytes that a rank passes to collectives in a step, on average over the averaging period."""
         parameters = [p for p in model.parameters() if p.requires_grad]
-        every = sum(p.numel() * p.itemsize for p in parameters)
+        all_bytes = sum(p.numel() * p.itemsize for p in parameters)
         match self.communication:
             case Communication.FP16 | Communication.BF16:
                 return sum(2 * p.numel() for p in parameters)
             case Communication.POWERSGD:
                 return sum(_rank_one_elements(p) * p.itemsize for p in parameters)
             case Communication.POST_LOCAL_SGD:
-                return every / self.period
+                return all_bytes / self.period
             case Communication.HIERARCHICAL_SGD:
-                return every * len(levels(self.period, dist.get_world_size())) / self.period
+                return all_bytes * len(levels(self.period, dist.get_world_size())) / self.period
             case _:
-                return every
+                return all_bytes
 
 
 def _rank_one_elements(gradient: Tensor) -> int:

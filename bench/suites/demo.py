@@ -68,29 +68,32 @@ class Training:
 
 def train_in_turns(models: Sequence[nn.Module], batches: Sequence[Batch]) -> list[Training]:
     """Train the models, interleaved, for one step per batch, with the same random numbers for dropout."""
-    found = [Training() for _ in models]
-    steps = [one.steps(model, batches) for one, model in zip(found, models, strict=True)]
-    turns = in_turns([partial(next, each) for each in steps])
+    trainings = [Training() for _ in models]
+    steps = [training.steps(model, batches) for training, model in zip(trainings, models, strict=True)]
+    turns = in_turns([partial(next, iterator) for iterator in steps])
     for _ in batches:
         next(turns)
-    return found
+    return trainings
 
 
-def training_table(torchs: Training, ours: Training, other: Training, exact: Training) -> Table:
-    """Return a table of step times, and of differences from torch and from float64. other: torch in channels_last."""
-    torch_s, our_s = (median(one.times_s[1:]) for one in (torchs, ours))
+def training_table(torchs: Training, ours: Training, reformatted: Training, exact: Training) -> Table:
+    """Return a table of step times, and of differences from torch and from float64.
+
+    reformatted: torch in channels_last.
+    """
+    torch_s, our_s = (median(training.times_s[1:]) for training in (torchs, ours))
     printed = new_table(f"training, {len(ours.losses)} steps in turns from the same seed", ("",), ("",))
     printed.show_header = False
     printed.add_row("torch.nn.Conv2d, ms per step", milliseconds(torch_s))
     printed.add_row("mucudnn, ms per step", milliseconds(our_s))
     printed.add_row("speedup of the whole step", ratio(torch_s / our_s))
     printed.add_row("loss, first and last step", f"{ours.losses[0]:.3f} → {ours.losses[-1]:.3f}")
-    for name, one in (("mucudnn", ours), ("PyTorch in channels_last", other)):
-        loss, gradient = one.loss_difference(torchs), one.gradient_difference(torchs)
+    for name, training in (("mucudnn", ours), ("PyTorch in channels_last", reformatted)):
+        loss, gradient = training.loss_difference(torchs), training.gradient_difference(torchs)
         printed.add_row(f"{name} against PyTorch: largest relative difference of the losses", f"{loss:.1e}")
         printed.add_row(f"{name} against PyTorch: ... and of the first step's gradients", f"{gradient:.1e}")
-    for name, one in (("PyTorch", torchs), ("mucudnn", ours)):
-        error = one.gradient_difference(exact)
+    for name, training in (("PyTorch", torchs), ("mucudnn", ours)):
+        error = training.gradient_difference(exact)
         printed.add_row(f"{name} against float64: ... of the first step's gradients", f"{error:.1e}")
     return printed
 
@@ -107,11 +110,11 @@ def main() -> None:
     batches = [*labelled_batches(STEPS, BATCH_SIZE, input_shape_of(NETWORK))]
     with progress_bar() as progress:
         ours = mucudnn.optimize(copy.deepcopy(model), batches[0][0], CONFIG, progress=progress)
-    other = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    reformatted = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     exact = copy.deepcopy(model).double()
     with console.status(f"training {NETWORK}: {STEPS} steps of torch.nn.Conv2d and of mucudnn, in turns"):
         trained = train_in_turns((model, ours), batches)
-        trained += [*train_in_turns((other,), batches), *train_in_turns((exact,), batches[:1])]
+        trained += [*train_in_turns((reformatted,), batches), *train_in_turns((exact,), batches[:1])]
     console.print(training_table(*trained))
     if (confirmation := mucudnn.report(ours).confirmation) is not None:
         console.print(f"confirmed when it was tuned: {confirmation}")

@@ -10,11 +10,12 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from math import inf, isfinite
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -27,24 +28,24 @@ from torch.utils._pytree import tree_leaves
 
 import mucudnn
 from mucudnn.bench.results.bounds import kinds_table
-from mucudnn.bench.results.reading import Header, ResultFolder, with_time
+from mucudnn.bench.results.columns import Columns, table_of
+from mucudnn.bench.results.reading import Header, Line, ResultFolder, with_time
 from mucudnn.bench.results.variants import TORCH, Runtime
 from mucudnn.bench.results.writing import Row, config_record, open_folder
-from mucudnn.bench.suites.shared.apart import Entrant, Ready, contestant, pickled, require_torch, sampled
+from mucudnn.bench.suites.shared.apart import Entrant, Ready, contestant, pickled, sampled
 from mucudnn.bench.suites.shared.processes import WorkerError
-from mucudnn.bench.suites.shared.step_costs import KindTimes, allocator_peak_bytes, median_by_kind, resident_growth
+from mucudnn.bench.suites.shared.step_costs import StepTimes, allocator_peak_bytes, median_by_kind, resident_growth
 from mucudnn.core.config import Config
 from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import MemoryFormat, Operation
-from mucudnn.core.tables import Table, images_per_s, milliseconds, new_table, ratio
+from mucudnn.core.tables import Table, images_per_s, milliseconds, ratio
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.values import format_bytes
 from mucudnn.measuring.clocks import WallClock
 from mucudnn.running.devices import current_environment
 
-_Arrays = list[np.ndarray[Any, Any]]
-_Found = tuple[_Arrays, dict[str, Any]]  # the outputs of a model, and columns of the memory of a call
-_Outputs = Callable[[], _Arrays]  # A function that calls the model once.
+_Arrays = list[np.ndarray[Any, Any]]  # the outputs of a model
+_Outcome = tuple[_Arrays, dict[str, Any]]  # with columns of the memory of a call
 _OF_EXPORT = ("onnx", "onnxscript")
 _PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
     {Runtime.ONNX_RUNTIME: ("onnxruntime", *_OF_EXPORT), Runtime.OPENVINO: ("openvino", *_OF_EXPORT)}
@@ -68,60 +69,58 @@ def require_installed(runtime: Runtime) -> None:
         raise UnavailableError(f"{', '.join(missing)} not installed: pip install {' '.join(missing)}")
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeJob:
-    """A picklable job for another process: loads the model and prepares it for calls in one runtime.
+def prepare_runtime(
+    runtime: Runtime, subject: Callable[[], tuple[nn.Module, Tensor]], threads: int, config: Config
+) -> Ready[_Outcome]:
+    """Load the model and prepare it for calls in one runtime, in a process of its own.
 
-    subject: returns the model and its input. config: for mucudnn's tuning. A call of the job returns the function to
-    time, which runs the model once; the model's outputs as arrays, in order, and columns of the memory of a call; and a
-    function that splits the seconds of a call by kind of layer.
+    subject: returns the model and its input.
+    config: for mucudnn's tuning.
 
-    Raises ``UnavailableError`` if the runtime is not installed, and any error of the runtime.
+    Return the function to time, which runs the model once; the model's outputs as arrays, in order, and columns of the
+    memory of a call; and a function that splits the seconds of a call by kind of layer. Raises ``UnavailableError`` if
+    the runtime is not installed, and any error of the runtime.
     """
-
-    runtime: Runtime
-    subject: Callable[[], tuple[nn.Module, Tensor]]
-    threads: int
-    config: Config
-
-    def __call__(self) -> Ready[_Found]:
-        require_installed(self.runtime)
-        torch.set_num_threads(self.threads)
-        torch.set_grad_enabled(False)
-        model, x = self.subject()
-        model.eval()
-        outputs = self._prepared(model, x)
-        found, grown_bytes = resident_growth(outputs)
-        memory: dict[str, Any] = {"grown_bytes": grown_bytes}
-        if self.runtime not in _PACKAGES:  # others have allocators of their own
-            memory["peak_bytes"] = allocator_peak_bytes(outputs)
-        is_graph = self.runtime.is_ours and (self.config.fuse or self.config.memory_budget is not None)
-        kinds = KindTimes(outputs, WallClock()) if self.runtime.tells_layers and not is_graph else None
-        arrays = [np.array(array) for array in found]
-        return Ready(outputs, (arrays, memory), ask=lambda _: {} if kinds is None else kinds.sample())
-
-    def _prepared(self, model: nn.Module, x: Tensor) -> _Outputs:
-        """Return a function that calls the model in this runtime, after export, compilation, freezing or tuning."""
-        if self.runtime is Runtime.ONNX_RUNTIME:
-            return _onnx_runtime(model, x, self.threads)
-        if self.runtime is Runtime.OPENVINO:
-            return _openvino(model, x, self.threads)
-        called: Any = model
-        if self.runtime.is_ours:
-            called = mucudnn.optimize(model, x, self.config, progress=False)
-        if self.runtime is Runtime.TORCH_COMPILE:
-            import torch._inductor.config as inductor
-
-            inductor.freezing = True  # This affects only the current process.
-        if self.runtime in (Runtime.TORCH_COMPILE, Runtime.MUCUDNN_COMPILE):
-            called = torch.compile(called)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                called(x)
-        return partial(_outputs_of, called, x)
+    require_installed(runtime)
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    model, x = subject()
+    model.eval()
+    # The first call shows what the process grows by.
+    call = _call_in(runtime, model, x, threads, config)
+    outputs, grown_bytes = resident_growth(call)
+    memory: dict[str, Any] = {"grown_bytes": grown_bytes}
+    if runtime not in _PACKAGES:  # others have allocators of their own
+        memory["peak_bytes"] = allocator_peak_bytes(call)
+    # Layers can be timed in place unless a compiler or a graph fuses them.
+    is_graph = runtime.is_ours and (config.fuse or config.memory_budget is not None)
+    times = StepTimes(call, WallClock()) if runtime.tells_layers and not is_graph else None
+    arrays = [np.array(array) for array in outputs]
+    return Ready(call, (arrays, memory), ask=lambda _: {} if times is None else times.kinds())
 
 
-def _onnx_runtime(model: nn.Module, x: Tensor, threads: int) -> _Outputs:
+def _call_in(runtime: Runtime, model: nn.Module, x: Tensor, threads: int, config: Config) -> Callable[[], _Arrays]:
+    """Return a function that calls the model in this runtime, after export, compilation, freezing or tuning."""
+    if runtime is Runtime.ONNX_RUNTIME:
+        return _onnx_runtime(model, x, threads)
+    if runtime is Runtime.OPENVINO:
+        return _openvino(model, x, threads)
+    called: Any = model
+    if runtime.is_ours:
+        called = mucudnn.optimize(model, x, config, progress=False)
+    if runtime is Runtime.TORCH_COMPILE:
+        import torch._inductor.config as inductor
+
+        inductor.freezing = True  # This affects only the current process.
+    if runtime in (Runtime.TORCH_COMPILE, Runtime.MUCUDNN_COMPILE):
+        called = torch.compile(called)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            called(x)
+    return lambda: [leaf.numpy() for leaf in tree_leaves(called(x)) if isinstance(leaf, Tensor)]
+
+
+def _onnx_runtime(model: nn.Module, x: Tensor, threads: int) -> Callable[[], _Arrays]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -133,7 +132,7 @@ def _onnx_runtime(model: nn.Module, x: Tensor, threads: int) -> _Outputs:
     return lambda: session.run(None, inputs)
 
 
-def _openvino(model: nn.Module, x: Tensor, threads: int) -> _Outputs:
+def _openvino(model: nn.Module, x: Tensor, threads: int) -> Callable[[], _Arrays]:
     import openvino
 
     core = openvino.Core()
@@ -151,10 +150,6 @@ def _openvino(model: nn.Module, x: Tensor, threads: int) -> _Outputs:
         return [results[output] for output in compiled.outputs]
 
     return outputs
-
-
-def _outputs_of(model: Callable[[Tensor], Any], x: Tensor) -> _Arrays:
-    return [leaf.numpy() for leaf in tree_leaves(model(x)) if isinstance(leaf, Tensor)]
 
 
 def _exported(model: nn.Module, x: Tensor, folder: Path) -> Path:
@@ -186,9 +181,11 @@ def compare_runtimes(
 ) -> None:
     """Prepare each runtime in its own process, one after the other, then time their calls of the model, interleaved.
 
-    The rows are written into the folder ``out``; nothing is measured if it has them. x: (N, C, H, W), in
-    ``memory_format``. config: for mucudnn's tuning; its operations are ignored. runtimes: torch is always added, as the
-    reference for outputs.
+    The rows are written into the folder ``out``; nothing is measured if it has them.
+
+    x: (N, C, H, W), in ``memory_format``.
+    config: for mucudnn's tuning; its operations are ignored.
+    runtimes: torch is always added, as the reference for outputs.
 
     A runtime that is not installed, fails, is killed or times out gets a row with the reason, and the others continue.
     Raises ``UnavailableError`` if the model cannot be pickled or torch itself fails, and the errors of ``open_folder``.
@@ -207,37 +204,43 @@ def compare_runtimes(
         if folder.known(subject):
             folder.write_summary()
             return
-        entrants: dict[Runtime, Entrant[_Found]] = {}
+        entrants: dict[Runtime, Entrant[_Outcome]] = {}
         with pickled((model, x)) as handed, ExitStack() as stack:
             for index, runtime in enumerate(asked):
                 progress(f"{runtime} gets ready", index / len(asked) / 2)
-                job = RuntimeJob(runtime, handed, torch.get_num_threads(), config)
+                job = partial(prepare_runtime, runtime, handed, torch.get_num_threads(), config)
                 worker = stack.enter_context(contestant(job))
                 entrants[runtime] = Entrant(worker, ready_s=READY_S, sample_s=SAMPLE_S)
             torchs = entrants[Runtime.TORCH]
-            require_torch(torchs)
-            for done in sampled([one.timer.sample for one in entrants.values()], rounds):
+            _torchs_outputs(torchs)  # before all are timed in vain
+            for done in sampled([entrant.timer.sample for entrant in entrants.values()], rounds):
                 progress(f"round {done} of {rounds}", 0.5 + done / rounds / 2)
-            require_torch(torchs)
-            expected, _ = torchs.found or ([], {})
+            expected = _torchs_outputs(torchs)
             rows = []
-            for runtime, one in entrants.items():
+            for runtime, entrant in entrants.items():
                 more: dict[str, Any] = {"version": version_of(runtime)}
-                if one.found is not None:
-                    outputs, memory = one.found
+                if entrant.result is not None:
+                    outputs, memory = entrant.result
                     kinds_s: dict[str, float] = {}  # empty if layers cannot be timed
                     if runtime.tells_layers:
                         with suppress(WorkerError):
-                            kinds_s = median_by_kind([one.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
+                            kinds_s = median_by_kind([entrant.ask(1) for _ in range(_KINDS_ROUNDS + 1)][1:])
                     more |= {
                         "relative_difference": relative_difference(outputs, expected),
                         **memory,
-                        "ready_after_s": one.ready_after_s,
+                        "ready_after_s": entrant.ready_after_s,
                         "kinds_s": kinds_s,
                     }
-                rows.append(Row(subject, runtime, one.samples_s, failure=one.failure, more=more))
+                rows.append(Row(subject, runtime, entrant.samples_s, failure=entrant.failure, more=more))
         folder.add(rows)
         folder.write_summary()
+
+
+def _torchs_outputs(torchs: Entrant[_Outcome]) -> _Arrays:
+    """Return the outputs of torch's convolutions. Raises ``UnavailableError`` if torch failed."""
+    if torchs.result is None:
+        raise UnavailableError(f"PyTorch, with which all others are compared, fails: {torchs.failure}")
+    return torchs.result[0]
 
 
 def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:
@@ -247,14 +250,31 @@ def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:
     """
     if [array.shape for array in outputs] != [array.shape for array in expected]:
         return inf
-    found, right = (np.concatenate([each.ravel() for each in one]).astype(np.float64) for one in (outputs, expected))
-    difference, norm = float(np.linalg.norm(found - right)), float(np.linalg.norm(right))
+    values, reference = (_joined(arrays) for arrays in (outputs, expected))
+    difference, norm = float(np.linalg.norm(values - reference)), float(np.linalg.norm(reference))
     if difference == 0.0:
         return 0.0
     return difference / norm if isfinite(difference) and norm > 0 else inf
 
 
+def _joined(arrays: _Arrays) -> np.ndarray[Any, Any]:
+    return np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
+
+
 MOST_DIFFERENCE = 1e-3  # Larger relative differences of float32 outputs count as errors, smaller ones as rounding.
+
+
+_LEFT: Columns[Line] = {"runtime": lambda call: call["contestant"], "version": lambda call: call["version"]}
+_RIGHT: Columns[Line] = {
+    "ms": lambda call: milliseconds(call["time_s"]),
+    "images/s": lambda call: images_per_s(call["batch_size"], call["time_s"]),
+    "± %": lambda call: f"{call['noise']:.0%}",
+    "over PyTorch": lambda call: ratio(call["torch_s"] / call["time_s"]),
+    "difference": lambda call: "inf" if call["relative_difference"] is None else f"{call['relative_difference']:.1e}",
+    "peak memory": lambda call: "" if call.get("peak_bytes") is None else format_bytes(call["peak_bytes"]),
+    "grows by": lambda call: "" if call.get("grown_bytes") is None else format_bytes(call["grown_bytes"]),
+    "ready after s": lambda call: f"{call['ready_after_s']:.1f}",
+}
 
 
 def inference_tables(folder: ResultFolder) -> Iterator[Table]:
@@ -262,47 +282,38 @@ def inference_tables(folder: ResultFolder) -> Iterator[Table]:
 
     Speedups are over torch.
     """
-    runtimes: list[dict[str, Any]] = [with_time(line) for line in folder.lines]
-    torch_s = next(one["time_s"] for one in runtimes if one["contestant"] == TORCH)
+    lines = [with_time(line) for line in folder.lines]
+    torch_s = next(line["time_s"] for line in lines if line["contestant"] == TORCH)
+    calls = [{**line, "torch_s": torch_s} for line in lines]
     count = folder.header.environment.threads
     threads = "1 thread" if count == 1 else f"{count} threads"
     shape = "×".join(map(str, folder.header.settings["input_shape"]))
-    title = f"{folder.header.source}, inference of {shape}, {threads}: runtimes in turns"
-    columns = ("ms", "images/s", "± %", "over PyTorch", "difference", "peak memory", "grows by", "ready after s")
-    table = new_table(title, ("runtime", "version"), columns)
-    for one in runtimes:
-        if one["failure"]:
-            table.add_row(one["contestant"], one["version"])
-            continue
-        difference, time_s = one["relative_difference"], one["time_s"]
-        sizes = (one.get("peak_bytes"), one.get("grown_bytes"))
-        table.add_row(
-            *(one["contestant"], one["version"], milliseconds(time_s), images_per_s(one["batch_size"], time_s)),
-            *(f"{one['noise']:.0%}", ratio(torch_s / time_s), "inf" if difference is None else f"{difference:.1e}"),
-            *("" if size is None else format_bytes(size) for size in sizes),
-            f"{one['ready_after_s']:.1f}",
-        )
-    table.caption = "\n".join(_notes(folder, runtimes))
-    yield table
-    if rows := [((one["contestant"],), one["kinds_s"]) for one in runtimes if one.get("kinds_s")]:
-        table = kinds_table(folder.header.source, ("runtime",), rows)
-        table.caption = "timed in place in separate calls, if layers are not compiled"
-        yield table
+    yield table_of(
+        calls,
+        f"{folder.header.source}, inference of {shape}, {threads}: runtimes in turns",
+        _LEFT,
+        _RIGHT,
+        caption="\n".join(_notes(folder, calls)),
+        failure=lambda call: "" if call["failure"] else None,  # the notes have the reason
+    )
+    if timed := [call for call in calls if call.get("kinds_s")]:
+        caption = "timed in place in separate calls, if layers are not compiled"
+        yield kinds_table(timed, folder.header.source, {"runtime": itemgetter("contestant")}, caption=caption)
 
 
-def _notes(folder: ResultFolder, runtimes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    timed = [one for one in runtimes if not one["failure"] and one["relative_difference"] is not None]
-    alike = [one for one in timed if one["relative_difference"] <= MOST_DIFFERENCE]  # as torch, up to rounding
-    others = [one for one in alike if not Runtime(one["contestant"]).is_ours]
-    ours = next((one for one in alike if one["contestant"] == Runtime.MUCUDNN), None)
-    if others and ours is not None:
-        best = min(others, key=lambda one: float(one["time_s"]))
+def _notes(folder: ResultFolder, calls: Sequence[Line]) -> Iterator[str]:
+    timed = [call for call in calls if not call["failure"] and call["relative_difference"] is not None]
+    alike = [call for call in timed if call["relative_difference"] <= MOST_DIFFERENCE]  # as torch, up to rounding
+    rivals = [call for call in alike if not Runtime(call["contestant"]).is_ours]
+    ours = next((call for call in alike if call["contestant"] == Runtime.MUCUDNN), None)
+    if rivals and ours is not None:
+        best = min(rivals, key=lambda call: float(call["time_s"]))
         fused = "fused" if folder.header.settings["fuse"] else "not fused"
         yield f"fastest other, {best['contestant']} / mucudnn, {fused}: {ratio(best['time_s'] / ours['time_s'])}"
     yield "each in a process of its own; ±: spread (IQR / median); difference: of outputs from PyTorch's, relative L2"
     yield "peak memory: of PyTorch's allocator in a call; grows by: what the first call adds to the process"
-    for one in runtimes:
-        if one["failure"]:
-            yield f"{one['contestant']} has no time: {one['failure']}"
-        elif one not in alike:
-            yield f"{one['contestant']} does not compute the same as PyTorch: its time is meaningless"
+    for call in calls:
+        if call["failure"]:
+            yield f"{call['contestant']} has no time: {call['failure']}"
+        elif call not in alike:
+            yield f"{call['contestant']} does not compute the same as PyTorch: its time is meaningless"

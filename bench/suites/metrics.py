@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby
 from math import inf
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,19 +22,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 from torch.func import functional_call
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 import mucudnn
 from mucudnn.bench.results.bounds import MachineLimits
-from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, LeftOut, Line, ResultFolder, Subject, problem_columns
+from mucudnn.bench.results.columns import Columns, table_of
+from mucudnn.bench.results.reading import PROBLEM_COLUMNS, Header, Line, ResultFolder, Subject, problem_columns
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.results.writing import Row, config_record, write_missing
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.sources.models import in_format
-from mucudnn.bench.sources.trainee import Batch, Loss, labelled_batches
-from mucudnn.bench.suites.shared.timing import Contestant, try_in_turns
+from mucudnn.bench.sources.trainee import Workload
+from mucudnn.bench.suites.shared.timing import failed, time_in_turns, with_samples
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, LibraryError, first_line
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
@@ -47,7 +48,7 @@ from mucudnn.kernels.memory import format_of
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.candidates import Candidate, find_candidates
 from mucudnn.measuring.operands import Operands, random_operands
-from mucudnn.measuring.turns import Rounds
+from mucudnn.measuring.turns import Rounds, Timer
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.choices import Choices, make_executable
 from mucudnn.running.devices import current_environment
@@ -67,6 +68,7 @@ _CHANNELS, _GROUPS, _WINDOWS = 3, 2, 2
 _ROUNDING = 1e-9  # A smaller gradient, as a share of the largest of its module, is zero but for rounding.
 
 _Variants = Mapping[str, tuple[Configuration, Sequence[Candidate]]]  # by contestant, with a candidate for each part
+_StepResult = tuple[nn.Module, Tensor, Tensor]  # the model, which has the gradients; its outputs; the loss
 
 # One layer
 
@@ -74,10 +76,9 @@ _Variants = Mapping[str, tuple[Configuration, Sequence[Candidate]]]  # by contes
 def benchmark_layer(
     source: str,
     layer: Layer,
+    config: Config,
     out: Path,
     *,
-    operations: Sequence[Operation] = tuple(Operation),
-    algorithms: tuple[str, ...] | None = None,
     configurations: Sequence[Configuration] = (),
     rounds: int = ROUNDS,
     machine: Machine,
@@ -85,49 +86,52 @@ def benchmark_layer(
 ) -> None:
     """Measure accuracy and time of a layer's operations; write rows into ``out``, skipping operations it already has.
 
-    algorithms: names of algorithms, or of sources, which are libraries of algorithms. None means all, or none if
-    configurations are given. Torch's own algorithm is always measured. configurations: of the whole mini-batch,
-    measured like algorithms. rounds: time samples of each call; short calls get more.
+    config: the operations, and the algorithms, which are all if it names none, but none if configurations are given.
+    Torch's own algorithm is always measured.
+    configurations: of the whole mini-batch, measured like algorithms.
+    rounds: time samples of each call; short calls get more.
 
     Raises the errors of ``open_folder``, and ``InvalidInputError`` for unknown algorithms and configurations of other
     batch sizes. On ``KeyboardInterrupt``, everything measured so far is in the folder.
     """
-    problem, n = layer.problem, layer.batch_size
-    for one in configurations:
-        if one.batch_size != n:
+    n, algorithms = layer.batch_size, config.algorithms
+    for configuration in configurations:
+        if configuration.batch_size != n:
             raise InvalidInputError(
-                f"configuration '{one}' has {one.batch_size} samples, and the layer {n}: give one of {n} samples, or "
-                "another batch size"
+                f"configuration '{configuration}' has {configuration.batch_size} samples, and the layer {n}: give one "
+                f"of {n} samples, or another batch size"
             )
+    # Find what can be measured of each operation.
     permitted = Config(algorithms=(TORCHS_OWN,) if algorithms is None and configurations else algorithms)
     wanted, left_out = {}, []
-    for operation in operations:
-        own = problem.with_operation(operation)
-        alone = permitted_algorithms(machine, permitted, own, [n])
-        asked = {
-            **{TORCH if one.name == TORCHS_OWN else one.name: _of(MicroConfig(one.name, n)) for one in alone},
-            **{str(one): one for one in configurations},
-        }
-        variants, reasons = _variants(asked, own, n, machine)
-        left_out += [LeftOut(f"{layer.name}, {own}: {name}", reason) for name, reason in reasons.items()]
-        key = (layer.name, *problem_columns(own, n).values())
-        wanted[key] = partial(_layer_rows, variants, own, n, rounds, machine)
+    for operation in config.operations:
+        problem = layer.problem.with_operation(operation)
+        names = [algorithm.name for algorithm in permitted_algorithms(machine, permitted, problem, [n])]
+        asked = {TORCH if name == TORCHS_OWN else name: _of(MicroConfig(name, n)) for name in names}
+        asked |= {str(configuration): configuration for configuration in configurations}
+        variants, reasons = _variants(asked, problem, n, machine)
+        left_out += [(f"{layer.name}, {problem}: {name}", reason) for name, reason in reasons.items()]
+        key = (layer.name, *problem_columns(problem, n).values())
+        wanted[key] = partial(_layer_rows, variants, problem, n, rounds, machine)
     settings = {
         "layer": layer.name,
         "batch_size": n,
-        "dtype": problem.dtype,
-        "memory_format": str(problem.memory_format),
-        "operations": [str(operation) for operation in operations],
+        "dtype": layer.problem.dtype,
+        "memory_format": str(layer.problem.memory_format),
+        "operations": [str(operation) for operation in config.operations],
         "algorithms": None if algorithms is None else list(algorithms),
         "configurations": list(map(str, configurations)),
         "rounds": rounds,
         "runs": RUNS,
     }
     header = Header(
-        *("metrics", source, settings, machine.environment),
+        "metrics",
+        source,
+        settings,
+        machine.environment,
         subject_columns=("layer", *PROBLEM_COLUMNS),
-        wanted=len(operations),
-        limits={problem.dtype: MachineLimits.measured(machine.device, problem.dtype)},
+        wanted=len(config.operations),
+        limits={layer.problem.dtype: MachineLimits.measured(machine.device, layer.problem.dtype)},
     )
     write_missing(out, header, wanted, progress, machine.watch, left_out)
 
@@ -139,22 +143,22 @@ def _variants(
 
     Raises ``InvalidInputError`` for unknown algorithms.
     """
-    parts = {part for one in asked.values() for part in one.micro_configs}
+    parts = {part for configuration in asked.values() for part in configuration.micro_configs}
     sizes = sorted({part.micro_batch_size for part in parts})
     config = Config(algorithms=tuple(sorted({part.algorithm for part in parts})))
     proofs = machine.proofs(n)
-    every = permitted_algorithms(machine, config, problem, sizes)
-    candidates, refused = find_candidates(problem, every, sizes, proofs=proofs)
-    found = {one.micro_config: one for one in candidates if one.micro_config in parts}
+    algorithms = permitted_algorithms(machine, config, problem, sizes)
+    candidates, refused = find_candidates(problem, algorithms, sizes, proofs=proofs)
+    offered = {candidate.micro_config: candidate for candidate in candidates if candidate.micro_config in parts}
     if proofs is not None:
-        proofs.ask(found.values())  # all at once
+        proofs.ask(offered.values())  # all at once
     failures = {failure.micro_config: failure.reason for failure in refused}
     variants, reasons = {}, {}
     for name, configuration in asked.items():
-        own = dict.fromkeys(configuration.micro_configs)
-        missing = next((part for part in own if part not in found), None)
+        distinct = dict.fromkeys(configuration.micro_configs)
+        missing = next((part for part in distinct if part not in offered), None)
         if missing is None:
-            variants[name] = configuration, [found[part] for part in own]
+            variants[name] = configuration, [offered[part] for part in distinct]
         else:
             not_offered = f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
             reasons[name] = failures.get(missing) or failures.get(MicroConfig(missing.algorithm, n)) or not_offered
@@ -171,21 +175,23 @@ def _layer_rows(
     progress: Progress,
 ) -> list[Row]:
     """Return a row for each variant, with its metrics and its times, interleaved, or the reason for a failure."""
+    # What the results are compared with, and an image with NaN.
     operands = random_operands(problem, n, machine.device)
     expected = reference(problem, operands.x, operands.w, operands.y)
     image = IMAGE[problem.operation]
     spoilt = replace(operands, **{image: getattr(operands, image).clone()})
     spoil(getattr(spoilt, image))
     reached = int(dependent(problem, image, n).sum())
-    rows: dict[str, Row] = {}
-    calls: dict[str, Callable[[], Tensor]] = {}
+    # The metrics of each variant.
+    rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S, max_calls=1)  # emptying caches takes longer
+    entries: list[tuple[Row, Timer]] = []
     for done, (name, (configuration, candidates)) in enumerate(variants.items()):
         progress(f"{subject['layer']}, {problem}: errors and gradients of {name}", done / (len(variants) + 1))
-        rows[name] = Row(subject, name, configuration=str(configuration))
+        row = Row(subject, name, configuration=str(configuration))
         try:
-            prepared = {one.algorithm.name: one.workspace.prepared_bytes for one in candidates}
-            workspace_bytes = sum(prepared.values()) + max(one.count_scratch_bytes() for one in candidates)
-            rows[name] = replace(rows[name], workspace_bytes=workspace_bytes)
+            prepared = {part.algorithm.name: part.workspace.prepared_bytes for part in candidates}
+            workspace_bytes = sum(prepared.values()) + max(part.count_scratch_bytes() for part in candidates)
+            row = replace(row, workspace_bytes=workspace_bytes)
             call = through_module(configuration, problem, operands)
             first = call().detach()
             more = {
@@ -195,23 +201,18 @@ def _layer_rows(
                 "distinct_results": distinct_results(chain([first], (call().detach() for _ in range(RUNS - 1)))),
                 "not_finite": int((~through_module(configuration, problem, spoilt)().isfinite()).sum()),
                 "not_finite_by_definition": reached,
-                "local": all(one.algorithm.is_local(problem) for one in candidates),
+                "local": all(part.algorithm.is_local(problem) for part in candidates),
             }
-        except tuple(error for one in candidates for error in one.errors) as error:
-            rows[name] = replace(rows[name], failure=first_line(error))
+        except tuple(error for part in candidates for error in part.errors) as error:
+            entries.append((row, failed(error)))
         else:
-            rows[name] = replace(rows[name], relative_error=relative_l2_error(first, expected), more=more)
-            calls[name] = call
+            row = replace(row, relative_error=relative_l2_error(first, expected), more=more)
+            entries.append((row, Timer(call, machine.clock, rule)))
+    # Their times.
     progress(f"{subject['layer']}, {problem}: {rounds} samples of each time, or more", 1 - 1 / (len(variants) + 1))
-    rule = replace(machine.clock.every_round, time_limit_s=_LIMIT_S, max_calls=1)  # emptying caches takes longer
-    count = Rounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S)
-    timed = try_in_turns([Contestant(call) for call in calls.values()], count, machine.clock, rule)
-    for name, times in zip(calls, timed, strict=True):
-        if isinstance(times, Exception):
-            rows[name] = replace(rows[name], failure=first_line(times))
-        else:
-            rows[name] = replace(rows[name], samples_s=times)
-    return [*rows.values()]
+    timers = [timer for _, timer in entries if timer.stop is None]
+    time_in_turns(timers, Rounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S))
+    return [with_samples(row, timer) for row, timer in entries]
 
 
 def _gradcheck(configuration: Configuration, candidates: Sequence[Candidate], problem: ConvProblem, device: str) -> str:
@@ -227,7 +228,7 @@ def _gradcheck(configuration: Configuration, candidates: Sequence[Candidate], pr
     few = _of(*(parts if len(configuration.micro_configs) > 1 else [MicroConfig(names[0], _FEW)]))
     reasons = []
     for small in cut_down(problem):
-        reason = next(filter(None, (why_unsupported(one.algorithm, small) for one in candidates)), None)
+        reason = next(filter(None, (why_unsupported(part.algorithm, small) for part in candidates)), None)
         if reason is None:
             with threads(1):  # it makes thousands of calls of a few sums, for which threads would wait
                 module = module_of(few, small, random_operands(small, few.batch_size).w)
@@ -266,11 +267,11 @@ def through_module(configuration: Configuration, problem: ConvProblem, operands:
     module = module_of(configuration, problem, operands.w)
     if problem.operation is Operation.FORWARD:
         return partial(module, operands.x)
-    of_data = problem.operation is Operation.BACKWARD_DATA
-    x = operands.x.detach().requires_grad_(of_data)
+    is_of_data = problem.operation is Operation.BACKWARD_DATA
+    x = operands.x.detach().requires_grad_(is_of_data)
     y = module(x)
-    wanted: Any = x if of_data else module.weight
-    return lambda: torch.autograd.grad(y, wanted, operands.y, retain_graph=True)[0]
+    written: Any = x if is_of_data else module.weight
+    return lambda: torch.autograd.grad(y, written, operands.y, retain_graph=True)[0]
 
 
 def error_norms(actual: Tensor, expected: Tensor) -> dict[str, float]:
@@ -330,76 +331,71 @@ def gradcheck(module: nn.Module, problem: ConvProblem, samples: int) -> str:
 
 def benchmark_step(
     network: str,
-    model: nn.Module,
-    input_shape: tuple[int, ...],
+    workload: Workload,
+    config: Config,
     out: Path,
     *,
-    batch_size: int,
-    config: Config,
     error_bounds: Sequence[float],
     dtype: str = "float32",
     memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS,
-    device: str = "cpu",
-    loss: Loss = F.cross_entropy,
     progress: Progress = silent,
 ) -> None:
-    """Compare training steps of ``model`` with float64; write rows of errors into the folder ``out``.
+    """Compare training steps of a model with float64; write rows of errors into the folder ``out``.
 
-    A folder that has the rows is left as it is. model: left unchanged; its first argument is x: (N, *input_shape).
-    error_bounds: values of ``max_relative_error``, with a row for each. dtype, memory_format: of all steps but the
-    exact one. loss: of images with labels from ten classes.
+    A folder that has the rows is left as it is.
+
+    workload: the model, which is left unchanged, with a batch on the device to use, and the loss.
+    error_bounds: values of ``max_relative_error``, with a row for each.
+    dtype: of all steps but the exact one.
+    memory_format: of the same.
 
     Raises the errors of ``open_folder``, ``optimize`` and the model.
     """
+    model, (images, labels), loss = workload
     # Confirmation could restore torch's own convolutions, but everything that tuning chose is to be compared.
     configs = {f"mucudnn {bound:g}": replace(config, max_relative_error=bound, confirm=False) for bound in error_bounds}
     variants: dict[str, Config | None] = {TORCH: None, **configs}
 
     def rows(subject: Subject, progress: Progress) -> Iterator[Row]:
         progress("float64", 0.0)
-        ((images, labels),) = labelled_batches(1, batch_size, input_shape)
-        batch = images.to(device), labels.to(device)
-        own = copy.deepcopy(model).to(device).train()
-        for module in own.modules():
+        trained = copy.deepcopy(model).to(images.device).train()
+        for module in trained.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
-        exact = _step(own, batch, loss, torch.float64, MemoryFormat.CONTIGUOUS)
+        step = partial(_step, (trained, (images, labels), loss))
+        exact = step(torch.float64, MemoryFormat.CONTIGUOUS)
         for number, (name, chosen) in enumerate(variants.items(), start=1):
             progress(name, number / (len(variants) + 1))
-            found = _step(own, batch, loss, getattr(torch, dtype), memory_format, chosen)
-            yield _compared(Row(subject, name), found, exact)
+            yield _compared(Row(subject, name), step(getattr(torch, dtype), memory_format, chosen), exact)
 
-    subject = {"network": network, "batch_size": batch_size, "dtype": dtype, "memory_format": str(memory_format)}
+    subject = {"network": network, "batch_size": len(images), "dtype": dtype, "memory_format": str(memory_format)}
     settings = {**config_record(config), "max_relative_error": list(error_bounds)}
-    environment = current_environment(device)
+    environment = current_environment(images.device.type)
     header = Header("metrics", network, settings, environment, tuple(subject), wanted=1, is_timed=False)
     write_missing(out, header, {tuple(subject.values()): rows}, progress)
 
 
 def _step(
-    model: nn.Module,
-    batch: Batch,
-    loss: Loss,
-    dtype: torch.dtype,
-    memory_format: MemoryFormat,
-    config: Config | None = None,
-) -> tuple[nn.Module, Tensor, Tensor]:
+    workload: Workload, dtype: torch.dtype, memory_format: MemoryFormat, config: Config | None = None
+) -> _StepResult:
     """Run one training step of a copy of the model in this dtype and memory format.
 
-    Return the copy, which has the gradients; all its outputs, flattened and concatenated; and the loss. config: of
-    mucudnn's convolutions; None for torch's.
+    Return the copy, which has the gradients; all its outputs, flattened and concatenated; and the loss.
+
+    config: of mucudnn's convolutions; None for torch's.
     """
-    own = in_format(copy.deepcopy(model).to(dtype=dtype), memory_format)
-    images, labels = batch[0].to(dtype=dtype, memory_format=format_of(memory_format, batch[0].dim())), batch[1]
+    original, (images, labels), loss_of = workload
+    model = in_format(copy.deepcopy(original).to(dtype=dtype), memory_format)
+    images = images.to(dtype=dtype, memory_format=format_of(memory_format, images.dim()))
     if config is not None:
-        own = mucudnn.optimize(own, images, config, progress=False)
+        model = mucudnn.optimize(model, images, config, progress=False)
     torch.manual_seed(0)
     with _DrawnInFloat32():
-        output = own(images)
-        found = loss(output, labels)
-    found.backward()  # type: ignore[no-untyped-call]
+        output = model(images)
+        loss = loss_of(output, labels)
+    loss.backward()  # type: ignore[no-untyped-call]
     values = torch.cat([y.detach().flatten() for y in tree_leaves(output) if isinstance(y, Tensor)])
-    return own, values, found.detach()
+    return model, values, loss.detach()
 
 
 class _DrawnInFloat32(TorchFunctionMode):
@@ -413,37 +409,42 @@ class _DrawnInFloat32(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+def _compared(row: Row, result: _StepResult, exact: _StepResult) -> Row:
+    """Add the relative L2 errors of the result of a step against ``exact``, that of the step in float64, to a row.
 
+    relative_error: of the gradients of all parameters together. Further columns:
 
-def _compared(row: Row, found: tuple[nn.Module, Tensor, Tensor], exact: tuple[nn.Module, Tensor, Tensor]) -> Row:
-    """Add the relative L2 errors of the step ``found`` against ``exact``, the step in float64, to a row.
-
-    relative_error: of the gradients of all parameters together. Columns: output: error of all outputs; loss; worst: the
-    largest error of one gradient, that of ``worst_parameter``, without gradients that are zero but for rounding, such
-    as that of a bias before batch norm; operations: number of tuned operations; ours: how many of these do not run
-    PyTorch's convolution; speedup: of all convolutions together, when tuned.
+    output: error of all outputs.
+    loss: that of the loss.
+    worst: the largest error of one gradient, that of ``worst_parameter``, without gradients that are zero but for
+    rounding, such as that of a bias before batch norm.
+    operations: number of tuned operations.
+    ours: how many of these do not run PyTorch's convolution.
+    speedup: of all convolutions together, when tuned.
     """
-    (model, output, loss), (exact_model, exact_output, exact_loss) = found, exact
-    gradients, expected = _gradients(model), _gradients(exact_model)
+    (model, output, loss), (exact_model, exact_output, exact_loss) = result, exact
+    gradients, expected = (
+        {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+        for network in (model, exact_model)
+    )
     errors: dict[str, float] = {}
     for _, names in groupby(expected, key=lambda name: name.rpartition(".")[0]):  # of one module
         norms = {name: float(expected[name].norm()) for name in names}
         counted = [name for name, norm in norms.items() if norm > _ROUNDING * max(norms.values())]
         errors |= {name: relative_l2_error(gradients[name], expected[name]) for name in counted}
     worst = max(errors, key=errors.__getitem__, default="")
-    together = (torch.cat([every[name].double().flatten() for name in expected]) for every in (gradients, expected))
-    tuned = [one for module in model.modules() if isinstance(module, TunedModule) for one in module.tuned]
-    timed = [one for one in tuned if one.baseline_s is not None]
+    together = (torch.cat([tensors[name].double().flatten() for name in expected]) for tensors in (gradients, expected))
+    tuned = [choice for module in model.modules() if isinstance(module, TunedModule) for choice in module.tuned]
+    timed = [choice for choice in tuned if choice.baseline_s is not None]
+    torch_s, our_s = sum(choice.baseline_s or 0.0 for choice in timed), sum(choice.time_s for choice in timed)
     more = {
         "output": relative_l2_error(output, exact_output),
         "loss": relative_l2_error(loss, exact_loss),
         "worst": errors.get(worst, 0.0),
         "worst_parameter": worst,
         "operations": len(tuned),
-        "ours": sum(not one.configuration.is_baseline for one in tuned),
-        "speedup": sum(one.baseline_s or 0.0 for one in timed) / sum(one.time_s for one in timed) if timed else None,
+        "ours": sum(not choice.configuration.is_baseline for choice in tuned),
+        "speedup": torch_s / our_s if timed else None,
     }
     return replace(row, relative_error=relative_l2_error(*together), more=more)
 
@@ -456,7 +457,7 @@ def _error(value: float | None) -> str:
 
 
 # The text of each column of a row, by its title.
-_OF_LAYER: Mapping[str, Callable[[Line], str]] = {
+_OF_LAYER: Columns[Line] = {
     "relative": lambda row: _error(row["relative_error"]),
     "L1": lambda row: _error(row["error_l1"]),
     "L2": lambda row: _error(row["error_l2"]),
@@ -469,7 +470,7 @@ _OF_LAYER: Mapping[str, Callable[[Line], str]] = {
     "ms": lambda row: milliseconds(median(row["samples_s"])),
     "workspace": lambda row: format_bytes(row["workspace_bytes"]),
 }
-_OF_STEP: Mapping[str, Callable[[Line], str]] = {
+_OF_STEP: Columns[Line] = {
     "output": lambda row: _error(row["output"]),
     "loss": lambda row: _error(row["loss"]),
     "gradients": lambda row: _error(row["relative_error"]),
@@ -491,7 +492,7 @@ def layer_tables(folder: ResultFolder) -> Iterator[Table | str]:
     """Yield a table with a row for each operation and contestant, and a text that explains columns and gaps."""
     title = f"{folder.header.source}, {folder.header.settings['layer']}"
     printed = new_table(title, ("operation", "algorithm"), tuple(_OF_LAYER))
-    unusual = [(one.reason, one.what.rpartition(": ")[2]) for one in folder.left_out]
+    unusual = [(reason, name.rpartition(": ")[2]) for reason, names in folder.left_out.items() for name in names]
     for operation, rows in groupby(folder.lines, key=lambda row: str(row["operation"])):
         printed.add_row()
         for index, row in enumerate(rows):
@@ -507,12 +508,11 @@ def layer_tables(folder: ResultFolder) -> Iterator[Table | str]:
 def step_tables(folder: ResultFolder) -> Iterator[Table]:
     """Yield a table of errors against float64, with a line for each variant of the step."""
     network, batch_size, dtype, memory_format = (folder.lines[0][name] for name in folder.header.subject_columns)
-    title = f"{network}, batch {batch_size}, {memory_format}: one training step in {dtype} against float64"
-    printed = new_table(title, ("variant", "worst parameter"), tuple(_OF_STEP))
-    for row in folder.lines:
-        printed.add_row(row["contestant"], row["worst_parameter"], *(text(row) for text in _OF_STEP.values()))
-    printed.caption = (
-        "relative L2 errors: of all outputs, the loss, all gradients together, and the parameter with the largest; "
-        "ours: operations that do not run PyTorch's own convolution; speedup: of the convolutions, when tuned"
+    yield table_of(
+        folder.lines,
+        f"{network}, batch {batch_size}, {memory_format}: one training step in {dtype} against float64",
+        {"variant": itemgetter("contestant"), "worst parameter": itemgetter("worst_parameter")},
+        _OF_STEP,
+        caption="relative L2 errors: of all outputs, the loss, all gradients together, and the parameter with the "
+        "largest; ours: operations that do not run PyTorch's own convolution; speedup: of the convolutions, when tuned",
     )
-    yield printed

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, product
 from math import isnan
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,8 +84,8 @@ def read_recipe(name_or_file: str | Path, device: str = "cpu") -> Recipe:
 
 def _recipe(top: Mapping[str, Any], name: str, device: str) -> Recipe:
     _require_known("", top, ("title", "takes", "published", *_PARTS, *_DEVICES))
-    for one in _DEVICES:
-        _require_known(f"[{one}] ", _section(top, one), _PARTS)
+    for kind in _DEVICES:
+        _require_known(f"[{kind}] ", _section(top, kind), _PARTS)
     fixed, mutable, acceptable = ({**_section(top, part), **_section(_section(top, device), part)} for part in _PARTS)
     command = fixed.pop("command", None)
     if not isinstance(command, str):
@@ -107,14 +108,14 @@ def _recipe(top: Mapping[str, Any], name: str, device: str) -> Recipe:
 
 
 def _section(outer: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = outer.get(name, {})
-    if not isinstance(found, dict):
-        raise InvalidInputError(f"{name} is {shown(found)}; it must be a section, [{name}]")
-    return found
+    section = outer.get(name, {})
+    if not isinstance(section, dict):
+        raise InvalidInputError(f"{name} is {shown(section)}; it must be a section, [{name}]")
+    return section
 
 
-def _require_known(section: str, found: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    if unknown := [key for key in found if key not in allowed]:
+def _require_known(section: str, keys: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    if unknown := [key for key in keys if key not in allowed]:
         hint = f"{did_you_mean(unknown[0], allowed)}allowed: {', '.join(allowed)}"
         raise InvalidInputError(f"{section}{unknown[0]} is not known; {hint}")
 
@@ -122,11 +123,11 @@ def _require_known(section: str, found: Mapping[str, Any], allowed: Sequence[str
 def _criterion(name: str, value: Any) -> Criterion:
     if not isinstance(value, dict) or sum(key in _BOUNDS for key in value) != 1:
         raise InvalidInputError(f"[acceptable] {name} is {shown(value)}; write {{ at-least = ... }} or at-most")
-    own = {key: one for key, one in value.items() if key not in _BOUNDS}
-    _require_known(f"[acceptable] {name}: ", own, _OF_CRITERION)
+    options = {key: option for key, option in value.items() if key not in _BOUNDS}
+    _require_known(f"[acceptable] {name}: ", options, _OF_CRITERION)
     is_most = "at-most" in value
     bound = value["at-most" if is_most else "at-least"]
-    return Criterion(name, bound, _number(bound, f"[acceptable] {name}"), is_most, **own)
+    return Criterion(name, bound, _number(bound, f"[acceptable] {name}"), is_most, **options)
 
 
 def _number(bound: Any, name: str) -> float:
@@ -146,25 +147,26 @@ def judge(criterion: Criterion, folders: Mapping[str, ResultFolder]) -> tuple[st
     A speedup is the geometric mean over all rows of one dtype, memory format, policy and limit. Of its interval the
     better end counts. Without measurements the criterion is not met.
     """
-    found = []
-    for folder_name, folder in folders.items():
-        rows = [line for line in folder.lines if line["contestant"] == criterion.of]
-        rows = [line for line in rows if all(line.get(column) == value for column, value in criterion.where.items())]
-        for choice, group in groupby(sorted(rows, key=_choice), _choice):
+    judged: list[tuple[float, str, Estimate]] = []  # how far beyond the bound, where, and the value
+    for name, folder in folders.items():
+        lines = [line for line in folder.lines if line["contestant"] == criterion.of]
+        lines = [line for line in lines if all(line.get(column) == value for column, value in criterion.where.items())]
+        for choice, group in groupby(sorted(lines, key=_choice), _choice):
             if criterion.value == _SPEEDUP:
                 pairs = [(_rival(line, criterion.over, folder), line["samples_s"]) for line in group]
-                values = [mean_speedup([(rival, ours) for rival, ours in pairs if rival and ours])]
+                estimates = [mean_speedup([(rival, ours) for rival, ours in pairs if rival and ours])]
             else:
                 numbers = [number for line in group if (number := _column(line, criterion.value)) is not None]
-                values = [Estimate(one) for one in ([sum(numbers)] if criterion.total and numbers else numbers)]
-            place = ", ".join((folder_name, *filter(None, choice)))
-            for one in (one for one in values if not isnan(one.value)):
-                better = one.low if criterion.is_most else one.high
-                beyond = (one.value if isnan(better) else better) - criterion.limit
-                found.append((beyond if criterion.is_most else -beyond, place, one))
-    if not found:
+                estimates = [*map(Estimate, [sum(numbers)] if criterion.total and numbers else numbers)]
+            place = ", ".join((name, *filter(None, choice)))
+            for estimate in estimates:
+                better = estimate.low if criterion.is_most else estimate.high
+                beyond = (estimate.value if isnan(better) else better) - criterion.limit
+                judged.append((beyond if criterion.is_most else -beyond, place, estimate))
+    judged = [place for place in judged if not isnan(place[-1].value)]
+    if not judged:
         return "no measurement to judge this by", False
-    missed_by, place, worst = max(found, key=lambda one: one[0])
+    missed_by, place, worst = max(judged, key=itemgetter(0))
     is_size = criterion.value.endswith("_bytes") and " / " not in criterion.value
     value = format_bytes(int(worst.value)) if is_size else f"{worst.value:.6g}"
     interval = "" if isnan(worst.low) else f", {worst.low:.6g} to {worst.high:.6g}"
@@ -182,10 +184,10 @@ def _rival(line: Line, over: str, folder: ResultFolder) -> Sequence[float]:
 
     Of several rows, that with the same limit, or else with the same policy.
     """
-    same = ("turns", *folder.header.subject_columns)
-    rivals = [one for one in folder.lines if one["contestant"] == over and all(one[key] == line[key] for key in same)]
+    subject_of = itemgetter("turns", *folder.header.subject_columns)
+    rivals = [row for row in folder.lines if row["contestant"] == over and subject_of(row) == subject_of(line)]
     for column in ("limit_bytes", "policy"):
-        equal = [one for one in rivals if one[column] == line[column]]
+        equal = [row for row in rivals if row[column] == line[column]]
         rivals = equal if equal and len(rivals) > 1 else rivals
     samples: Sequence[float] = rivals[0]["samples_s"] if len(rivals) == 1 else ()
     return samples
@@ -194,11 +196,11 @@ def _rival(line: Line, over: str, folder: ResultFolder) -> Sequence[float]:
 def _column(line: Line, name: str) -> float | None:
     first, _, second = name.partition(" / ")
     if second:
-        above, below = _column(line, first), _column(line, second)
-        return None if above is None or not below else above / below
+        dividend, divisor = _column(line, first), _column(line, second)
+        return None if dividend is None or not divisor else dividend / divisor
     if name == "failures":
         return float(not line["samples_s"])
     if name == "time_s":
         return median(line["samples_s"]) if line["samples_s"] else None
-    found: float | None = line.get(name)
-    return found
+    number: float | None = line.get(name)
+    return number

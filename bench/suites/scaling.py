@@ -9,26 +9,26 @@ equal, and wait for each other only in the all-reduces, whose models are in the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from statistics import median
-from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
+from mucudnn.bench.results.columns import Columns, table_of
 from mucudnn.bench.results.variants import Variant, shown_name
+from mucudnn.bench.sources.trainee import Batch, Loss, Trainee
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.tables import Table, milliseconds, new_table, ratio
+from mucudnn.core.tables import Table, milliseconds, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.values import format_bytes
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.turns import in_turns
 from mucudnn.solver.all_reduce import AllReduce, Gradient, Link, all_reduce_s, best_cap, ddp_default, rounds_and_volume
-from mucudnn.tuning.model_state import OwnStep
 
 ENOUGH = 0.8  # The device starves below this share of its best throughput.
 _TUNING = 0.9  # share of the progress bar
@@ -39,9 +39,10 @@ BOTH = (Variant.TORCH, Variant.MUCUDNN)  # the convolutions of a step: torch's o
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A measured training step: its seconds, and the fractions of it at which gradients are ready and backward ends.
+    """A measured training step.
 
-    ready: ascending, in the order of ``MeasuredSteps.gradients``.
+    ready: fractions of it at which gradients are ready, ascending, in the order of ``MeasuredSteps.gradients``.
+    backward_end: the fraction at which the backward pass ends.
     """
 
     local_batch: int
@@ -61,10 +62,10 @@ class MeasuredSteps:
     gradients: tuple[int, ...]
     steps: Mapping[Variant, tuple[MeasuredStep, ...]]
 
-    def step_s(self, which: Variant, n: int) -> float:
+    def step_s(self, variant: Variant, n: int) -> float:
         """Return the predicted seconds of a step of one rank alone at a local batch; measured steps are reproduced."""
-        sizes = [step.local_batch for step in self.steps[which]]
-        times = [step.step_s for step in self.steps[which]]
+        sizes = [step.local_batch for step in self.steps[variant]]
+        times = [step.step_s for step in self.steps[variant]]
         growth = max((times[-1] - times[0]) / (sizes[-1] - sizes[0]), 0.0)
         return float(np.interp(n, sizes, times)) + growth * max(n - sizes[-1], 0)
 
@@ -72,102 +73,91 @@ class MeasuredSteps:
         """Return the largest measured local batch."""
         return max(steps[-1].local_batch for steps in self.steps.values())
 
-    def starving_below(self, which: Variant) -> int:
+    def starving_below(self, variant: Variant) -> int:
         """Return the least local batch from which on the device reaches ``ENOUGH`` of its best measured throughput."""
-        throughput = [n / self.step_s(which, n) for n in range(1, self.largest() + 1)]
+        throughput = [n / self.step_s(variant, n) for n in range(1, self.largest() + 1)]
         starved = [n for n, reached in enumerate(throughput, 1) if reached < ENOUGH * max(throughput)]
         return max(starved, default=0) + 1
 
-    def moments(self, which: Variant, n: int) -> tuple[list[Gradient], float]:
+    def moments(self, variant: Variant, n: int) -> tuple[list[Gradient], float]:
         """Return a step's gradients in the order they become ready, and the seconds until the backward pass ends.
 
         The optimizer's update follows.
         """
-        sizes = [step.local_batch for step in self.steps[which]]
-        columns = zip(*((*step.ready, step.backward_end) for step in self.steps[which]), strict=True)
-        step_s = self.step_s(which, n)
+        sizes = [step.local_batch for step in self.steps[variant]]
+        columns = zip(*((*step.ready, step.backward_end) for step in self.steps[variant]), strict=True)
+        step_s = self.step_s(variant, n)
         *ready, end = (float(np.interp(n, sizes, column)) * step_s for column in columns)
         return [Gradient(*pair) for pair in zip(self.gradients, ready, strict=True)], end
 
 
 def measure_steps(
     model: nn.Module,
-    arguments_of: Callable[[int], tuple[Any, ...]],
+    batch_of: Callable[[int], Batch],
+    loss: Loss,
     local_batches: Sequence[int],
-    tuned: Callable[[nn.Module, tuple[Any, ...], Progress], nn.Module],
+    tuned: Callable[[nn.Module, Tensor, Progress], nn.Module],
     clock: Clock,
     *,
     rounds: int = 5,
     progress: Progress = silent,
 ) -> MeasuredSteps:
-    """Measure training steps of a model: forward pass, backward pass, and gradient descent with momentum.
+    """Measure training steps of a model: forward pass, loss, backward pass, and gradient descent with momentum.
 
-    arguments_of: makes the model's arguments for a number of samples. tuned: converts a copy of the model to mucudnn's
-    convolutions for these arguments; where its step is slower, torch's counts, which ``optimize`` would restore.
+    batch_of: makes a batch of a number of samples.
+    tuned: converts a copy of the model to mucudnn's convolutions for these images; where its step is slower, torch's
+    counts, which ``optimize`` would restore.
     rounds: number of rounds over both kinds of convolutions at each local batch, after a warm-up round. The learning
     rate is 0, so that parameters do not change.
 
     Raises ``InvalidInputError`` if no parameter of the model gets a gradient.
     """
-    found: dict[Variant, list[MeasuredStep]] = {which: [] for which in BOTH}
+    steps: dict[Variant, list[MeasuredStep]] = {variant: [] for variant in BOTH}
     order: list[str] = []
     share = 1 / len(local_batches)
     for index, n in enumerate(sorted(local_batches, reverse=True)):
-        arguments = arguments_of(n)
-        ours = tuned(deepcopy(model), arguments, share_of(progress, index * share, _TUNING * share))
-        both = [_Step(one, OwnStep(arguments), clock) for one in (model, ours)]
-        turns, samples_s = in_turns([partial(clock.time, step, 1) for step in both]), list[list[float]]()
+        batch = batch_of(n)
+        ours = tuned(deepcopy(model), batch[0], share_of(progress, index * share, _TUNING * share))
+        # Time the steps of both.
+        trainees = [Trainee(network, learning_rate=0.0, loss=loss) for network in (model, ours)]
+        turns = in_turns([partial(clock.time, partial(trainee.step, *batch), 1) for trainee in trainees])
+        samples_s = []
         for number in range(rounds + 1):
             progress(f"steps of {n} samples", (index + _TUNING + (1 - _TUNING) * number / (rounds + 1)) * share)
             samples_s.append(next(turns))
-        times_s = [median(taken) for taken in zip(*samples_s[1:], strict=True)]
-        moments = [step.moments() for step in both]
+        times_s = [median(column_s) for column_s in zip(*samples_s[1:], strict=True)]
+        # When gradients are ready.
+        moments = [gradient_moments(trainee, batch, clock) for trainee in trainees]
         order = order or sorted(moments[0][0], key=moments[0][0].__getitem__)
-        which_runs = (0, int(times_s[1] < times_s[0]))
-        for which, place in zip(BOTH, which_runs, strict=True):
+        for variant, place in ((Variant.TORCH, 0), (Variant.MUCUDNN, int(times_s[1] < times_s[0]))):
             ready, end = moments[place]
             parts = np.minimum(np.maximum.accumulate([ready[name] for name in order]), end).tolist()
-            found[which].insert(0, MeasuredStep(n, times_s[place], tuple(parts), end))
+            steps[variant].insert(0, MeasuredStep(n, times_s[place], tuple(parts), end))
     if not order:
         raise InvalidInputError("no parameter of the model gets a gradient, so there is nothing to reduce")
     sizes = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
-    return MeasuredSteps(tuple(sizes[name] for name in order), {which: tuple(steps) for which, steps in found.items()})
+    return MeasuredSteps(tuple(sizes[name] for name in order), {variant: (*taken,) for variant, taken in steps.items()})
 
 
-class _Step:
-    """A training step of a model on its arguments."""
+def gradient_moments(trainee: Trainee, batch: Batch, clock: Clock) -> tuple[dict[str, float], float]:
+    """Run a step; return the fractions of it at which each gradient was ready and the backward pass ended."""
+    moments: dict[str, float] = {}
 
-    def __init__(self, model: nn.Module, step: OwnStep, clock: Clock) -> None:
-        self.model, self.clock, self._own = model, clock, step
-        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    def note(name: str, *_: object) -> None:
+        moments[name] = clock.now()
 
-    def __call__(self) -> None:
-        self._own(self.model)
-        self._optimizer.step()
-
-    def moments(self) -> tuple[dict[str, float], float]:
-        """Run a step; return the fractions of it at which each gradient was ready and the backward pass ended."""
-        moments: dict[str, float] = {}
-
-        def note(name: str, _: Tensor) -> None:
-            moments[name] = self.clock.now()
-
-        handles = []
-        for name, parameter in self.model.named_parameters():
+    with ExitStack() as hooks:
+        for name, parameter in trainee.model.named_parameters():
             if parameter.requires_grad:
-                handle = parameter.register_post_accumulate_grad_hook(partial(note, name))  # type: ignore[no-untyped-call]
-                handles.append(handle)
-        begun_s = self.clock.now()
-        try:
-            self._own(self.model)
-        finally:
-            for handle in handles:
-                handle.remove()
-        backward_end_s = self.clock.now()
-        self._optimizer.step()
-        elapsed_s = self.clock.now() - begun_s
-        parts = {name: (moment - begun_s) / elapsed_s for name, moment in moments.items()}
-        return parts, (backward_end_s - begun_s) / elapsed_s
+                hook = partial(note, name)
+                hooks.enter_context(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        hooks.enter_context(trainee.optimizer.register_step_pre_hook(partial(note, "")))
+        begun_s = clock.now()
+        trainee.step(*batch)
+        elapsed_s = clock.now() - begun_s
+    fractions = {name: (moment - begun_s) / elapsed_s for name, moment in moments.items()}
+    backward_end = fractions.pop("")
+    return fractions, backward_end
 
 
 class Scaling(StrEnum):
@@ -184,10 +174,14 @@ class Scaling(StrEnum):
 class Point:
     """A predicted training step on a number of ranks, which is a row of the CSV file. Times are in seconds.
 
-    compute_s: time without communication. exposed_s: the part of all-reduces that the backward pass does not hide, with
-    DistributedDataParallel's default buckets. throughput: samples a second. efficiency: throughput per rank over that
-    with the fewest ranks. sent_bytes: bytes that a rank sends in the all-reduces of a step. best_bucket_cap_mb: the
-    best ``bucket_cap_mb``; best_cap_exposed_s: its exposed time.
+    compute_s: time without communication.
+    exposed_s: the part of all-reduces that the backward pass does not hide, with DistributedDataParallel's default
+    buckets.
+    throughput: samples a second.
+    efficiency: throughput per rank over that with the fewest ranks.
+    sent_bytes: bytes that a rank sends in the all-reduces of a step.
+    best_bucket_cap_mb: the best ``bucket_cap_mb``.
+    best_cap_exposed_s: its exposed time.
     """
 
     scaling: Scaling
@@ -217,19 +211,19 @@ def predict(
     shared = [(count, -(-batch // count), batch) for count in ranks if count <= batch]
     grown = [(count, local_batch, count * local_batch) for count in ranks]
     for scaling, sizes in ((Scaling.STRONG, shared), (Scaling.WEAK, grown)):
-        for which in BOTH:
+        for variant in BOTH:
             first_throughput = None
             for count, local, samples in sizes:
-                gradients, backward_end_s = measured.moments(which, local)
+                gradients, backward_end_s = measured.moments(variant, local)
                 cost = partial(all_reduce_s, all_reduce, count, link=link)
                 default, best = ddp_default(gradients, cost), best_cap(gradients, cost)
-                compute_s = measured.step_s(which, local)
+                compute_s = measured.step_s(variant, local)
                 exposed_s = max(default.end_s - backward_end_s, 0.0)
                 throughput = samples / (compute_s + exposed_s)
                 first_throughput = first_throughput or throughput / count
                 yield Point(
                     scaling=scaling,
-                    convolutions=which,
+                    convolutions=variant,
                     ranks=count,
                     local_batch=local,
                     global_batch=samples,
@@ -245,48 +239,49 @@ def predict(
                 )
 
 
+# Points of mucudnn's convolutions, each with the step with torch's; ranks alone do not communicate.
+_LEFT: Columns[tuple[Point, float]] = {"scaling": lambda row: row[0].scaling.value}
+_RIGHT: Columns[tuple[Point, float]] = {
+    "ranks": lambda row: str(row[0].ranks),
+    "local batch": lambda row: f"{_FAR if row[0].is_extrapolated else ''}{row[0].local_batch}",
+    "PyTorch ms": lambda row: milliseconds(row[1]),
+    "mucudnn ms": lambda row: milliseconds(row[0].step_s),
+    "speedup": lambda row: ratio(row[1] / row[0].step_s),
+    "mucudnn samples/s": lambda row: f"{row[0].throughput:.4g}",
+    "efficiency": lambda row: f"{row[0].efficiency:.0%}",
+    "waits": lambda row: _share(row[0], row[0].exposed_s),
+    "best bucket_cap_mb": lambda row: f"{row[0].best_bucket_cap_mb:.3g}" if row[0].ranks > 1 else "",
+    "waits then": lambda row: _share(row[0], row[0].best_cap_exposed_s),
+}
+
+
+def _share(point: Point, exposed_s: float) -> str:
+    """Return the share of communication in a step as text; empty for a rank alone."""
+    return f"{exposed_s / (point.compute_s + exposed_s):.0%}" if point.ranks > 1 else ""
+
+
 def scale_table(title: str, points: Sequence[Point]) -> Table:
     """Return a table with a row for each number of ranks, first under strong, then under weak scaling."""
-    printed = new_table(
+    torchs_s = {(point.scaling, point.ranks): point.step_s for point in points if point.convolutions is Variant.TORCH}
+    ours = [point for point in points if point.convolutions is Variant.MUCUDNN]
+    return table_of(
+        [(point, torchs_s[point.scaling, point.ranks]) for point in ours],
         title,
-        ("scaling",),
-        (
-            *("ranks", "local batch", "PyTorch ms", "mucudnn ms", "speedup", "mucudnn samples/s"),
-            *("efficiency", "waits", "best bucket_cap_mb", "waits then"),
-        ),
+        _LEFT,
+        _RIGHT,
+        caption=f"{_FAR}: extrapolated beyond the largest measured batch; waits: share of mucudnn's step in "
+        "communication that the backward pass does not hide, with DistributedDataParallel's default buckets and with "
+        "the best ones",
     )
-    torchs = {(point.scaling, point.ranks): point for point in points if point.convolutions is Variant.TORCH}
-    for point in points:
-        if point.convolutions is Variant.MUCUDNN:
-            torch_s, others = torchs[point.scaling, point.ranks].step_s, point.ranks > 1
-            best_s = point.compute_s + point.best_cap_exposed_s
-            printed.add_row(
-                str(point.scaling),
-                str(point.ranks),
-                f"{_FAR if point.is_extrapolated else ''}{point.local_batch}",
-                milliseconds(torch_s),
-                milliseconds(point.step_s),
-                ratio(torch_s / point.step_s),
-                f"{point.throughput:.4g}",
-                f"{point.efficiency:.0%}",
-                f"{point.exposed_s / point.step_s:.0%}" if others else "",
-                f"{point.best_bucket_cap_mb:.3g}" if others else "",
-                f"{point.best_cap_exposed_s / best_s:.0%}" if others else "",
-            )
-    printed.caption = (
-        f"{_FAR}: extrapolated beyond the largest measured batch; waits: share of mucudnn's step in communication that "
-        "the backward pass does not hide, with DistributedDataParallel's default buckets and with the best ones"
-    )
-    return printed
 
 
 def in_words(measured: MeasuredSteps) -> str:
     """Describe the steps that were measured, and the local batches that are too small for the device."""
     steps = "; ".join(
         f"{torchs.local_batch} samples {milliseconds(torchs.step_s)} and {milliseconds(ours.step_s)} ms"
-        for torchs, ours in zip(*(measured.steps[which] for which in BOTH), strict=True)
+        for torchs, ours in zip(*(measured.steps[variant] for variant in BOTH), strict=True)
     )
-    starving = "; ".join(f"{shown_name(which)} {measured.starving_below(which)}" for which in BOTH)
+    starving = "; ".join(f"{shown_name(variant)} {measured.starving_below(variant)}" for variant in BOTH)
     gradients = measured.gradients
     return (
         f"measured in turns, PyTorch's step and mucudnn's: {steps}\n"

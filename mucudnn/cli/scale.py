@@ -76,7 +76,10 @@ def scale(
     turns. Communication is that of DistributedDataParallel, modelled by latency and bandwidth. Shows step time,
     throughput and efficiency, the best bucket sizes, and the local batch below which a device is underused.
     """
+    import torch
+
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
+    from mucudnn.bench.sources.trainee import loss_for
     from mucudnn.bench.suites.scaling import in_words, measure_steps, predict, scale_table
     from mucudnn.core.tables import memory_bound
     from mucudnn.core.terminal import progress_bar
@@ -90,13 +93,15 @@ def scale(
     up_to = max(2, min(up_to, batch))
     model, x = seeded_model(source, up_to, device, **sizes)
     model.train()
+    labels = torch.zeros(up_to, dtype=torch.long, device=x.device)
     with progress_bar() as progress, importable(source), blamed_in_training(source, x.shape):
         measured = measure_steps(
             model,
-            lambda n: (x[:n],),
+            lambda n: (x[:n], labels[:n]),
+            loss_for(source),
             sorted({round(up_to ** (i / (_SIZES - 1))) for i in range(_SIZES)}),
-            lambda model, arguments, progress: optimize(
-                model, arguments, replace(config, confirm=False), progress=progress
+            lambda network, images, progress: optimize(
+                network, images, replace(config, confirm=False), progress=progress
             ),
             wall_clock(device),
             rounds=rounds,

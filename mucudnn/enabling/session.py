@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, first_line, raise_interruption, say_once, warnings_deferred
 from mucudnn.core.problem import ConvProblem, Operation
@@ -32,7 +33,6 @@ from mucudnn.enabling.workshop import FIRST_CALL_S, Workshop, nearest
 from mucudnn.kernels.memory import torch_format
 from mucudnn.measuring.heap import HeapTrial
 from mucudnn.running import operators
-from mucudnn.running.choices import TunedProblem
 from mucudnn.running.dispatcher import Kernel, untouched
 from mucudnn.running.problems import problem_of_call, problem_operation
 from mucudnn.running.workspace import make_room

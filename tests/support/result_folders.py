@@ -10,7 +10,7 @@ from typing import Any
 from support.clock.machine import ENVIRONMENT
 
 from mucudnn.bench.results.bounds import MachineLimits
-from mucudnn.bench.results.reading import MEASUREMENTS_FILE, PROBLEM_COLUMNS, Header, LeftOut, problem_columns
+from mucudnn.bench.results.reading import MEASUREMENTS_FILE, PROBLEM_COLUMNS, Header, problem_columns
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.layers import Layer, load_source
 from mucudnn.core.config import BatchSizePolicy
@@ -40,7 +40,7 @@ def write_random_folder(
     limits: Sequence[int | None] = LIMITS,
     policies: Sequence[str] = ("power-of-two",),
     rounds: int = 15,
-    left_out: Sequence[LeftOut] = (),
+    left_out: Sequence[tuple[str, str]] = (),
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     candidates: bool = True,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import exp, log, nan
+from math import nan
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pandas
 
 from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer, shares
@@ -44,14 +45,17 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     ``same_as``, ``UNDIVIDED`` if both have the same configuration. For whole models ``images_per_s``, and ``kinds``,
     the share of each kind of layer in the time, as text. Unknown values are NaN.
     """
-    rows, subject = folder.rows, folder.header.subject_columns
+    rows = folder.rows
     rows = rows.reindex(columns=[*rows.columns, *(name for name in (*_NUMBERS, *_TEXTS) if name not in rows)])
-    texts: dict[str, Any] = {name: [None if value != value else value for value in rows[name]] for name in _TEXTS}
-    rows = rows.astype(dict.fromkeys(_NUMBERS, float)).assign(**texts)
-    rows = rows.assign(count=rows["count"].fillna(1)).astype({name: float for name in _METRICS if name in rows})
+    rows = rows.astype({name: float for name in (*_NUMBERS, *_METRICS) if name in rows})
+    for name in _TEXTS:
+        rows[name] = pandas.Series(
+            [None if value != value else value for value in rows[name]], rows.index, dtype=object
+        )
+    rows["count"] = rows["count"].fillna(1)
 
     # Subjects such as the memory formats of a layer are timed together, so that the subject is a part of the key.
-    keys = [*subject, "turns"]
+    keys = [*folder.header.subject_columns, "turns"]
     torchs = rows[rows["contestant"] == TORCH].drop_duplicates(keys)[[*keys, "samples_s"]]
     joined = rows.merge(torchs.rename(columns={"samples_s": "torch_samples_s"}), how="left", on=keys)
     samples = [value if isinstance(value, list) else [] for value in joined["torch_samples_s"]]
@@ -60,17 +64,22 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
         (Estimate() if name == TORCH else speedup_of([torch], [ours])).columns("speedup{}")
         for name, torch, ours in zip(rows["contestant"], samples, rows["samples_s"], strict=True)
     ]
-    rows = rows.assign(**pandas.DataFrame(speedups, index=rows.index))
+    rows = rows.join(pandas.DataFrame(speedups, index=rows.index))
     rows["spread"] = [spread(samples) if len(samples) > 1 else nan for samples in rows["samples_s"]]
     if has_problems(rows):
         return _with_bounds(_with_undivided(rows), folder.header.limits)
     if {"network", "batch_size"} <= set(rows.columns):
         rows = rows.assign(images_per_s=rows["batch_size"] / rows["time_s"])
     if "kinds_s" in rows:
-        known = [shares(kinds_s) if isinstance(kinds_s, dict) else {} for kinds_s in rows["kinds_s"]]
-        texts = {"kinds": [", ".join(f"{kind} {share:.0%}" for kind, share in of.items()) or None for of in known]}
-        rows = rows.assign(**texts)
+        rows["kinds"] = [_kinds_in_words(kinds_s) for kinds_s in rows["kinds_s"]]
     return rows
+
+
+def _kinds_in_words(kinds_s: Any) -> str | None:
+    """Return the share of each kind of layer in the time; None where it is unknown."""
+    if not isinstance(kinds_s, dict):
+        return None
+    return ", ".join(f"{kind} {share:.0%}" for kind, share in shares(kinds_s).items()) or None
 
 
 def has_problems(rows: pandas.DataFrame) -> bool:
@@ -82,13 +91,13 @@ def has_problems(rows: pandas.DataFrame) -> bool:
 
 def _with_undivided(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Add ``over_undivided`` and ``same_as`` to the rows of mucudnn, by the undivided row under the same limit."""
-    keys, names = ["turns", "dtype", "memory_format", "limit_bytes"], {"time_s": "their_s", "configuration": "theirs"}
-    undivided = rows[rows["contestant"] == UNDIVIDED].rename(columns=names)[[*keys, *names.values()]]
-    undivided = rows[keys].merge(undivided.drop_duplicates(keys), how="left", on=keys).set_axis(rows.index)
+    keys = ["turns", "dtype", "memory_format", "limit_bytes"]
+    undivided = rows[rows["contestant"] == UNDIVIDED][[*keys, "time_s", "configuration"]].drop_duplicates(keys)
+    undivided = rows[keys].merge(undivided, how="left", on=keys).set_axis(rows.index)
     is_ours = rows["contestant"] == "mucudnn"
-    is_same = is_ours & rows["configuration"].notna() & (rows["configuration"] == undivided["theirs"])
+    is_same = is_ours & rows["configuration"].notna() & (rows["configuration"] == undivided["configuration"])
     same = pandas.Series([UNDIVIDED if same else None for same in is_same], rows.index, dtype=object)
-    return rows.assign(over_undivided=(undivided["their_s"] / rows["time_s"]).where(is_ours), same_as=same)
+    return rows.assign(over_undivided=(undivided["time_s"] / rows["time_s"]).where(is_ours), same_as=same)
 
 
 def _with_bounds(rows: pandas.DataFrame, limits: Mapping[str, MachineLimits]) -> pandas.DataFrame:
@@ -121,22 +130,24 @@ _Operations = Mapping[str, Mapping[Hashable, Any]]  # rows by operation
 def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Return a row for each layer, contestant, policy and workspace limit, in the order of ``rows``.
 
-    rows: the result of ``measured``. Columns of the result: ``layer`` and those of ``LAYER`` and ``CONTESTANT``; for
-    each operation, by DeepBench's names, its seconds and configuration, such as ``forward_s`` and
-    ``forward_configuration``; ``total_s``; ``flops_per_s`` and ``speedup`` of the total, the latter with its interval;
-    ``over_bound``; ``same_as``, if all operations have the same value; the largest ``workspace_bytes`` and
-    ``relative_error``; and ``load``. Values are NaN if one of the layer's operations is missing.
+    rows: the result of ``measured``.
+
+    Columns of the result: ``layer`` and those of ``LAYER`` and ``CONTESTANT``; for each operation, by DeepBench's
+    names, its seconds and configuration, such as ``forward_s`` and ``forward_configuration``; ``total_s``;
+    ``flops_per_s`` and ``speedup`` of the total, the latter with its interval; ``over_bound``; ``same_as``, if all
+    operations have the same value; the largest ``workspace_bytes`` and ``relative_error``; and ``load``. Values are NaN
+    if one of the layer's operations is missing.
     """
     if not has_problems(rows):
         return pandas.DataFrame()
-    subject = ["layer", *LAYER]
-    return pandas.DataFrame(
-        [
-            dict(zip((*subject, *CONTESTANT), (*layer, *of), strict=True)) | _layer_record(ours, every)
-            for layer, every in _by_layer(rows, subject).items()
-            for of, ours in every.items()
-        ]
-    )
+    records, names = [], ["layer", *LAYER]
+    for layer, contestants in _by_layer(rows, names).items():
+        operations = {operation for operations in contestants.values() for operation in operations}
+        for contestant, ours in contestants.items():
+            reference = {} if contestant[0] == TORCH else contestants.get((TORCH, None, None), {})
+            identity = dict(zip((*names, *CONTESTANT), (*layer, *contestant), strict=True))
+            records.append(identity | _layer_record(ours, reference, is_whole=len(ours) == len(operations)))
+    return pandas.DataFrame(records)
 
 
 def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, Mapping[_Key, _Operations]]:
@@ -144,23 +155,25 @@ def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, M
 
     Missing values are None.
     """
-    found: dict[_Key, dict[_Key, dict[str, Mapping[Hashable, Any]]]] = {}
+    layers: dict[_Key, dict[_Key, dict[str, Mapping[Hashable, Any]]]] = {}
     for row in rows.astype(object).where(rows.notna(), None).to_dict("records"):
         layer, contestant = (tuple(row[name] for name in names) for names in (subject, CONTESTANT))
-        found.setdefault(layer, {}).setdefault(contestant, {})[row["operation"]] = row
-    return found
+        layers.setdefault(layer, {}).setdefault(contestant, {})[row["operation"]] = row
+    return layers
 
 
-def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations]) -> dict[str, Any]:
-    """Return the row of one contestant on one layer. every: the rows of all contestants on that layer."""
+def _layer_record(ours: _Operations, torchs: _Operations, *, is_whole: bool) -> dict[str, Any]:
+    """Return the row of one contestant on one layer.
+
+    torchs: the operations of torch, with which ours are compared.
+    is_whole: whether ours are all operations of the layer.
+    """
     record: dict[str, Any] = {}
     for operation, name in OPERATIONS.items():
         row = ours.get(operation, {})
         record[f"{name}_s"], record[f"{name}_configuration"] = row.get("time_s"), row.get("configuration")
-    is_whole = len(ours) == len({operation for rows in every.values() for operation in rows})
     total_s = _sum(ours, "time_s") if is_whole else nan
-    torchs = every.get((TORCH, None, None), {})
-    speedup = _ratio(torchs, ours) if is_whole and ours is not torchs else Estimate()
+    speedup = _ratio(torchs, ours) if is_whole and torchs else Estimate()
     same = {row.get("same_as") for row in ours.values()}
     return record | {
         "same_as": same.pop() if len(same) == 1 else None,
@@ -175,14 +188,15 @@ def _layer_record(ours: _Operations, every: Mapping[_Key, _Operations]) -> dict[
 def _ratio(reference: _Operations, ours: _Operations) -> Estimate:
     """Return the speedup of ``ours`` over the reference, summed over operations; NaN if one lacks an operation."""
     names = [name for name in OPERATIONS if name in reference or name in ours]  # the position selects the random draws
-    samples = ([of[name]["samples_s"] if name in of else () for name in names] for of in (reference, ours))
-    return speedup_of(*samples)
+    return speedup_of(
+        [reference[name]["samples_s"] if name in reference else () for name in names],
+        [ours[name]["samples_s"] if name in ours else () for name in names],
+    )
 
 
 def _sum(rows: _Operations, name: str) -> float:
     """Return the sum of a column over all operations; NaN if a value is missing."""
-    values = [row[name] for row in rows.values()]
-    return nan if None in values else float(sum(values))
+    return float(sum(nan if row[name] is None else row[name] for row in rows.values()))
 
 
 def _most(rows: _Operations, name: str) -> float:
@@ -204,8 +218,12 @@ def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
     timed = rows.dropna(subset=["time_s"])
     timed = timed.assign(torch_s=[median(samples) if samples else nan for samples in timed["torch_samples_s"]])
     keys = [*(("dtype", "memory_format") if has_problems(timed) else ()), *CONTESTANT]
-    groups = timed.groupby(keys, dropna=False, sort=False)
-    return pandas.DataFrame([dict(zip(keys, key, strict=True)) | _summary(group) for key, group in groups])
+    return pandas.DataFrame(
+        [
+            dict(zip(keys, key, strict=True)) | _summary(group)
+            for key, group in timed.groupby(keys, dropna=False, sort=False)
+        ]
+    )
 
 
 def _summary(group: pandas.DataFrame) -> dict[str, Any]:
@@ -219,8 +237,8 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
         "busy": int((group["load"] > BUSY).sum()),
     }
     if has_problems(group):
-        by_operation = {name: group[group["operation"] == name]["speedup"] for name in OPERATIONS}
-        record |= {f"speedup_{OPERATIONS[name]}": _geometric_mean(values) for name, values in by_operation.items()}
+        for operation, name in OPERATIONS.items():
+            record[f"speedup_{name}"] = _geometric_mean(group[group["operation"] == operation]["speedup"])
         record |= {name: _geometric_mean(group[name]) for name in ("over_bound", "over_undivided")}
         gains, same = group["over_undivided"], int(group["same_as"].notna().sum())
         record |= {"over_undivided_least": gains.min(), "over_undivided_most": gains.max(), "same": same or None}
@@ -228,27 +246,29 @@ def _summary(group: pandas.DataFrame) -> dict[str, Any]:
 
 
 def _geometric_mean(values: pandas.Series[float]) -> float:
-    logarithms = [log(value) for value in values.dropna()]
-    return exp(sum(logarithms) / len(logarithms)) if logarithms else nan
+    """Return the geometric mean of the known values; NaN if there are none."""
+    return float(np.exp(np.log(values.dropna()).mean()))
 
 
 def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Return the speedup of divided mini-batches over the best undivided algorithm under the same limit.
 
-    rows: of convolutions, from ``measured``. The result has a row for each layer, policy and limit; columns: ``layer``,
+    rows: of convolutions, from ``measured``.
+
+    The result has a row for each layer, policy and limit; columns: ``layer``,
     those of ``LAYER``, ``policy``, ``limit_bytes``; ``gain``, the undivided algorithms' sum of medians over mucudnn's,
     with its interval ``gain_low`` to ``gain_high`` (see ``speedup_of``), NaN if one of the two was timed on fewer
     operations; and ``is_same``: whether all operations run the configuration of the undivided.
     """
-    found, names = [], ["layer", *LAYER, "policy", "limit_bytes"]
-    for layer, every in _by_layer(rows.dropna(subset=["policy"]), names[:-2]).items():
-        undivided = {limit: of for (contestant, _, limit), of in every.items() if contestant == UNDIVIDED}
-        for (contestant, policy, limit), ours in every.items():
-            if contestant == "mucudnn" and limit in undivided:
-                gain = _ratio(undivided[limit], ours).columns("gain{}")
+    records, names = [], ["layer", *LAYER, "policy", "limit_bytes"]
+    for layer, contestants in _by_layer(rows.dropna(subset=["policy"]), names[:-2]).items():
+        for (contestant, policy, limit), ours in contestants.items():
+            undivided = contestants.get((UNDIVIDED, UNDIVIDED, limit))
+            if contestant == "mucudnn" and undivided is not None:
+                gain = _ratio(undivided, ours).columns("gain{}")
                 is_same = all(row["same_as"] == UNDIVIDED for row in ours.values())
-                found.append(dict(zip(names, (*layer, policy, limit), strict=True)) | gain | {"is_same": is_same})
-    return pandas.DataFrame(found)
+                records.append(dict(zip(names, (*layer, policy, limit), strict=True)) | gain | {"is_same": is_same})
+    return pandas.DataFrame(records)
 
 
 def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:
@@ -262,7 +282,7 @@ def published_gains_of(layers: pandas.DataFrame) -> pandas.DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class TunedOperation:
     """A tuned operation of a layer: the measurements with errors within the bound, and its desirable set."""
 
     name: str
@@ -271,29 +291,33 @@ class Subject:
     desirable: pandas.DataFrame
 
 
-def tuned_subjects(folder: ResultFolder) -> list[Subject]:
-    """Return the tuned subjects, with what was measured by the run's algorithms and policies, longest time first.
+def tuned_operations(folder: ResultFolder) -> list[TunedOperation]:
+    """Return the tuned operations, with what was measured by the run's algorithms and policies, longest time first.
 
-    A subject's name has its layer, its operation, and its memory format unless that is contiguous. The time is torch's.
+    The name of one has its layer, its operation, and its memory format unless that is contiguous. The time is torch's.
     """
-    settings, found = folder.header.settings, list[Subject]()
+    settings, operations = folder.header.settings, list[TunedOperation]()
     torchs = [with_time(line) for line in folder.lines if folder.measurements and line["contestant"] == TORCH]
     for line in sorted(torchs, key=lambda line: line["time_s"] or 0.0, reverse=True):
+        # What the run could choose from.
         problem, n = problem_of(line), line["batch_size"]
         config = Config(**{name: settings[name] for name in ("algorithms", "max_relative_error")})
         bound = config.error_bound(problem.dtype, folder.header.environment.numerics)
         sizes = {size for policy in settings["policy"] for size in micro_batch_sizes(policy, n)}
-        of_run = [m for m in folder.measurements.get(problem, ()) if m.micro_config.micro_batch_size in sizes]
-        usable = [m for m in allowed(of_run, bound) if config.allows(m.micro_config.algorithm)]
+        usable = [
+            measurement
+            for measurement in allowed(folder.measurements.get(problem, ()), bound)
+            if measurement.micro_config.micro_batch_size in sizes and config.allows(measurement.micro_config.algorithm)
+        ]
         if usable:
             names = [line["layer"], line["operation"], line["memory_format"]]
             points = [(c.time_s, c.workspace_bytes) for c in desirable_sets(usable, n).of(n)]
-            found.append(
-                Subject(
+            operations.append(
+                TunedOperation(
                     " ".join(name for name in names if name != "contiguous"),
                     n,
                     pandas.DataFrame([asdict(m.micro_config) | asdict(m) for m in usable]),
                     pandas.DataFrame(points, columns=["time_s", "workspace_bytes"]),
                 )
             )
-    return found
+    return operations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +43,10 @@ _NONE = {"algorithms": "all", "max_relative_error": "by data type"}
 class Report:
     """A result folder with everything derived from it for display.
 
-    rows: the result of ``measured``. layers: that of ``layer_rows``. tables: those that have rows. missing: the items
-    that the report does not show, by reason.
+    rows: the result of ``measured``.
+    layers: that of ``layer_rows``.
+    tables: those that have rows.
+    missing: the items that the report does not show, by reason.
     """
 
     folder: ResultFolder
@@ -59,20 +61,21 @@ def report_of(folder: ResultFolder) -> Report:
     """Compute the report of a result folder."""
     header, rows = folder.header, measured(folder)
     layers = layer_rows(rows)
-    tables = (
-        summary_table(summary_rows(rows)),
-        layer_table(layers),
-        problem_table(rows, header.subject_columns),
+    tables = summary_table(summary_rows(rows)), layer_table(layers), problem_table(rows, header.subject_columns)
+    return Report(
+        folder,
+        title=f"{header.benchmark}: {header.source}",
+        rows=rows,
+        layers=layers,
+        tables=[table for table in tables if table.rows],
+        missing=grouped(missing_in(folder, rows)),
     )
-    title = f"{header.benchmark}: {header.source}"
-    shown = [table for table in tables if table.rows]
-    return Report(folder, title, rows, layers, shown, grouped(missing_in(folder, rows)))
 
 
 def missing_in(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield the items that the report does not show, as pairs of reason and item. rows: the result of ``measured``."""
-    for one in folder.left_out:
-        yield f"not measured: {one.reason}", one.what
+    for reason, subjects in folder.left_out.items():
+        yield from ((f"not measured: {reason}", subject) for subject in subjects)
     for problem in folder.problems:
         yield "not read, or not as it should be", problem
     if not len(rows):
@@ -84,23 +87,27 @@ def missing_in(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[s
     if has_problems(rows):
         if rows["bound_s"].isna().any():
             yield "time / bound", "the machine's limits were not measured for all data types"
-        of_layers = gains(rows)
-        if len(of_layers) and (same := int(of_layers["is_same"].sum())):
-            text = f"nothing in {same} of {len(of_layers)} layers and limits: same configuration as the undivided"
-            yield "what dividing gains", text
+        divided = gains(rows)
+        if len(divided) and (same := int(divided["is_same"].sum())):
+            where = f"{same} of {len(divided)} layers and limits"
+            yield "what dividing gains", f"nothing in {where}: same configuration as the undivided"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reports:
-    """The reports of the result folders in a path, by folder name. unreadable: the errors of skipped folders.
+    """The reports of the result folders in a path, by folder name.
 
-    only: the single report, or None if the path has several result folders or one was skipped.
+    unreadable: the errors of skipped folders.
     """
 
     path: Path
     by_name: dict[str, Report]
-    unreadable: tuple[str, ...] = ()
-    only: Report | None = None
+    unreadable: Sequence[str] = ()
+
+    @property
+    def only(self) -> Report | None:
+        """The single report; None if the path has several result folders or one was skipped."""
+        return next(iter(self.by_name.values())) if len(self.by_name) == 1 and not self.unreadable else None
 
     def joined(self, frame_of: Callable[[Report], pandas.DataFrame]) -> pandas.DataFrame:
         """Concatenate one data frame of each report. The column ``RESULT_FOLDER`` names the report's folder.
@@ -122,19 +129,16 @@ def reports_in(path: Path) -> Reports:
     """
     folders = [] if (path / HEADER_FILE).exists() else folders_below(path)
     if not folders:
-        report = report_of(read_folder(path))
-        return Reports(path, {path.name: report}, only=report)
-    found: dict[str, Report] = {}
-    unreadable = []
+        return Reports(path, {path.name: report_of(read_folder(path))})
+    by_name, unreadable = dict[str, Report](), []
     for folder in folders:
         try:
-            found[str(folder.relative_to(path))] = report_of(read_folder(folder))
+            by_name[str(folder.relative_to(path))] = report_of(read_folder(folder))
         except InvalidInputError as error:
             unreadable.append(str(error))
-    if not found:
+    if not by_name:
         raise InvalidInputError("\n".join(unreadable))
-    only = next(iter(found.values())) if len(found) == 1 and not unreadable else None
-    return Reports(path, found, tuple(unreadable), only)
+    return Reports(path, by_name, unreadable)
 
 
 def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
@@ -146,18 +150,23 @@ def html_of(reports: Reports, *, with_pictures: bool = True) -> str:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
         raise UnavailableError("the page needs jinja2, which is not installed: pip install jinja2") from None
-    loader = FileSystemLoader(Path(__file__).parent / "templates")
-    jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    jinja = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     parts = []
     for name, report in reports.by_name.items():
         pictures, lack = [], ""
         try:
             for kind, picture in drawn(report.folder, report.rows) if with_pictures else ():
-                pictures.append((KINDS[kind], f"data:image/svg+xml;base64,{b64encode(picture).decode()}"))
+                pictures.append((*KINDS[kind], f"data:image/svg+xml;base64,{b64encode(picture).decode()}"))
         except UnavailableError as error:
             lack = str(error)
-        facts, settings, tables = facts_of(report.folder), settings_of(report.folder), [*map(shown, report.tables)]
-        parts.append((name, report, facts, settings, tables, pictures, lack))
+        tables = [(table.title.lower(), table, choices_in(table)) for table in report.tables]
+        parts.append((name, report, facts_of(report.folder), settings_of(report.folder), tables, pictures, lack))
     return jinja.get_template("page.html").render(
         reports=reports, only=reports.only, parts=parts, version=mucudnn.__version__
     )
@@ -182,26 +191,26 @@ def settings_of(folder: ResultFolder) -> dict[str, str]:
     """Return the settings of the benchmark run as text, by name."""
 
     def text(name: str, value: object) -> str:
-        if isinstance(value, (list, tuple)):
-            return ", ".join("none" if each is None else text(name, each) for each in value)
-        if value is None:
-            return _NONE.get(name, "none")
         return format_bytes(value) if name in _SIZES and isinstance(value, int) else str(value)
 
-    return {_NAMES.get(name, name.replace("_", " ")): text(name, it) for name, it in folder.header.settings.items()}
+    texts = {}
+    for name, value in folder.header.settings.items():
+        label = _NAMES.get(name, name.replace("_", " "))
+        if isinstance(value, (list, tuple)):
+            texts[label] = ", ".join("none" if element is None else text(name, element) for element in value)
+        else:
+            texts[label] = _NONE.get(name, "none") if value is None else text(name, value)
+    return texts
 
 
-def shown(table: Table) -> tuple[str, Table, list[tuple[int, str, list[str]]]]:
-    """Return what a page has of a table: its name in links, itself, and the columns that readers can filter by.
-
-    Each of these columns has its index, title and values.
-    """
+def choices_in(table: Table) -> list[tuple[int, str, list[str]]]:
+    """Return the columns of a table that readers can filter by, each with its index, title and values."""
     choices = []
     for index, column in enumerate(table.columns):
         values = list(dict.fromkeys(row[index] for row in table.rows if row[index]))
         if column.key in _FILTERED and len(values) > 1:
             choices.append((index, column.title, values))
-    return table.title.lower(), table, choices
+    return choices
 
 
 def write_pictures_of(reports: Reports, folder: Path) -> list[Path]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from io import BytesIO
+from itertools import cycle
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,13 @@ import pandas
 from numpy.typing import ArrayLike, NDArray
 
 from mucudnn.bench.results.pages.measured import (
-    Subject,
+    TunedOperation,
     gains,
     has_problems,
     published_gains_of,
-    tuned_subjects,
+    tuned_operations,
 )
-from mucudnn.bench.results.pages.tables import series_label, with_series
+from mucudnn.bench.results.pages.tables import with_series
 from mucudnn.bench.results.reading import ResultFolder
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import UnavailableError
@@ -55,24 +55,17 @@ _COLUMNS = 3  # number of panels side by side
 _PANEL_INCHES = 4.4
 _LEGEND_INCHES, _LEGEND_LINE_INCHES = 2.8, 0.2  # width of a column of a legend, height of a line
 _MIB = 2**20
-MOST_SUBJECTS = 6  # At most this many subjects are drawn side by side: those on which PyTorch takes longest.
+MOST_OPERATIONS = 6  # At most this many operations are drawn side by side: those on which PyTorch takes longest.
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of picture of a result folder. caption: how to read it."""
-
-    title: str
-    caption: str
-
-
+# The kinds of pictures: title, and caption that says how to read it.
 KINDS = {
-    "speedups": Kind(
+    "speedups": (
         "Speedup of each layer, by workspace limit",
         "PyTorch's time over ours, on a logarithmic scale; right of the line is faster. Bars are 95 % intervals "
         "over rounds.",
     ),
-    "divided": Kind(
+    "divided": (
         "What dividing gains, by workspace limit",
         "Time of the best undivided algorithm over that of the divided mini-batch under the same workspace limit, "
         "all operations of a layer together; lines are 95 % intervals over rounds. Layers that run the same "
@@ -80,16 +73,16 @@ KINDS = {
         "the authors of μ-cuDNN show in github.com/spcl/ucudnn for the same geometry, N = 256, on a "
         "P100-SXM2, read to 0.01; they do not say which operations were summed.",
     ),
-    "limits": Kind(
+    "limits": (
         "How far from the machine's limit",
         "Left: the rate of each row against the operations for each byte that must move; the line is the machine's "
         "limit (the roofline of Williams, Waterman, Patterson 2009), which Winograd and FFT can pass. Right: time "
         "over that limit; each box has half of the rows of its kind of layer, with the median inside, the whiskers "
         "have all.",
     ),
-    "desirable": Kind(
+    "desirable": (
         "Desirable sets: what workspace buys",
-        f"The {MOST_SUBJECTS} operations that take PyTorch longest. The line is the desirable set: no "
+        f"The {MOST_OPERATIONS} operations that take PyTorch longest. The line is the desirable set: no "
         "configuration has less time with as much workspace. Squares are algorithms on the undivided mini-batch, "
         "the grey one PyTorch's own. Times are sums of measured parts.",
     ),
@@ -109,7 +102,7 @@ def drawn(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, b
     except ImportError:
         raise UnavailableError("plots need matplotlib, which is not installed: pip install matplotlib") from None
     with rc_context(STYLE):
-        figures = speedups(rows), divided(rows), limits(rows), desirable(tuned_subjects(folder))
+        figures = speedups(rows), divided(rows), limits(rows), desirable(tuned_operations(folder))
         for name, figure in zip(KINDS, figures, strict=True):
             if figure is not None:
                 yield name, svg(figure)
@@ -146,16 +139,17 @@ def speedups(rows: pandas.DataFrame) -> Figure | None:
         return None
     layers, by_series = list(dict.fromkeys(rows["layer"])), colours(rows["series"])
     operations = [name for name in Operation if (rows["operation"] == name).any()]
-    figure, every = named_rows(layers, 0.2, 4 + 3 * len(operations), len(operations))
-    for axes, operation in zip(every, operations, strict=True):
+    figure, panel = named_rows(layers, 0.2, 4 + 3 * len(operations), len(operations))
+    for axes, operation in zip(panel, operations, strict=True):
         label(axes, operation.replace("_", " "), "speedup over PyTorch", "")
         for index, (name, colour) in enumerate(by_series.items()):
             points = rows[(rows["operation"] == operation) & (rows["series"] == name)]
-            y = beside([layers.index(layer) for layer in points["layer"]], index, len(by_series))
+            y = beside(points["layer"].map(layers.index), index, len(by_series))
             ends = np.column_stack([points["speedup_low"], points["speedup_high"], np.full(len(points), nan)])
             axes.plot(ends.ravel(), np.repeat(y, 3), color=colour, linewidth=0.8)  # a single line keeps the file small
-            marker = MARKERS[index % len(MARKERS)]
-            axes.plot(points["speedup"], y, marker, color=colour, markersize=2.5, label=plain(name))
+            axes.plot(
+                points["speedup"], y, MARKERS[index % len(MARKERS)], color=colour, markersize=2.5, label=plain(name)
+            )
         x_ratio_axis(axes)
     legend_above(figure)
     return figure
@@ -163,32 +157,32 @@ def speedups(rows: pandas.DataFrame) -> Figure | None:
 
 def divided(rows: pandas.DataFrame) -> Figure | None:
     """Draw the speedup of dividing over the best undivided algorithm, next to the speedups in the paper."""
-    found = gains(rows)
-    if found.empty or (found := found[found["gain"].notna() & ~found["is_same"]]).empty:
+    bars = gains(rows)
+    if bars.empty or (bars := bars[bars["gain"].notna() & ~bars["is_same"]]).empty:
         return None
-    layers = list(dict.fromkeys(found["layer"]))
-    published = published_gains_of(found)
-    columns = 2 if len(published) else 1
-    figure, every = named_rows([str(layer) for layer in layers], 0.28, 5 + 4 * columns, columns)
-    titles = ("measured here", "published elsewhere: P100-SXM2, N = 256")
-    for axes, title in zip(every, titles, strict=False):
+    layers, published = list(dict.fromkeys(bars["layer"])), published_gains_of(bars)
+    titles = ["measured here", "published elsewhere: P100-SXM2, N = 256"][: 2 if len(published) else 1]
+    figure, panel = named_rows(layers, 0.28, 5 + 4 * len(titles), len(titles))
+    for axes, title in zip(panel, titles, strict=True):
         axes.axvline(1, color=FAINT, linewidth=1)
         label(axes, title, "time of the undivided / divided", "")
-    choices = zip(found["policy"], found["limit_bytes"], strict=True)
-    found = found.assign(series=[series_label("mucudnn", *choice) for choice in choices])
-    by_name = colours(found["series"])
-    for index, (name, colour) in enumerate(by_name.items()):
-        of = found[found["series"] == name]
-        y = beside([layers.index(layer) for layer in of["layer"]], index, len(by_name))
-        ends = [of["gain"] - of["gain_low"].fillna(of["gain"]), of["gain_high"].fillna(of["gain"]) - of["gain"]]
-        every[0].barh(y, of["gain"], 0.72 / len(by_name), color=colour, label=plain(name))
-        every[0].errorbar(of["gain"], y, xerr=np.maximum(ends, 0), fmt="none", ecolor=FAINT, elinewidth=0.8)
+    # Measured here: a bar with its interval for each policy and limit.
+    bars = with_series(bars.assign(contestant="mucudnn"))
+    by_series = colours(bars["series"])
+    for index, (name, colour) in enumerate(by_series.items()):
+        series = bars[bars["series"] == name]
+        y = beside(series["layer"].map(layers.index), index, len(by_series))
+        low, high = (series[end].fillna(series["gain"]) for end in ("gain_low", "gain_high"))
+        ends = np.maximum([series["gain"] - low, high - series["gain"]], 0)
+        panel[0].barh(y, series["gain"], 0.72 / len(by_series), color=colour, label=plain(name))
+        panel[0].errorbar(series["gain"], y, xerr=ends, fmt="none", ecolor=FAINT, elinewidth=0.8)
+    # Published: a bar for each limit.
     if len(published):
-        limits = published.drop(columns="layer")
-        for index, (limit, colour) in enumerate(zip(limits, (SERIES[6], SERIES[4], SERIES[3]), strict=True)):
-            y = beside([layers.index(layer) for layer in published["layer"]], index, limits.shape[1])
+        gains_of = published.drop(columns="layer")
+        for index, (limit, colour) in enumerate(zip(gains_of, (SERIES[6], SERIES[4], SERIES[3]), strict=True)):
+            y = beside(published["layer"].map(layers.index), index, gains_of.shape[1])
             name = f"published, {str(limit).replace('MiB', ' MiB')}"
-            every[1].barh(y, limits[limit], 0.72 / limits.shape[1], color=colour, alpha=0.6, label=name)
+            panel[1].barh(y, gains_of[limit], 0.72 / gains_of.shape[1], color=colour, alpha=0.6, label=name)
     legend_above(figure)
     return figure
 
@@ -202,15 +196,21 @@ def limits(rows: pandas.DataFrame) -> Figure | None:
     figure = new_figure(13, max(4.5, 1.3 + 0.13 * len(kinds) * len(by_series)))
     rates, boxes = figure.subplots(1, 2)
     for index, (name, colour) in enumerate(by_series.items()):
-        of = rows[rows["series"] == name]
-        style: dict[str, Any] = {"color": colour, "markersize": 3, "alpha": 0.7, "label": plain(name)}
-        rates.plot(of["flops_per_byte"], of["flops_per_s"] / 1e9, MARKERS[index % len(MARKERS)], **style)
-        groups = [(place, one["over_bound"]) for place, kind in enumerate(kinds) if len(one := of[of["kind"] == kind])]
-        y = beside([place for place, _ in groups], index, len(by_series))
+        series = rows[rows["series"] == name]
+        rates.plot(
+            series["flops_per_byte"],
+            series["flops_per_s"] / 1e9,
+            MARKERS[index % len(MARKERS)],
+            color=colour,
+            markersize=3,
+            alpha=0.7,
+            label=plain(name),
+        )
+        by_kind = dict(iter(series.groupby("kind")["over_bound"]))
         thin = {"color": colour, "linewidth": 0.9}
         boxes.boxplot(
-            [group for _, group in groups],
-            positions=list(y),
+            list(by_kind.values()),
+            positions=list(beside([kinds.index(kind) for kind in by_kind], index, len(by_series))),
             widths=0.6 / len(by_series),
             orientation="horizontal",
             showcaps=False,
@@ -220,8 +220,8 @@ def limits(rows: pandas.DataFrame) -> Figure | None:
             medianprops={"color": colour, "linewidth": 2},
             whis=(0, 100),  # to the least and the most
         )
-    for _, of in rows.groupby("dtype"):
-        roof = of.assign(roof=of["flops"] / of["bound_s"] / 1e9).sort_values("flops_per_byte")
+    for _, alike in rows.groupby("dtype"):
+        roof = alike.assign(roof=alike["flops"] / alike["bound_s"] / 1e9).sort_values("flops_per_byte")
         rates.plot(roof["flops_per_byte"], roof["roof"], color=FAINT, linewidth=1.2)
     rates.set_xscale("log")
     rates.set_yscale("log")
@@ -234,31 +234,33 @@ def limits(rows: pandas.DataFrame) -> Figure | None:
     return figure
 
 
-def desirable(subjects: Sequence[Subject]) -> Figure | None:
+def desirable(operations: Sequence[TunedOperation]) -> Figure | None:
     """Draw each desirable set (time against workspace), and the undivided algorithms as points.
 
     The points follow the solver's model (``solver.front.pool``), which pools an algorithm's setup time and prepared
     bytes over all its micro-batch sizes. Otherwise a point could lie below the desirable set.
     """
-    every = [subject for subject in subjects if len(subject.desirable)][:MOST_SUBJECTS]
-    if not every:
+    drawn = [operation for operation in operations if len(operation.desirable)][:MOST_OPERATIONS]
+    if not drawn:
         return None
-    figure, panel = panels(len(every), 2.6)
-    for axes, subject in zip(panel, every, strict=True):
-        of, whole = subject.allowed.groupby("algorithm"), subject.allowed["micro_batch_size"] == subject.batch_size
-        undivided = subject.allowed[whole]
+    figure, panel = panels(len(drawn), 2.6)
+    for axes, operation in zip(panel, drawn, strict=True):
+        # The undivided algorithms.
+        by_algorithm = operation.allowed.groupby("algorithm")
+        undivided = operation.allowed[operation.allowed["micro_batch_size"] == operation.batch_size]
         names = undivided["algorithm"]
-        times = (names.map(of["setup_s"].median()) + undivided["step_s"]) * 1e3
-        sizes = (names.map(of["prepared_bytes"].max()) + undivided["scratch_bytes"]) / _MIB
-        points = subject.desirable.sort_values("workspace_bytes")
+        times = (names.map(by_algorithm["setup_s"].median()) + undivided["step_s"]) * 1e3
+        sizes = (names.map(by_algorithm["prepared_bytes"].max()) + undivided["scratch_bytes"]) / _MIB
+        # The desirable set, to the right end of all points.
+        points = operation.desirable.sort_values("workspace_bytes")
         x, y = list(points["workspace_bytes"] / _MIB), list(points["time_s"] * 1e3)
         axes.step([*x, max([*x, *sizes])], [*y, y[-1]], where="post", color=SERIES[0], label="desirable set")
         axes.plot(x, y, ".", color=SERIES[0], markersize=4)
-        own = names == TORCHS_OWN
-        axes.plot(sizes[~own], times[~own], "s", color=SERIES[1], markersize=4, label="undivided")
-        axes.plot(sizes[own], times[own], "s", color=TORCH_COLOUR, markersize=4, label="PyTorch, undivided")
+        is_torchs = names == TORCHS_OWN
+        axes.plot(sizes[~is_torchs], times[~is_torchs], "s", color=SERIES[1], markersize=4, label="undivided")
+        axes.plot(sizes[is_torchs], times[is_torchs], "s", color=TORCH_COLOUR, markersize=4, label="PyTorch, undivided")
         axes.set_ylim(bottom=0)
-        label(axes, plain(subject.name), "workspace, MiB", "ms")
+        label(axes, plain(operation.name), "workspace, MiB", "ms")
     legend_above(figure)
     return figure
 
@@ -279,21 +281,23 @@ def label(axes: Axes, title: str, x: str, y: str) -> None:
 def plain(text: str) -> str:
     """Return at most 44 characters of text on one line, without formulas or characters that SVG forbids."""
     text = text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
-    return "".join(one if one.isprintable() else " " for one in text).replace("$", r"\$")
+    return "".join(letter if letter.isprintable() else " " for letter in text).replace("$", r"\$")
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
     """Assign a colour to each name, most frequent name first; PyTorch's own convolution is grey."""
-    found = [name for name, _ in Counter(names).most_common()]
-    others = [name for name in found if name not in (TORCH, TORCHS_OWN)]
-    by_name = {name: SERIES[index % (len(SERIES) - 1)] for index, name in enumerate(others)}
-    return {name: by_name.get(name, TORCH_COLOUR) for name in found}
+    ranked = [name for name, _ in Counter(names).most_common()]
+    rivals = [name for name in ranked if name not in (TORCH, TORCHS_OWN)]
+    by_name = dict(zip(rivals, cycle(SERIES[:-1]), strict=False))
+    return {name: by_name.get(name, TORCH_COLOUR) for name in ranked}
 
 
 def legend_above(figure: Figure) -> None:
     """Add one legend above all axes of a figure, with each label once; the figure grows by its height."""
-    pairs = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
-    handles = {text: handle for each in pairs for handle, text in each}
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        lines, texts = axes.get_legend_handles_labels()
+        handles |= dict(zip(texts, lines, strict=True))
     columns = max(1, int(figure.get_figwidth() / _LEGEND_INCHES))
     figure.set_figheight(figure.get_figheight() + _LEGEND_LINE_INCHES * -(-len(handles) // columns))
     figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=columns, frameon=False)
@@ -312,10 +316,10 @@ def named_rows(
 ) -> tuple[Figure, list[Axes]]:
     """Create a figure with axes side by side that share a y axis, on which the names are listed from top to bottom."""
     figure = new_figure(width_inches, max(2.5, 1.3 + row_inches * len(names)))
-    every = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
-    every[0].set_yticks(range(len(names)), [plain(name) for name in names], fontsize=7)
-    every[0].set_ylim(len(names) - 0.4, -0.6)
-    return figure, every
+    panel = list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
+    panel[0].set_yticks(range(len(names)), [plain(str(name)) for name in names], fontsize=7)
+    panel[0].set_ylim(len(names) - 0.4, -0.6)
+    return figure, panel
 
 
 def beside(places: ArrayLike, index: ArrayLike, count: int) -> NDArray[np.float64]:

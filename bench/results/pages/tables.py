@@ -136,10 +136,10 @@ def summary_table(rows: pandas.DataFrame) -> Table:
 
 def layer_table(rows: pandas.DataFrame) -> Table:
     """Format the rows of ``layer_rows`` as a table, with DeepBench's columns before mucudnn's own."""
-    caption = "Times of the operations of each layer, in DeepBench's columns, and of all together."
     if len(rows):
-        timed = [f"{name}_{of}" for name in OPERATIONS.values() for of in ("configuration", "s")]
+        timed = [f"{name}_{suffix}" for name in OPERATIONS.values() for suffix in ("configuration", "s")]
         rows = _once(rows, ["layer", *DEEPBENCH, "memory_format", *timed, "total_s"])
+    caption = "Times of the operations of each layer, in DeepBench's columns, and of all together."
     return _table("Layers", caption, _LAYERS, rows)
 
 
@@ -153,7 +153,7 @@ def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> Table:
     columns = _group("subject", *((name, name.replace("_", " ")) for name in subject if name not in sizes))
     columns += [*_OF_CONVOLUTIONS, *_PROBLEMS] if is_convolution else [*_PROBLEMS, *_OF_MODELS]
     if not is_convolution:
-        columns += _others(rows, {*ROW_COLUMNS, *subject, *(column.key for column in columns), "count"})
+        columns += _more(rows, {*ROW_COLUMNS, *subject, *(column.key for column in columns), "count"})
     columns += _group("no time", ("failure", "why there is none"))
     caption = "Each operation of each layer, and each contestant: medians of the samples."
     rows = _once(rows.assign(samples=rows["samples_s"].map(len)), [*subject, "configuration", "time_s"])
@@ -170,8 +170,7 @@ def series_label(contestant: str, policy: str | None, limit_bytes: float) -> str
 
 def with_series(rows: pandas.DataFrame) -> pandas.DataFrame:
     """Add the column ``series`` to the rows: the result of ``series_label``."""
-    every = zip(*(rows[name] for name in CONTESTANT), strict=True)
-    return rows.assign(series=[series_label(*each) for each in every])
+    return rows.assign(series=[*map(series_label, *(rows[name] for name in CONTESTANT))])
 
 
 def _once(rows: pandas.DataFrame, keys: Sequence[str]) -> pandas.DataFrame:
@@ -179,29 +178,29 @@ def _once(rows: pandas.DataFrame, keys: Sequence[str]) -> pandas.DataFrame:
 
     keys: the columns in which such rows are equal, the time last.
     """
-    subjects = pandas.Series([str(of) for of in rows[keys].itertuples(index=False, name=None)], rows.index)
-    again = rows["policy"].notna() & rows[keys[-1]].notna() & subjects.duplicated()
-    names = with_series(rows[again])["series"]
-    same = {key: "; ".join(of) for key, of in names.groupby(subjects[again], sort=False)}
-    return rows[~again].assign(same=subjects[~again].map(same))
+    subjects = pandas.Series([str(values) for values in rows[keys].itertuples(index=False, name=None)], rows.index)
+    is_repeated = rows["policy"].notna() & rows[keys[-1]].notna() & subjects.duplicated()
+    names = with_series(rows[is_repeated])["series"]
+    same = {subject: "; ".join(series) for subject, series in names.groupby(subjects[is_repeated], sort=False)}
+    return rows[~is_repeated].assign(same=subjects[~is_repeated].map(same))
 
 
-def _others(rows: pandas.DataFrame, known: set[str]) -> list[Column]:
-    """Return table columns for the keys not in ``known``, with keys in ``_s`` shown in ms and ``_bytes`` in MiB."""
-    found = []
-    for key in (str(name) for name in rows.columns if name not in known):
+def _more(rows: pandas.DataFrame, shown: set[str]) -> list[Column]:
+    """Return table columns for the keys not in ``shown``, with keys in ``_s`` shown in ms and ``_bytes`` in MiB."""
+    columns: list[tuple[Any, ...]] = []
+    for key in (str(name) for name in rows.columns if name not in shown):
         values, title = rows[key].dropna(), key.replace("_", " ")
         if values.map(lambda value: isinstance(value, (list, dict))).any():
             continue
         if not values.map(lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)).all():
-            found += _group("more", (key, title))
+            columns.append((key, title))
         elif key.endswith("_bytes"):
-            found += _group("more", (key, f"{title.removesuffix(' bytes')}, MiB", ".3f", 1 / _MIB))
+            columns.append((key, f"{title.removesuffix(' bytes')}, MiB", ".3f", 1 / _MIB))
         elif key.endswith("_s"):
-            found += _group("more", (key, f"{title.removesuffix(' s')}, ms", *_MS))
+            columns.append((key, f"{title.removesuffix(' s')}, ms", *_MS))
         else:
-            found += _group("more", (key, title, ".6g"))
-    return found
+            columns.append((key, title, ".6g"))
+    return _group("more", *columns)
 
 
 def _table(title: str, caption: str, columns: Sequence[Column], rows: pandas.DataFrame) -> Table:

@@ -10,16 +10,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class Residual(nn.Module):
-    """A module that computes relu(body(x) + shortcut(x))."""
+class Added(nn.Module):
+    """A module that computes body(x) + shortcut(x), where the shortcut is x itself if none is given."""
 
-    def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
+    def __init__(self, body: nn.Module, shortcut: nn.Module | None = None) -> None:
         super().__init__()
         self.body = body
-        self.shortcut = shortcut
+        self.shortcut = shortcut or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.body(x) + self.shortcut(x))
+        return torch.add(self.body(x), self.shortcut(x))
+
+
+class Residual(Added):
+    """A module that computes relu(body(x) + shortcut(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
 
 
 class Branches(nn.Module):
@@ -33,30 +40,18 @@ class Branches(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], dim=1)
 
 
-class Added(nn.Module):
-    """A module that computes x + body(x)."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = x + self.body(x)
-        return y
-
-
 class StochasticDepth(nn.Module):
     """Stochastic depth: in training, zeroes random samples and scales up the others (Huang et al., 2016)."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
-        self.kept = 1.0 - probability
+        self.kept = 1.0 - probability  # share of the samples
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.kept == 1.0:
             return x
-        kept = torch.empty((len(x), *(1,) * (x.dim() - 1)), dtype=x.dtype, device=x.device).bernoulli_(self.kept)
-        return x * kept / self.kept
+        mask = torch.empty((len(x), *(1,) * (x.dim() - 1)), dtype=x.dtype, device=x.device).bernoulli_(self.kept)
+        return x * mask / self.kept
 
 
 class SqueezeExcitation(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,8 +25,7 @@ class DnCNN(nn.Module):
         self.noise.append(nn.Conv2d(width, 1, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = x - self.noise(x)
-        return y
+        return torch.sub(x, self.noise(x))
 
 
 class EDSR(nn.Module):
@@ -60,11 +61,11 @@ class SegmentingUNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down = nn.ModuleList(_twice(*widths) for widths in zip((3, *_UNET_WIDTHS), _UNET_WIDTHS, strict=False))
+        self.down = nn.ModuleList(_convolved_twice(*widths) for widths in pairwise((3, *_UNET_WIDTHS)))
         self.pool = nn.MaxPool2d(2)
-        pairs = [*zip(reversed(_UNET_WIDTHS), reversed(_UNET_WIDTHS[:-1]), strict=False)]
+        pairs = [*pairwise(reversed(_UNET_WIDTHS))]
         self.enlarge = nn.ModuleList(nn.ConvTranspose2d(*widths, 2, stride=2) for widths in pairs)
-        self.up = nn.ModuleList(_twice(*widths) for widths in pairs)
+        self.up = nn.ModuleList(_convolved_twice(*widths) for widths in pairs)
         self.last = nn.Conv2d(_UNET_WIDTHS[0], 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,10 +80,12 @@ class SegmentingUNet(nn.Module):
         return scores
 
 
-def _twice(channels: int, width: int) -> nn.Sequential:
+def _convolved_twice(channels: int, width: int) -> nn.Sequential:
+    """Return two convolutions, each with batch norm and ReLU."""
     layers = nn.Sequential()
-    for one in (channels, width):
-        layers.extend((nn.Conv2d(one, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)))
+    for in_channels in (channels, width):
+        layers.append(nn.Conv2d(in_channels, width, 3, padding=1, bias=False))
+        layers.extend((nn.BatchNorm2d(width), nn.ReLU(inplace=True)))
     return layers
 
 
@@ -119,7 +122,7 @@ class VAEDecoder(nn.Module):
 class _Level(nn.Module):
     """A residual block, followed by attention if ``attends``."""
 
-    def __init__(self, in_channels: int, channels: int, attends: bool = False) -> None:
+    def __init__(self, in_channels: int, channels: int, *, attends: bool = False) -> None:
         super().__init__()
         self.before = nn.Sequential(_norm(in_channels), nn.SiLU(), nn.Conv2d(in_channels, channels, 3, padding=1))
         self.after = nn.Sequential(_norm(channels), nn.SiLU(), nn.Conv2d(channels, channels, 3, padding=1))
@@ -145,8 +148,7 @@ class _Attention(nn.Module):
             part(normed).flatten(2).transpose(1, 2)[:, None] for part in (self.query, self.key, self.value)
         )
         mixed = F.scaled_dot_product_attention(query, key, value)[:, 0]
-        y: Tensor = x + self.project(mixed.transpose(1, 2).reshape(x.shape))
-        return y
+        return torch.add(x, self.project(mixed.transpose(1, 2).reshape(x.shape)))
 
 
 def _norm(channels: int) -> nn.Module:

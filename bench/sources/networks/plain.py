@@ -10,15 +10,30 @@ from mucudnn.bench.sources.networks.blocks import Branches, activated, named
 def alexnet(num_classes: int) -> nn.Module:
     """Build the one-tower AlexNet (Krizhevsky, 2014), with 61,100,840 parameters."""
     features = nn.Sequential(
-        *(nn.Conv2d(3, 64, 11, stride=4, padding=2), nn.ReLU(), nn.MaxPool2d(3, stride=2)),
-        *(nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, stride=2)),
-        *(nn.Conv2d(192, 384, 3, padding=1), nn.ReLU()),
-        *(nn.Conv2d(384, 256, 3, padding=1), nn.ReLU()),
-        *(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, stride=2)),
+        nn.Conv2d(3, 64, 11, stride=4, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2),
+        nn.Conv2d(64, 192, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2),
+        nn.Conv2d(192, 384, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(384, 256, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(256, 256, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2),
     )
     classifier = nn.Sequential(
-        *(nn.AdaptiveAvgPool2d(6), nn.Flatten(), nn.Dropout(), nn.Linear(256 * 6 * 6, 4096), nn.ReLU()),
-        *(nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, num_classes)),
+        nn.AdaptiveAvgPool2d(6),
+        nn.Flatten(),
+        nn.Dropout(),
+        nn.Linear(256 * 6 * 6, 4096),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, num_classes),
     )
     return named(features=features, classifier=classifier)
 
@@ -36,8 +51,15 @@ def vgg16(num_classes: int) -> nn.Module:
             in_channels = channels
         features.append(nn.MaxPool2d(2))
     classifier = nn.Sequential(
-        *(nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Dropout()),
-        *(nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, num_classes)),
+        nn.AdaptiveAvgPool2d(7),
+        nn.Flatten(),
+        nn.Linear(512 * 7 * 7, 4096),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(4096, num_classes),
     )
     return named(features=features, classifier=classifier)
 
@@ -45,10 +67,19 @@ def vgg16(num_classes: int) -> nn.Module:
 def squeezenet(num_classes: int) -> nn.Module:
     """Build SqueezeNet 1.1, the later version by Iandola et al. (2016), with 1,235,496 parameters."""
     features = nn.Sequential(
-        *(nn.Conv2d(3, 64, 3, stride=2), nn.ReLU(), _halve(3)),
-        *(_fire(64, 16, 64), _fire(128, 16, 64), _halve(3)),
-        *(_fire(128, 32, 128), _fire(256, 32, 128), _halve(3)),
-        *(_fire(256, 48, 192), _fire(384, 48, 192), _fire(384, 64, 256), _fire(512, 64, 256)),
+        nn.Conv2d(3, 64, 3, stride=2),
+        nn.ReLU(),
+        _halve(3),
+        _fire(64, 16, 64),
+        _fire(128, 16, 64),
+        _halve(3),
+        _fire(128, 32, 128),
+        _fire(256, 32, 128),
+        _halve(3),
+        _fire(256, 48, 192),
+        _fire(384, 48, 192),
+        _fire(384, 64, 256),
+        _fire(512, 64, 256),
     )
     scores = nn.Sequential(
         *(nn.Dropout(), nn.Conv2d(512, num_classes, 1), nn.ReLU()), *(nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -59,7 +90,8 @@ def squeezenet(num_classes: int) -> nn.Module:
 def _fire(in_channels: int, squeezed: int, expanded: int) -> nn.Module:
     """Return a fire module: 1x1 filters to ``squeezed`` channels, then ``expanded`` each of 1x1 and of 3x3 filters."""
     return nn.Sequential(
-        *(nn.Conv2d(in_channels, squeezed, 1), nn.ReLU()),
+        nn.Conv2d(in_channels, squeezed, 1),
+        nn.ReLU(),
         Branches(
             nn.Sequential(nn.Conv2d(squeezed, expanded, 1), nn.ReLU()),
             nn.Sequential(nn.Conv2d(squeezed, expanded, 3, padding=1), nn.ReLU()),

@@ -39,8 +39,8 @@ def _resnet(block: Callable[[int, int, int], nn.Module], repeats: tuple[int, ...
     for index, count in enumerate(repeats):
         channels = width * 2**index
         first = block(in_channels, channels, 1 if index == 0 else 2)
-        others = (block(channels, channels, 1) for _ in range(count - 1))
-        network.add_module(f"stage{index + 1}", nn.Sequential(first, *others))
+        repeated = (block(channels, channels, 1) for _ in range(count - 1))
+        network.add_module(f"stage{index + 1}", nn.Sequential(first, *repeated))
         in_channels = channels
     return network.extend((nn.AdaptiveAvgPool2d(1), nn.Flatten()))
 
@@ -67,49 +67,59 @@ def _shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
     return nn.Identity() if same else normalised(in_channels, channels, 1, stride=stride)
 
 
-_MOBILENET = (  # (expansion, channels, blocks, stride of the first block), as in table 2 of the paper
-    *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
-    *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+# (expansion, filter size, stride of the first block, channels, blocks) of each stage: table 2 of MobileNetV2's paper,
+# and table 1 of EfficientNet's.
+_MOBILENET = (
+    (1, 3, 1, 16, 1),
+    (6, 3, 2, 24, 2),
+    (6, 3, 2, 32, 3),
+    (6, 3, 2, 64, 4),
+    (6, 3, 1, 96, 3),
+    (6, 3, 2, 160, 3),
+    (6, 3, 1, 320, 1),
 )
-_EFFICIENTNET = (  # (expansion, filter size, stride of the first block, channels, blocks), as in table 1 of the paper
-    *((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3)),
-    *((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)),
+_EFFICIENTNET = (
+    (1, 3, 1, 16, 1),
+    (6, 3, 2, 24, 2),
+    (6, 5, 2, 40, 2),
+    (6, 3, 2, 80, 3),
+    (6, 5, 1, 112, 3),
+    (6, 5, 2, 192, 4),
+    (6, 3, 1, 320, 1),
 )
-_DROPPED = 0.2  # drop probability of EfficientNet's last block; it grows linearly with depth
+_Stages = tuple[tuple[int, int, int, int, int], ...]
 
 
 def mobilenetv2(num_classes: int) -> nn.Module:
     """Build MobileNetV2 of width 1 (Sandler et al., 2018), with 3,504,872 parameters."""
-    features = nn.Sequential(_activated(3, 32, 3, nn.ReLU6, stride=2))
-    in_channels = 32
-    for expansion, channels, blocks, first_stride in _MOBILENET:
-        for index in range(blocks):
-            stride = first_stride if index == 0 else 1
-            body = _inverted(in_channels, channels, expansion, 3, stride, nn.ReLU6)
-            features.append(Added(body) if stride == 1 and in_channels == channels else body)
-            in_channels = channels
-    features.append(_activated(in_channels, 1280, 1, nn.ReLU6))
-    return named(features=features, scores=_scores(num_classes))
+    return _inverted_network(num_classes, _MOBILENET, nn.ReLU6)
 
 
 def efficientnet_b0(num_classes: int) -> nn.Module:
     """Build EfficientNet-B0 (Tan and Le, 2019), with 5,288,548 parameters."""
-    features = nn.Sequential(_activated(3, 32, 3, nn.SiLU, stride=2))
-    in_channels, place, total = 32, 0, sum(stage[-1] for stage in _EFFICIENTNET)
-    for expansion, size, first_stride, channels, blocks in _EFFICIENTNET:
+    return _inverted_network(num_classes, _EFFICIENTNET, nn.SiLU, weighs=True, dropped=0.2)
+
+
+def _inverted_network(
+    num_classes: int, stages: _Stages, activation: type[nn.Module], *, weighs: bool = False, dropped: float = 0.0
+) -> nn.Module:
+    """Return a network of inverted residual blocks.
+
+    dropped: drop probability of the last block; it grows linearly with depth.
+    """
+    features = nn.Sequential(_activated(3, 32, 3, activation, stride=2))
+    in_channels, place, total = 32, 0, sum(stage[-1] for stage in stages)
+    for expansion, size, first_stride, channels, blocks in stages:
         for index in range(blocks):
             stride = first_stride if index == 0 else 1
-            body = _inverted(in_channels, channels, expansion, size, stride, nn.SiLU, weighs=True)
+            block = _inverted(in_channels, channels, expansion, size, stride, activation, weighs=weighs)
             if stride == 1 and in_channels == channels:
-                body = Added(nn.Sequential(body, StochasticDepth(_DROPPED * place / total)))
-            features.append(body)
+                block = Added(nn.Sequential(block, StochasticDepth(dropped * place / total)) if dropped else block)
+            features.append(block)
             in_channels, place = channels, place + 1
-    features.append(_activated(in_channels, 1280, 1, nn.SiLU))
-    return named(features=features, scores=_scores(num_classes))
-
-
-def _scores(num_classes: int) -> nn.Module:
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, num_classes))
+    features.append(_activated(in_channels, 1280, 1, activation))
+    scores = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, num_classes))
+    return named(features=features, scores=scores)
 
 
 def _inverted(
@@ -161,8 +171,10 @@ def convnext_t(num_classes: int) -> nn.Module:
             place += 1
         in_channels = channels
     scores = nn.Sequential(
-        *(nn.AdaptiveAvgPool2d(1), ChannelNorm(in_channels, eps=_EPSILON)),
-        *(nn.Flatten(), nn.Linear(in_channels, num_classes)),
+        nn.AdaptiveAvgPool2d(1),
+        ChannelNorm(in_channels, eps=_EPSILON),
+        nn.Flatten(),
+        nn.Linear(in_channels, num_classes),
     )
     return named(features=features, scores=scores)
 
@@ -174,11 +186,13 @@ class _Body(nn.Module):
         super().__init__()
         self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
         self.pointwise = nn.Sequential(
-            *(nn.LayerNorm(channels, eps=_EPSILON), nn.Linear(channels, 4 * channels)),
-            *(nn.GELU(), nn.Linear(4 * channels, channels)),
+            nn.LayerNorm(channels, eps=_EPSILON),
+            nn.Linear(channels, 4 * channels),
+            nn.GELU(),
+            nn.Linear(4 * channels, channels),
         )
         self.scale = nn.Parameter(torch.full((channels,), 1e-6))
 
     def forward(self, x: Tensor) -> Tensor:
-        pixels: Tensor = self.pointwise(self.depthwise(x).permute(0, 2, 3, 1))
-        return (pixels * self.scale).permute(0, 3, 1, 2)
+        pixels = self.pointwise(self.depthwise(x).permute(0, 2, 3, 1))
+        return torch.mul(pixels, self.scale).permute(0, 3, 1, 2)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mucudnn.bench.sources.networks.blocks import Added
+
 _LATENT = 16  # channels of a latent
 _BLOCKS = 3  # residual blocks of a level
 
@@ -23,11 +25,13 @@ class QwenImageDecoder(nn.Module):
         self.layers = nn.Sequential(
             _Causal(_LATENT, _LATENT, 1),
             _Causal(_LATENT, channels, 3),
-            *(_Block(channels, channels), _Attention(channels), _Block(channels, channels)),
+            _block(channels, channels),
+            _Attention(channels),
+            _block(channels, channels),
         )
         for level, out_channels in enumerate((4 * width, 4 * width, 2 * width, width)):
             for _ in range(_BLOCKS):
-                self.layers.append(_Block(channels, out_channels))
+                self.layers.append(_block(channels, out_channels))
                 channels = out_channels
             if level < 3:
                 self.layers.append(_Doubled(channels))
@@ -44,7 +48,8 @@ class _Causal(nn.Conv3d):
 
     def __init__(self, in_channels: int, channels: int, size: int) -> None:
         super().__init__(in_channels, channels, size)
-        self.sides = (*[size // 2] * 4, size - 1, 0)
+        edge = size // 2
+        self.sides = (edge, edge, edge, edge, size - 1, 0)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(F.pad(x, self.sides))
@@ -60,24 +65,20 @@ class _Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         narrow = x.dtype in (torch.float16, torch.bfloat16)
         normed = F.normalize(x.float() if narrow else x, dim=1).to(x.dtype)
-        y: Tensor = normed * self.scale * self.gamma
-        return y
+        return torch.mul(normed * self.scale, self.gamma)
 
 
-class _Block(nn.Module):
-    """A residual block."""
-
-    def __init__(self, in_channels: int, channels: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            *(_Norm(in_channels, 3), nn.SiLU(), _Causal(in_channels, channels, 3)),
-            *(_Norm(channels, 3), nn.SiLU(), _Causal(channels, channels, 3)),
-        )
-        self.shortcut = nn.Identity() if in_channels == channels else _Causal(in_channels, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.body(x) + self.shortcut(x)
-        return y
+def _block(in_channels: int, channels: int) -> nn.Module:
+    """Return a residual block."""
+    body = nn.Sequential(
+        _Norm(in_channels, 3),
+        nn.SiLU(),
+        _Causal(in_channels, channels, 3),
+        _Norm(channels, 3),
+        nn.SiLU(),
+        _Causal(channels, channels, 3),
+    )
+    return Added(body, None if in_channels == channels else _Causal(in_channels, channels, 1))
 
 
 class _Attention(nn.Module):
@@ -111,11 +112,9 @@ class _Doubled(nn.Module):
         return y.view(n, frames, channels // 2, 2 * height, 2 * width).transpose(1, 2)
 
 
-class QwenPatches(nn.Conv3d):
-    """Embeds patches of two frames, (N, 3, 2, 14, 14), as 1,280 numbers each: the first layer of Qwen2-VL."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 1280, (2, 14, 14), stride=(2, 14, 14), bias=False)
+def qwen_patches() -> nn.Module:
+    """Embed patches of two frames, (N, 3, 2, 14, 14), as 1,280 numbers each: the first layer of Qwen2-VL."""
+    return nn.Conv3d(3, 1280, (2, 14, 14), stride=(2, 14, 14), bias=False)
 
 
-qwen_image_decoder, qwen_patches = QwenImageDecoder, QwenPatches
+qwen_image_decoder = QwenImageDecoder

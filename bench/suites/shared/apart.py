@@ -35,12 +35,15 @@ SAMPLED = StoppingRule(sample_s=0.1, max_calls=25)
 class Ready(Generic[T]):
     """A function that has been prepared in a contestant's process, with everything needed to time it there.
 
-    call: the function to time. found: picklable result of the preparation. runner: makes the calls. clock: times them.
+    call: the function to time.
+    result: of the preparation; picklable.
+    runner: makes the calls.
+    clock: times them.
     ask: makes a given number of additional calls and returns a picklable report on them.
     """
 
     call: Callable[[], object]
-    found: T
+    result: T
     runner: Runner = here
     clock: Clock = field(default_factory=WallClock)
     ask: Callable[[int], Any] | None = None
@@ -69,15 +72,16 @@ class Entrant(WallClock, Generic[T]):
     def __init__(self, worker: Worker, *, ready_s: float = inf, sample_s: float = inf) -> None:
         """Wait until the contestant's function is prepared, or the preparation has failed.
 
-        worker: as started by ``contestant``. ready_s, sample_s: timeouts in seconds of the preparation and of each
-        sample, after which the process is killed.
+        worker: as started by ``contestant``.
+        ready_s: timeout of the preparation, after which the process is killed.
+        sample_s: timeout of each sample.
         """
         self._worker, self._sample_s = worker, sample_s
         self.timer = Timer(lambda: None, self, SAMPLED)
-        self._found: T | None = None
+        self._result: T | None = None
         begun_s = perf_counter()
         try:
-            self._found = self._asked(attrgetter("found"), ready_s, "getting ready")
+            self._result = self._answer(attrgetter("result"), ready_s, "getting ready")
         except WorkerError as error:
             self.timer.error, self.timer.stop = error, Stop.FAILED
         self.ready_after_s = perf_counter() - begun_s
@@ -88,9 +92,9 @@ class Entrant(WallClock, Generic[T]):
         return None if self.timer.error is None else str(self.timer.error)
 
     @property
-    def found(self) -> T | None:
+    def result(self) -> T | None:
         """The result of the preparation, or None if the contestant failed."""
-        return None if self.failure else self._found
+        return None if self.failure else self._result
 
     @property
     def samples_s(self) -> list[float]:
@@ -103,19 +107,16 @@ class Entrant(WallClock, Generic[T]):
         Raises ``WorkerError`` if a call fails, which also ends the process.
         """
         sleep(PAUSE_S)
-        return float(self._sample("time", calls))
+        return float(self._answer(methodcaller("time", calls), self._sample_s, f"a sample of {calls} calls"))
 
     def ask(self, calls: int) -> Any:
         """Make additional calls in the process, at once after a sample, and return the job's report on them.
 
         Raises ``WorkerError`` if a call fails, which also ends the process.
         """
-        return self._sample("ask", calls)
+        return self._answer(methodcaller("ask", calls), self._sample_s, f"a sample of {calls} calls")
 
-    def _sample(self, method: str, calls: int) -> Any:
-        return self._asked(methodcaller(method, calls), self._sample_s, f"a sample of {calls} calls")
-
-    def _asked(self, function: Callable[[Ready[T]], Any], limit_s: float, what: str) -> Any:
+    def _answer(self, function: Callable[[Ready[T]], Any], limit_s: float, what: str) -> Any:
         try:
             return self._worker.ask(function, limit_s, what)
         except WorkerError as error:
@@ -151,9 +152,3 @@ def _load(path: Path) -> Any:
 def sampled(samples: Iterable[Callable[[], None]], rounds: int) -> Iterator[int]:
     """Take each sample, such as one of an entrant's timer, once per round; yield the number of completed rounds."""
     return (done for done, _ in zip(range(1, rounds + 1), in_turns([*samples]), strict=False))
-
-
-def require_torch(torchs: Entrant[T]) -> None:
-    """Raise ``UnavailableError`` if the contestant that runs torch's convolutions failed."""
-    if torchs.failure:
-        raise UnavailableError(f"PyTorch, with which all others are compared, fails: {torchs.failure}")

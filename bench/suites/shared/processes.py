@@ -28,8 +28,8 @@ _END_S = 2.0  # for a process to end itself
 class WorkerError(RuntimeError):
     """Raised if a function raised an error in a child process, or the process ended early or timed out.
 
-    trace: the traceback of the function's error, empty for mucudnn's own errors. moment_s: time of the function's error
-    on the monotonic clock, which processes share; 0 if there was none.
+    trace: the traceback of the function's error, empty for mucudnn's own errors.
+    moment_s: time of the function's error on the monotonic clock, which processes share; 0 if there was none.
     """
 
     def __init__(self, reason: str, trace: str = "", moment_s: float = 0.0) -> None:
@@ -122,13 +122,13 @@ def _serve(connection: Connection, make: Callable[..., object], *arguments: Any)
     warnings.showwarning = _show_warning
     failure = None
     try:
-        made = make(*arguments)
+        served = make(*arguments)
         while True:
             try:
                 function = connection.recv()
             except EOFError:  # The parent closed the connection.
                 break
-            connection.send(function(made))
+            connection.send(function(served))
     except MucudnnError as error:
         failure = WorkerError(str(error), moment_s=time.monotonic())
     except BaseException as error:

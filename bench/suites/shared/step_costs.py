@@ -1,6 +1,6 @@
 """Measures what a call takes, often a training step: its peak memory, and the time of its parts.
 
-``InPlaceTimes`` times the convolutions while the model runs. Normalization, activation, pooling and linear layers are
+``StepTimes`` times the convolutions while the model runs. Normalization, activation, pooling and linear layers are
 recognized by the name of the torch operator, in forward and backward passes. In compiled models only convolutions are
 recognized.
 
@@ -15,9 +15,8 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,7 +26,7 @@ from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.heap import with_resident_bytes
 from mucudnn.measuring.turns import Runner, T, here
-from mucudnn.optimizing.steps import InPlaceTimes
+from mucudnn.optimizing.steps import InPlaceTimes, StepCall
 from mucudnn.running.workspace import release_workspaces
 
 
@@ -57,62 +56,6 @@ def resident_growth(call: Callable[[], T]) -> tuple[T, int | None]:
     return result, max(peak - before, 0) if before else None
 
 
-@dataclass(frozen=True, slots=True)
-class StepSplit:
-    """The seconds of the parts of a training step: forward convolutions, backward convolutions, and the rest."""
-
-    forward_s: float
-    backward_s: float
-    rest_s: float
-
-    @property
-    def step_s(self) -> float:
-        return self.forward_s + self.backward_s + self.rest_s
-
-    @classmethod
-    def median(cls, samples: Sequence[Self]) -> Self:
-        """Return a split with the median of each part. samples: at least one split."""
-        return cls(
-            forward_s=median(one.forward_s for one in samples),
-            backward_s=median(one.backward_s for one in samples),
-            rest_s=median(one.rest_s for one in samples),
-        )
-
-
-class StepSplitter:
-    """A recorder that splits the time of training steps into convolutions and the rest.
-
-    Its samples are interleaved with those of a ``Timer``. runner: runs the steps and reads the clock.
-    """
-
-    def __init__(self, step: Callable[[], object], clock: Clock, runner: Runner = here, device: str = "cpu") -> None:
-        """Prepare for recording. Raises ``UnavailableError`` if the model's convolutions cannot be timed."""
-        self.step, self.clock, self.runner = step, clock, runner
-        self.times = InPlaceTimes(device)
-        self._is_warm = False
-
-    def sample(self, steps: int) -> StepSplit:
-        """Run ``steps`` steps and return the mean seconds of their parts. The first call starts with a warm-up step.
-
-        Raises any error of a step, and ``UnavailableError`` if convolutions cannot be recorded.
-        """
-        if not self._is_warm:
-            self._split(1)
-            self._is_warm = True
-        return self._split(steps)
-
-    def _split(self, steps: int) -> StepSplit:
-        with self.times.recording():
-            elapsed_s = self.runner(lambda: self.clock.time(self.step, steps))
-        forward_s = backward_s = 0.0
-        for place, spent in self.times.take().items():
-            if place.in_backward:
-                backward_s += spent.time_s
-            else:
-                forward_s += spent.time_s
-        return StepSplit(forward_s / steps, backward_s / steps, (elapsed_s - forward_s - backward_s) / steps)
-
-
 NORMALIZATION, ACTIVATION, POOLING, LINEAR, REST = "normalization", "activation", "pooling", "linear", "rest"
 OTHER_CONVOLUTION = "other convolution"  # a convolution that ``ConvProblem`` cannot describe
 
@@ -139,39 +82,77 @@ def kind_of_operator(name: str) -> str:
     return next((kind for kind, parts in _PARTS.items() if any(part in name for part in parts)), REST)
 
 
-class KindTimes:
-    """A recorder that splits the time of a model's calls on the CPU by kind of layer.
+# Columns of the parts of a step in result folders.
+FORWARD_S, BACKWARD_S, REST_S = "forward_convolutions_s", "backward_convolutions_s", "rest_s"
 
-    clock: times the whole call. runner: makes the calls. is_compiled: whether the model is compiled.
+
+class StepTimes:
+    """A recorder that splits the time of calls, such as training steps: into convolutions and the rest, or by layer.
+
+    Its samples are interleaved with those of a ``Timer``.
     """
 
     def __init__(
-        self, call: Callable[[], object], clock: Clock, runner: Runner = here, *, is_compiled: bool = False
+        self,
+        call: Callable[[], object],
+        clock: Clock,
+        runner: Runner = here,
+        *,
+        device: str = "cpu",
+        is_compiled: bool = False,
     ) -> None:
-        """Prepare for recording. Raises ``UnavailableError`` if the model's convolutions cannot be timed."""
-        self.call, self.clock, self.runner, self.is_compiled = call, clock, runner, is_compiled
-        self.times = InPlaceTimes("cpu")
+        """Prepare for recording. Raises ``UnavailableError`` if the model's convolutions cannot be timed.
 
-    def sample(self) -> dict[str, float]:
-        """Call the model once; return the seconds of each kind of layer and of the rest.
-
-        Raises any error of the call, and ``UnavailableError`` if convolutions cannot be recorded.
+        clock: times whole calls.
+        runner: makes the calls, and reads the clock.
+        is_compiled: whether the model is compiled.
         """
-        operators = _Operators(self.times)
+        self.call, self.clock, self.runner, self.is_compiled = call, clock, runner, is_compiled
+        self.convolutions = InPlaceTimes(device)
+        self._is_warm = False
+
+    def parts(self, calls: int) -> dict[str, float]:
+        """Make ``calls`` calls; return the mean seconds of their parts by column. A warm-up call precedes the first.
+
+        Raises any error of a call, and ``UnavailableError`` if convolutions cannot be recorded.
+        """
+        if not self._is_warm:
+            self._record(self.call, 1)
+            self._is_warm = True
+        elapsed_s, spent_s = self._record(self.call, calls)
+        parts_s = {FORWARD_S: 0.0, BACKWARD_S: 0.0}
+        for place, seconds in spent_s.items():
+            parts_s[BACKWARD_S if place.in_backward else FORWARD_S] += seconds
+        parts_s[REST_S] = elapsed_s - sum(parts_s.values())
+        return {name: seconds / calls for name, seconds in parts_s.items()}
+
+    def kinds(self) -> dict[str, float]:
+        """Make one call, on the CPU; return the seconds of each kind of layer and of the rest. Raises as ``parts``."""
+        operators = _Operators(self.convolutions)
 
         def watched() -> None:
             with operators:
                 self.call()
 
-        call = self.call if self.is_compiled else watched  # Under a dispatch mode, compiled models run uncompiled.
-        with self.times.recording():
-            elapsed_s = self.runner(lambda: self.clock.time(call, 1))
-        spent_s = operators.spent_s
-        for place, spent in self.times.take().items():
-            spent_s[OTHER_CONVOLUTION if place.problem is None else kind_of_layer(place.problem)] += spent.time_s
-        found = dict(spent_s)
-        found[REST] = max(0.0, elapsed_s - sum(found.values()))
-        return found
+        # Under a dispatch mode, compiled models run uncompiled.
+        elapsed_s, spent_s = self._record(self.call if self.is_compiled else watched, 1)
+        kinds_s = operators.spent_s
+        for place, seconds in spent_s.items():
+            kinds_s[OTHER_CONVOLUTION if place.problem is None else kind_of_layer(place.problem)] += seconds
+        rest_s = max(0.0, elapsed_s - sum(kinds_s.values()))
+        return {**kinds_s, REST: rest_s}
+
+    def _record(self, call: Callable[[], object], calls: int) -> tuple[float, dict[StepCall, float]]:
+        """Return the seconds of the calls, and those of their convolutions by place."""
+        with self.convolutions.recording():
+            elapsed_s = self.runner(lambda: self.clock.time(call, calls))
+        return elapsed_s, {place: spent.time_s for place, spent in self.convolutions.take().items()}
+
+
+def medians(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median of each key over all samples, of which those without the key count as 0."""
+    names = dict.fromkeys(name for sample in samples for name in sample)
+    return {name: median(sample.get(name, 0.0) for sample in samples) for name in names}
 
 
 def median_by_kind(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -179,9 +160,7 @@ def median_by_kind(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
     The result is empty if there are no samples.
     """
-    every = dict.fromkeys(kind for sample in samples for kind in sample)
-    kinds = {kind: median(sample.get(kind, 0.0) for sample in samples) for kind in every}
-    return dict(sorted(kinds.items(), key=lambda item: (item[0] == REST, -item[1])))
+    return dict(sorted(medians(samples).items(), key=lambda kind: (kind[0] == REST, -kind[1])))
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,76 +9,64 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
-from typing import ParamSpec, Self
 
 import torch
 
 from mucudnn.bench.results.variants import TORCH
-from mucudnn.measuring.clocks import Clock, StoppingRule
-from mucudnn.measuring.turns import Rounds, Runner, T, Timer, here, in_turns
+from mucudnn.bench.results.writing import Row
+from mucudnn.core.errors import first_line
+from mucudnn.measuring.turns import Rounds, Runner, Stop, T, Timer, here, in_turns
 
 
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """A call to be timed. runner: makes the call and reads the clock, so that its own overhead is not timed."""
-
-    call: Callable[[], object]
-    runner: Runner = here
-
-
-Samples = tuple[float, ...]  # seconds, in the order of the rounds
-
-
-def try_in_turns(
-    contestants: Sequence[Contestant], rounds: Rounds, clock: Clock, rule: StoppingRule | None = None
-) -> list[Samples | Exception]:
-    """Time the contestants in turns, after a warm-up call of each; return the samples or the error of each.
+def time_in_turns(timers: Sequence[Timer], rounds: Rounds) -> None:
+    """Let timers of contestants take their samples in turns, after a warm-up call of each.
 
     If a contestant fails, the others continue. The time limit of the rounds is of one contestant on average, so that
     short calls get more samples: interruptions distort short times more. It includes what the clock does beside the
-    calls, such as emptying caches. rule: of each contestant's samples; by default the clock's.
+    calls, such as emptying caches.
     """
-    rule, began_s = rule or clock.every_round, perf_counter()
-    timers = [Timer(contestant.call, clock, rule, runner=contestant.runner) for contestant in contestants]
+    if not timers:
+        return
+    began_s = perf_counter()
     for done, _ in enumerate(in_turns([timer.sample for timer in timers]), 1):
         spent_s = max(sum(timer.spent_s for timer in timers), perf_counter() - began_s)
-        if not timers or rounds.is_enough(done, spent_s / len(timers)):
+        if rounds.is_enough(done, spent_s / len(timers)):
             break
-    return [timer.error or tuple(timer.samples_s) for timer in timers]
 
 
-_Given = ParamSpec("_Given")
+def failed(error: Exception) -> Timer:
+    """Return the timer of a contestant that cannot be called."""
+    return Timer(lambda: None, stop=Stop.FAILED, error=error)
 
 
-class OwnThread:
-    """A thread that runs functions and their backward passes. Leaving the context ends the thread."""
-
-    def __init__(self, device: str = "cpu") -> None:
-        """Start the thread. device: ``cpu``, or ``cuda`` to use the caller's current device and stream."""
-        stream = torch.cuda.current_stream() if device == "cuda" else None
-        self._executor = ThreadPoolExecutor(1, initializer=_prepare, initargs=(stream,))
-
-    def call(self, function: Callable[_Given, T], *args: _Given.args, **kwargs: _Given.kwargs) -> T:
-        """Call a function in the thread; return its result, or raise its error."""
-        return self._executor.submit(function, *args, **kwargs).result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._executor.shutdown()
+def with_samples(row: Row, timer: Timer) -> Row:
+    """Add to a row the samples of a contestant's timer, or the reason why it failed."""
+    if timer.error is None:
+        return replace(row, samples_s=tuple(timer.samples_s))
+    return replace(row, failure=first_line(timer.error))
 
 
-def _prepare(stream: torch.cuda.Stream | None) -> None:
-    if stream is not None:
-        torch.cuda.set_stream(stream)  # This also sets the current device to that of the stream.
-    torch.autograd.set_multithreading_enabled(False)  # Otherwise backward passes would run in a shared thread.
+def own_thread(device: str) -> ThreadPoolExecutor:
+    """Return a thread that runs functions and their backward passes.
+
+    device: ``cpu``, or ``cuda`` to use the caller's current device and stream.
+    """
+    stream = torch.cuda.current_stream() if device == "cuda" else None
+
+    def prepare() -> None:
+        if stream is not None:
+            torch.cuda.set_stream(stream)  # This also sets the current device to that of the stream.
+        torch.autograd.set_multithreading_enabled(False)  # Otherwise backward passes would run in a shared thread.
+
+    return ThreadPoolExecutor(1, initializer=prepare)
 
 
-# Values of torch.backends.cudnn.benchmark_limit: the number of engines timed in benchmark mode, 0 for all.
-_BENCHMARK_LIMITS = {"torch-benchmark-10": 10, "torch-benchmark-0": 0}
+# Torch's variants, with their value of torch.backends.cudnn.benchmark_limit: the number of engines timed in benchmark
+# mode, 0 for all. The first has the user's settings.
+_BENCHMARK_LIMITS = {TORCH: None, "torch-benchmark-10": 10, "torch-benchmark-0": 0}
 
 
 @contextmanager
@@ -92,25 +80,25 @@ def torch_variants(device: str) -> Iterator[Mapping[str, Runner]]:
         yield {TORCH: here}
         return
     with ExitStack() as threads:
-        variants: dict[str, Runner] = {TORCH: threads.enter_context(OwnThread(device)).call}
-        for name, limit in _BENCHMARK_LIMITS.items():
-            variants[name] = _searching(threads.enter_context(OwnThread(device)), limit)
-        yield variants
+        yield {
+            name: partial(_run_in, threads.enter_context(own_thread(device)), limit)
+            for name, limit in _BENCHMARK_LIMITS.items()
+        }
 
 
-def _searching(thread: OwnThread, benchmark_limit: int) -> Runner:
-    """Return a runner with cuDNN's ``benchmark = True`` and this limit, which restores both, even after errors.
+def _run_in(thread: ThreadPoolExecutor, benchmark_limit: int | None, function: Callable[[], T], /) -> T:
+    """Call a function in a thread; return its result, or raise its error.
 
-    ``torch.backends.cudnn.flags`` would also set all other settings, and reading the settings of TF32 can raise.
+    benchmark_limit: that of cuDNN's ``benchmark = True`` meanwhile, after which both are restored; None for the user's
+    settings. ``torch.backends.cudnn.flags`` would also set all other settings, and reading the settings of TF32 can
+    raise.
     """
-
-    def run(function: Callable[[], T], /) -> T:
-        cudnn = torch.backends.cudnn
-        found = cudnn.benchmark, cudnn.benchmark_limit
-        try:
-            cudnn.benchmark, cudnn.benchmark_limit = True, benchmark_limit
-            return thread.call(function)
-        finally:
-            cudnn.benchmark, cudnn.benchmark_limit = found
-
-    return run
+    if benchmark_limit is None:
+        return thread.submit(function).result()
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    try:
+        cudnn.benchmark, cudnn.benchmark_limit = True, benchmark_limit
+        return thread.submit(function).result()
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before

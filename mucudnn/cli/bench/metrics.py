@@ -84,7 +84,7 @@ def metrics(
 
     from mucudnn.bench.sources.layers import load_source
     from mucudnn.bench.sources.models import blamed_in_training, importable, model_of
-    from mucudnn.bench.sources.trainee import loss_for
+    from mucudnn.bench.sources.trainee import labelled_batches, loss_for
     from mucudnn.bench.suites.metrics import benchmark_layer, benchmark_step, layer_tables, step_tables
     from mucudnn.core.terminal import progress_bar
     from mucudnn.measuring.whole_runs import Machine
@@ -100,9 +100,8 @@ def metrics(
             benchmark_layer(
                 source,
                 layer,
+                config,
                 folder,
-                operations=config.operations,
-                algorithms=config.algorithms,
                 configurations=configurations,
                 rounds=rounds,
                 machine=Machine.current(device),
@@ -116,18 +115,15 @@ def metrics(
         importable(source),
         blamed_in_training(source, (batch_size, *shape)),
     ):
+        ((images, labels),) = labelled_batches(1, batch_size, shape)
         benchmark_step(
             source,
-            model,
-            shape,
+            (model, (images.to(device), labels.to(device)), loss_for(source)),
+            config,
             folder,
-            batch_size=batch_size,
-            config=config,
             error_bounds=error_bounds or (config.error_bound(sizes["dtype"]),),
             dtype=sizes["dtype"],
             memory_format=sizes["memory_format"],
-            device=device,
-            loss=loss_for(source),
             progress=progress,
         )
 

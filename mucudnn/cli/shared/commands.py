@@ -173,7 +173,7 @@ class Outputs:
 
             if (path / HEADER_FILE).exists():
                 folder = read_folder(path)
-                nothing = [f"nothing was measured: {reason}" for reason in folder.left_out_by_reason]
+                nothing = [f"nothing was measured: {reason}" for reason in folder.left_out]
                 self.tell(str(folder.header.environment), *(tables(folder) if folder.lines else nothing))
 
         with ExitStack() as stack:

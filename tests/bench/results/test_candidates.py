@@ -11,7 +11,7 @@ from typing import Any
 from support.clock.machine import ENVIRONMENT, FORWARD
 from support.result_folders import made_up_measurements
 
-from mucudnn.bench.results.pages.measured import tuned_subjects
+from mucudnn.bench.results.pages.measured import tuned_operations
 from mucudnn.bench.results.reading import MEASUREMENTS_FILE, PROBLEM_COLUMNS, Header, problem_columns, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.solver.front import desirable_sets
@@ -45,7 +45,7 @@ def test_candidates_are_what_the_run_could_choose_from(tmp_path: Path) -> None:
     folder = read_folder(path)
     assert folder.problems == ()
     assert list(folder.measurements) == [FORWARD]
-    large, small = tuned_subjects(folder)
+    large, small = tuned_operations(folder)
     assert (large.name, large.batch_size, small.name) == ("large forward", 6, "small forward")
     for subject, sizes in ((large, {1, 2, 4, 6}), (small, {1, 2})):
         usable = [m for m in folder.measurements[FORWARD] if m.micro_config.micro_batch_size in sizes]
@@ -72,7 +72,7 @@ def test_algorithms_and_bounds_are_those_of_the_run(tmp_path: Path) -> None:
             ({"policy": ["undivided"]}, {"fft", "gemm", "native"}),
         )
     ):
-        large, _ = tuned_subjects(read_folder(written(tmp_path / str(index), **settings)))
+        large, _ = tuned_operations(read_folder(written(tmp_path / str(index), **settings)))
         assert set(large.allowed["algorithm"]) == expected
         assert set(large.allowed["micro_batch_size"]) == ({6} if "policy" in settings else {1, 2, 4, 6})
 
@@ -87,4 +87,4 @@ def test_a_damaged_file_is_told_and_rows_are_read(tmp_path: Path) -> None:
         assert len(folder.rows) == 2
         (problem,) = folder.problems
         assert MEASUREMENTS_FILE in problem
-        assert tuned_subjects(folder) == []
+        assert tuned_operations(folder) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import inf
@@ -25,9 +24,9 @@ from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources import models
 from mucudnn.bench.suites import inference
 from mucudnn.bench.suites.inference import (
-    RuntimeJob,
     compare_runtimes,
     inference_tables,
+    prepare_runtime,
     relative_difference,
     require_installed,
 )
@@ -37,29 +36,22 @@ from mucudnn.core.errors import UnavailableError
 from mucudnn.running.devices import current_environment
 
 
-@dataclass(frozen=True)
-class MadeUpRuntime:
+def made_up_runtime(
+    runtime: str, subject: Any, threads: int, config: Any, *, outputs: Mapping[str, Any], log: Path
+) -> Ready[Any]:
     """A runtime that gives these outputs, and notes its calls in a file beside the model's.
 
     outputs: of each runtime; those that have none kill their process when they are called.
     """
 
-    runtime: str
-    subject: Any
-    threads: int
-    config: Any
-    outputs: Mapping[str, Any]
-    log: Path
+    def note(event: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{runtime} {event} {os.getpid()} {threads}\n")
 
-    def __call__(self) -> Ready[Any]:
-        self._note("ready")
-        if self.runtime not in self.outputs:
-            return Ready(partial(os.kill, os.getpid(), signal.SIGKILL), ([np.ones(2)], {}))
-        return Ready(lambda: self._note("called"), ([np.array(self.outputs[self.runtime])], {}))
-
-    def _note(self, what: str) -> None:
-        with self.log.open("a") as file:
-            file.write(f"{self.runtime} {what} {os.getpid()} {self.threads}\n")
+    note("ready")
+    if runtime not in outputs:
+        return Ready(partial(os.kill, os.getpid(), signal.SIGKILL), ([np.ones(2)], {}))
+    return Ready(lambda: note("called"), ([np.array(outputs[runtime])], {}))
 
 
 X = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
@@ -79,8 +71,8 @@ def compared(out: Path, *runtimes: Runtime) -> ResultFolder:
 def test_runtimes_take_turns_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is killed in its first call, and the others go on; the next run measures nothing."""
     log = tmp_path / "log"
-    job = partial(MadeUpRuntime, outputs={"torch": [3.0, 4.0], "openvino": [3.0, 4.5]}, log=log)
-    monkeypatch.setattr(inference, "RuntimeJob", job)
+    job = partial(made_up_runtime, outputs={"torch": [3.0, 4.0], "openvino": [3.0, 4.5]}, log=log)
+    monkeypatch.setattr(inference, "prepare_runtime", job)
     torch.set_num_threads(2)
     folder = compared(tmp_path / "folder", Runtime.OPENVINO, Runtime.ONNX_RUNTIME)
     torchs, killed, other = folder.lines
@@ -97,7 +89,7 @@ def test_runtimes_take_turns_in_processes_of_their_own(tmp_path: Path, monkeypat
     turns = [name for name, what, *_ in notes if what == "called"]
     changes = sum(before != after for before, after in pairwise(turns))
     assert changes in (2, 3)  # two rounds of two runtimes, each round in an order of its own
-    monkeypatch.delattr(inference, "RuntimeJob")
+    monkeypatch.delattr(inference, "prepare_runtime")
     assert compared(tmp_path / "folder", Runtime.OPENVINO, Runtime.ONNX_RUNTIME).lines == folder.lines
 
 
@@ -146,9 +138,9 @@ def test_each_runtime_computes_what_the_model_does(
     model, x = tiny().to(memory_format=memory_format), X.contiguous(memory_format=memory_format)
     expected = model(x).detach().numpy()
     config = Config(time_limit="10ms", fuse=True, cache_budget="1MiB")
-    ready = RuntimeJob(runtime, lambda: (model, x), 1, config)()
-    assert ready.found[1].get("peak_bytes", inf) >= expected.nbytes
-    for outputs in (ready.found[0], ready.call()):
+    ready = prepare_runtime(runtime, lambda: (model, x), 1, config)
+    assert ready.result[1].get("peak_bytes", inf) >= expected.nbytes
+    for outputs in (ready.result[0], ready.call()):
         assert relative_difference(outputs, [expected]) < 1e-5  # type: ignore[arg-type]
 
 
@@ -209,7 +201,7 @@ def test_shares_of_time_are_told_where_they_are_known(tmp_path: Path) -> None:
 def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(models, "load_model", lambda source, **_: (tiny(), (3, 8, 8)))
     outputs = {"torch": [1.0], "mucudnn": [1.0]}
-    monkeypatch.setattr(inference, "RuntimeJob", partial(MadeUpRuntime, outputs=outputs, log=tmp_path / "log"))
+    monkeypatch.setattr(inference, "prepare_runtime", partial(made_up_runtime, outputs=outputs, log=tmp_path / "log"))
     asked = ("bench", "inference", "tiny", "--rounds", "1", "--no-fuse", "--runtimes", "mucudnn")
     result = invoke(*asked, "--out", tmp_path / "out", "--database", tmp_path / "db.sqlite")
     assert result.exit_code == 0, result.output

@@ -12,6 +12,7 @@ from support.snapshots import assert_as_stored
 from torch import Tensor, nn
 
 from mucudnn.bench.results.variants import Variant
+from mucudnn.bench.sources.trainee import mean_square
 from mucudnn.bench.suites.scaling import (
     BOTH,
     MeasuredStep,
@@ -73,8 +74,8 @@ class TwoLayers(nn.Module):
         return _Slow.apply(self.second(x), self.clock)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def arguments_of(n: int) -> tuple[Tensor, ...]:
-    return (torch.ones(n, 2),)
+def batch_of(n: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(n, 2), torch.zeros(n)
 
 
 def test_steps_and_the_moments_of_their_gradients_are_measured() -> None:
@@ -84,14 +85,14 @@ def test_steps_and_the_moments_of_their_gradients_are_measured() -> None:
     before = [parameter.clone() for parameter in model.parameters()]
     asked = []
 
-    def tuned(one: nn.Module, arguments: tuple[Tensor, ...], progress: Progress) -> nn.Module:
-        asked.append(len(arguments[0]))
+    def tuned(one: nn.Module, images: Tensor, progress: Progress) -> nn.Module:
+        asked.append(len(images))
         assert one is not model
         one.clock = clock
         one.first.register_forward_hook(lambda *_: clock.advance(-1))  # type: ignore[operator, union-attr]
         return one
 
-    measured = measure_steps(model, arguments_of, (1, 4), tuned, clock, rounds=2)
+    measured = measure_steps(model, batch_of, mean_square, (1, 4), tuned, clock, rounds=2)
     assert asked == [4, 1]
     assert measured.gradients == (48, 24)
     for which, more in ((Variant.TORCH, 0), (Variant.MUCUDNN, -1)):
@@ -114,7 +115,7 @@ def test_where_ours_is_slower_torchs_counts() -> None:
         one.first.register_forward_hook(lambda *_: clock.advance(1))  # type: ignore[operator, union-attr]
         return one
 
-    torchs, ours = measure_steps(model, arguments_of, (1, 4), tuned, clock).steps.values()
+    torchs, ours = measure_steps(model, batch_of, mean_square, (1, 4), tuned, clock).steps.values()
     assert ours == torchs
 
 
@@ -123,7 +124,7 @@ def test_nothing_to_reduce_is_refused() -> None:
     model = TwoLayers(clock).requires_grad_(False)
     x = nn.Parameter(torch.ones(1, 2))  # is what makes the step run
     with pytest.raises(InvalidInputError, match="no parameter"):
-        measure_steps(model, lambda n: (x,), (1,), lambda *_: model, clock)
+        measure_steps(model, lambda n: (x, x), mean_square, (1,), lambda *_: model, clock)
 
 
 TORCH, OURS = BOTH

@@ -32,7 +32,8 @@ def tiny() -> nn.Sequential:
 
 
 def measure(model: nn.Module, out: Path, error_bounds: tuple[float, ...] = (1e-5,)) -> tuple[Line, ...]:
-    benchmark_step("tiny", model, SHAPE, out, batch_size=4, config=CONFIG, error_bounds=error_bounds)
+    (batch,) = labelled_batches(1, 4, SHAPE)
+    benchmark_step("tiny", (model, batch, F.cross_entropy), CONFIG, out, error_bounds=error_bounds)
     return read_folder(out).lines
 
 

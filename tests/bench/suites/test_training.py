@@ -28,8 +28,8 @@ from mucudnn.bench.suites import training
 from mucudnn.bench.suites.shared import apart
 from mucudnn.bench.suites.shared.apart import Entrant, Ready
 from mucudnn.bench.suites.shared.processes import WorkerError
-from mucudnn.bench.suites.shared.step_costs import StepSplitter
-from mucudnn.bench.suites.shared.timing import OwnThread
+from mucudnn.bench.suites.shared.step_costs import StepTimes
+from mucudnn.bench.suites.shared.timing import own_thread
 from mucudnn.bench.suites.training import (
     COLUMNS,
     Setting,
@@ -49,31 +49,32 @@ FLOAT32: dict[str, Any] = {"precisions": [Precision.FLOAT32], "memory_formats": 
 SETTING = Setting("tiny", 2, "cpu", Precision.FLOAT32, MemoryFormat.CONTIGUOUS)
 
 
-class InThread(OwnThread):
+class InThread:
     """A thread in place of the process of a contestant."""
 
-    job: Callable[[], Ready[Any]]
-    ready: Ready[Any] | None = None
+    def __init__(self, job: Callable[[], Ready[Any]]) -> None:
+        self.thread, self.job = own_thread("cpu"), job
+        self.ready: Ready[Any] | None = None
 
     def ask(self, function: Callable[[Ready[Any]], Any], *_: object) -> Any:
         try:
-            self.ready = self.ready or self.call(self.job)
-            return self.call(function, self.ready)
+            self.ready = self.ready or self.thread.submit(self.job).result()
+            return self.thread.submit(function, self.ready).result()
         except Exception as error:
             raise WorkerError(first_line(error)) from error
+
+    def __enter__(self) -> InThread:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.shutdown()
 
 
 @contextmanager
 def training_in_threads() -> Iterator[None]:
     """Let training steps of a benchmark run in threads, on the model itself."""
-
-    def contestant(job: Callable[[], Ready[Any]]) -> InThread:
-        thread = InThread()
-        thread.job = job
-        return thread
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "contestant", contestant)
+        patch.setattr(training, "contestant", InThread)
         patch.setattr(training, "pickled", lambda subject: nullcontext(lambda: subject))
         patch.setattr(apart, "PAUSE_S", 0.0)
         yield
@@ -226,7 +227,7 @@ def test_networks_are_measured_once_each_with_its_batch_and_the_next_run_measure
         with training_in_threads():
             benchmark_training(*asked, progress=lambda text, fraction: told.append((text, fraction)))
     folder = read_folder(tmp_path)
-    assert (folder.problems, folder.left_out) == ((), ())
+    assert (folder.problems, folder.left_out) == ((), {})
     settings = [(line["network"], line["batch_size"]) for line in folder.lines]
     assert settings == [("alexnet", 2)] * 2 + [("vgg16", 3)] * 2
     assert [fraction for text, fraction in told if text.endswith("contiguous")] == [0.0, 0.5]
@@ -363,10 +364,10 @@ def test_a_step_is_split_into_convolutions_and_the_rest(clock: TickingClock) -> 
 
 
 def test_a_step_that_cannot_be_split_is_told_and_its_time_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: StepSplitter, steps: int) -> None:
+    def refuse(self: StepTimes, steps: int) -> None:
         raise mucudnn.UnavailableError("torch's convolution is replaced by another package")
 
-    monkeypatch.setattr(StepSplitter, "sample", refuse)
+    monkeypatch.setattr(StepTimes, "parts", refuse)
     for row in measured_variants(**FLOAT32):
         assert (len(row.samples_s), row.failure) == (2, None)
         assert "rest_s" not in row.more

@@ -27,13 +27,13 @@ from mucudnn.bench.results.reading import Header
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.networks import large_images
 from mucudnn.bench.sources.networks.video import QwenImageDecoder
-from mucudnn.bench.suites.shared.timing import Contestant, try_in_turns
+from mucudnn.bench.suites.shared.timing import time_in_turns, with_samples
 from mucudnn.core.config import Config
 from mucudnn.core.errors import CANDIDATE_ERRORS, InfeasibleError, first_line
 from mucudnn.graph.model import BandedModel
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock
-from mucudnn.measuring.turns import Rounds
+from mucudnn.measuring.turns import Rounds, Timer
 from mucudnn.running.devices import current_environment
 
 Call = Callable[[], Tensor]
@@ -187,12 +187,9 @@ def measure(decoding: Decoding, out: Path, rounds: Rounds) -> None:
                 }
                 rows[name], calls[name] = Row(subject, name, [clock.time(call, 1)], more=more), call
             folder.add([rows[name]])
-        samples = try_in_turns([Contestant(call) for call in calls.values()], rounds, clock)
-        for name, found in zip(calls, samples, strict=True):
-            failed = isinstance(found, Exception)
-            rows[name] = (
-                replace(rows[name], failure=first_line(found)) if failed else replace(rows[name], samples_s=found)
-            )
+        timers = {name: Timer(call, clock, clock.every_round) for name, call in calls.items()}
+        time_in_turns([*timers.values()], rounds)
+        rows |= {name: with_samples(rows[name], timer) for name, timer in timers.items()}
         folder.add([*rows.values()])
         folder.write_summary()
 

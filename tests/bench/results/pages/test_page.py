@@ -17,7 +17,7 @@ from support.tables_of_page import PageParser
 
 from mucudnn.bench.results.pages.page import html_of, reports_in, settings_of
 from mucudnn.bench.results.pages.pictures import KINDS
-from mucudnn.bench.results.reading import MEASUREMENTS_FILE, Header, LeftOut, read_folder
+from mucudnn.bench.results.reading import MEASUREMENTS_FILE, Header, read_folder
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.core.errors import UnavailableError
@@ -47,7 +47,7 @@ def edited(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_text_of_the_folder_is_text_on_the_page(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     layers = [Layer((f"{EVIL}{number}",), one.problem, 2) for number, one in enumerate(training_layers(2))]
-    path = write_random_folder(tmp_path / "a<b>&", layers, limits=(8 * MIB,), left_out=[LeftOut(EVIL, EVIL)], rounds=3)
+    path = write_random_folder(tmp_path / "a<b>&", layers, limits=(8 * MIB,), left_out=[(EVIL, EVIL)], rounds=3)
     header = json.loads((path / "environment.json").read_text())
     header["environment"]["device"] = header["source"] = header["settings"]["<i>"] = EVIL
     (path / "environment.json").write_text(json.dumps(header))

@@ -18,7 +18,6 @@ import pytest
 from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.results.pages.page import html_of, reports_in
-from mucudnn.bench.results.reading import LeftOut
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install selenium")
 pytest.importorskip("jinja2")
@@ -50,7 +49,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page")
-    left_out = [LeftOut(f"layer {number}, forward", "no time was left") for number in range(9)]
+    left_out = [(f"layer {number}, forward", "no time was left") for number in range(9)]
     folder = write_random_folder(
         path / "folder", training_layers(4), limits=(8 * MIB, None), rounds=5, left_out=left_out
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.results.pages import pictures
-from mucudnn.bench.results.pages.measured import UNDIVIDED, gains, tuned_subjects
+from mucudnn.bench.results.pages.measured import UNDIVIDED, gains, tuned_operations
 from mucudnn.bench.results.pages.page import Report, missing_in, report_of
 from mucudnn.bench.results.pages.pictures import svg
 from mucudnn.bench.results.reading import read_folder
@@ -57,8 +57,8 @@ def test_speedups_are_drawn_where_they_are(report: Report) -> None:
 
 
 def test_desirable_sets_are_drawn_with_the_undivided(report: Report) -> None:
-    figure = drawn(pictures.desirable(tuned_subjects(report.folder)))
-    first = tuned_subjects(report.folder)[0]
+    figure = drawn(pictures.desirable(tuned_operations(report.folder)))
+    first = tuned_operations(report.folder)[0]
     front, points, undivided, torchs = figure.axes[0].lines
     sizes = list(first.desirable["workspace_bytes"] / MIB)
     assert list(points.get_xdata()) == sizes

@@ -86,7 +86,7 @@ def no_process_is_left() -> Any:
 def test_it_tells_what_it_found_and_times_as_many_calls_as_asked(capfd: pytest.CaptureFixture[str]) -> None:
     with contestant(talking) as worker:
         entrant = Entrant(worker)
-        assert (entrant.found, entrant.failure) == ("ready", None)
+        assert (entrant.result, entrant.failure) == ("ready", None)
         assert 0 < entrant.time(print, 1000) < 1000 * entrant.time(print, 1000)
         entrant.timer.sample()
         assert len(entrant.samples_s) == 1
@@ -105,7 +105,7 @@ def test_a_failed_preparation_is_kept_with_its_reason(capfd: pytest.CaptureFixtu
         with contestant(job) as worker:
             entrant = Entrant(worker, ready_s=ready_s)
             entrant.timer.sample()
-            assert (entrant.failure, entrant.found, entrant.samples_s) == (reason, None, [])
+            assert (entrant.failure, entrant.result, entrant.samples_s) == (reason, None, [])
         assert ("Traceback" in capfd.readouterr().err) == is_traced
 
 
@@ -129,7 +129,7 @@ def test_processes_that_it_started_end_with_it(monkeypatch: pytest.MonkeyPatch) 
     for way in ("timeout", "end", "ended before it is looked at again"):
         with contestant(starting_another) as worker:
             entrant = Entrant(worker, sample_s=0.1 if way == "timeout" else LONG_S)
-            other = psutil.Process(entrant.found)
+            other = psutil.Process(entrant.result)
             if way == "timeout":
                 entrant.timer.sample()
                 assert "took longer" in str(entrant.failure)

@@ -14,7 +14,7 @@ import mucudnn
 from mucudnn.bench.results.bounds import shares
 from mucudnn.bench.suites.shared.step_costs import (
     REST,
-    KindTimes,
+    StepTimes,
     allocator_peak_bytes,
     kind_of_operator,
     median_by_kind,
@@ -46,12 +46,11 @@ class Several(nn.Module):
 
 def test_a_step_has_each_of_its_kinds_forward_and_backward() -> None:
     model, x = Several(), torch.randn(2, 3, 16, 16)
-    times = KindTimes(lambda: model(x).sum().backward(), WallClock())
-    found = times.sample()
+    found = StepTimes(lambda: model(x).sum().backward(), WallClock()).kinds()
     convolutions = {"first layer", "depthwise", "pointwise", "3x3"}
     assert {*found} == {*convolutions, "normalization", "activation", "pooling", "linear", REST}
     assert all(seconds > 0 for seconds in found.values())
-    forward = KindTimes(lambda: model(x), WallClock()).sample()
+    forward = StepTimes(lambda: model(x), WallClock()).kinds()
     assert {*forward} == {*found}
 
 
@@ -60,7 +59,7 @@ def test_the_matrix_products_of_our_convolutions_are_no_linear_layers() -> None:
     problem = ConvProblem(Operation.FORWARD, 4, 6, 6, 8, 3, 3)
     layer.choices = Choices.of({problem: {2: Configuration((MicroConfig("gemm", 2),), 1.0, 2**20)}})
     x = torch.randn(2, 4, 6, 6)
-    assert {*KindTimes(lambda: layer(x).sum().backward(), WallClock()).sample()} <= {"first layer", REST}
+    assert {*StepTimes(lambda: layer(x).sum().backward(), WallClock()).kinds()} <= {"first layer", REST}
 
 
 def test_operators_have_kinds() -> None:
@@ -80,10 +79,10 @@ def test_operators_have_kinds() -> None:
 
 def test_medians_are_of_each_kind_and_shares_of_all() -> None:
     samples = [{"3x3": 0.1, REST: 0.9}, {"3x3": 0.3, "linear": 0.6, REST: 0.5}, {"3x3": 0.2, "linear": 0.4, REST: 0.1}]
-    medians = median_by_kind(samples)
-    assert medians == {"linear": 0.4, "3x3": 0.2, REST: 0.5}
-    assert [*medians] == ["linear", "3x3", REST]  # the longest first, the rest last
-    assert sum(shares(medians).values()) == pytest.approx(1)
+    kinds_s = median_by_kind(samples)
+    assert kinds_s == {"linear": 0.4, "3x3": 0.2, REST: 0.5}
+    assert [*kinds_s] == ["linear", "3x3", REST]  # the longest first, the rest last
+    assert sum(shares(kinds_s).values()) == pytest.approx(1)
     assert (median_by_kind([]), shares({})) == ({}, {})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import sleep
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from support.clock.machine import FakeClock, TickingClock
 
 from mucudnn.bench.results.variants import TORCH
-from mucudnn.bench.suites.shared.timing import Contestant, torch_variants, try_in_turns
-from mucudnn.measuring.turns import Rounds, here
+from mucudnn.bench.suites.shared.timing import time_in_turns, torch_variants
+from mucudnn.measuring.turns import Rounds, Timer, here
 
 
 def settings() -> tuple[object, ...]:
@@ -29,10 +30,11 @@ def test_every_round_runs_each_once() -> None:
         order += name
         clock.advance(next(costs[name]))
 
-    cells = try_in_turns([Contestant(lambda: run("a")), Contestant(lambda: run("b"))], Rounds(3, 3, 0.0), clock)
+    timers = [Timer(partial(run, name), clock, clock.every_round) for name in costs]
+    time_in_turns(timers, Rounds(3, 3, 0.0))
     rounds = [order[:4], order[4:6], order[6:]]
     assert ["".join(sorted(each)) for each in rounds] == ["aabb", "ab", "ab"]  # the first of each does not count
-    assert cells == [(1.0, 5.0, 1.0), (2.0, 2.0, 2.0)]
+    assert [timer.samples_s for timer in timers] == [[1.0, 5.0, 1.0], [2.0, 2.0, 2.0]]
 
 
 def test_what_the_clock_does_beside_short_calls_counts_as_their_time() -> None:
@@ -41,9 +43,10 @@ def test_what_the_clock_does_beside_short_calls_counts_as_their_time() -> None:
             sleep(0.01)  # as emptying caches
             return 1e-6
 
-    (samples,) = try_in_turns([Contestant(lambda: None)], Rounds(2, 50, 0.02), Slow())
-    assert not isinstance(samples, Exception)
-    assert len(samples) == 2
+    clock = Slow()
+    timer = Timer(lambda: None, clock, clock.every_round)
+    time_in_turns([timer], Rounds(2, 50, 0.02))
+    assert len(timer.samples_s) == 2
 
 
 def test_the_clock_is_read_where_the_call_is_made() -> None:
@@ -60,7 +63,8 @@ def test_the_clock_is_read_where_the_call_is_made() -> None:
         thread.join()
 
     clock = Watched()
-    try_in_turns([Contestant(lambda: clock.advance(1.0), elsewhere)], Rounds(2, 2, 0.0), clock)
+    timer = Timer(lambda: clock.advance(1.0), clock, clock.every_round, runner=elsewhere)
+    time_in_turns([timer], Rounds(2, 2, 0.0))
     assert read_in == {"elsewhere"}
 
 
@@ -73,6 +77,8 @@ def test_a_contestant_that_fails_does_not_stop_the_others() -> None:
     def fail() -> None:
         raise RuntimeError("no memory")
 
-    failed, timed = try_in_turns([Contestant(fail), Contestant(lambda: None)], Rounds(2, 2, 0.0), TickingClock())
-    assert str(failed) == "no memory"
-    assert timed == (1.0, 1.0)
+    clock = TickingClock()
+    failing, timed = (Timer(call, clock, clock.every_round) for call in (fail, lambda: None))
+    time_in_turns([failing, timed], Rounds(2, 2, 0.0))
+    assert str(failing.error) == "no memory"
+    assert timed.samples_s == [1.0, 1.0]
