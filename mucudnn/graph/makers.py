@@ -6,9 +6,8 @@ tuple for several results. None: the node is not of the kind that the function m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -45,9 +44,13 @@ from mucudnn.kernels.algorithm import ACTIVATIONS
 
 Made: TypeAlias = "Ref | tuple[Ref | None, ...] | None"
 
-_NEAREST_EXACT = {
-    *(aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact2d.default),
-    *(aten._upsample_nearest_exact3d.vec, aten._upsample_nearest_exact3d.default),
+_RESIZE_MODES = {
+    **dict.fromkeys((aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default), "nearest"),
+    **dict.fromkeys((aten.upsample_nearest3d.vec, aten.upsample_nearest3d.default), "nearest"),
+    **dict.fromkeys((aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact2d.default), "nearest-exact"),
+    **dict.fromkeys((aten._upsample_nearest_exact3d.vec, aten._upsample_nearest_exact3d.default), "nearest-exact"),
+    **dict.fromkeys((aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default), "bilinear"),
+    **dict.fromkeys((aten.upsample_trilinear3d.vec, aten.upsample_trilinear3d.default), "trilinear"),
 }
 _MAX_POOLS = {aten.max_pool2d.default, aten.max_pool3d.default}
 _LOCAL = {aten.hardswish.default, aten.prelu.default, aten.to.dtype, aten._to_copy.default}
@@ -105,6 +108,16 @@ class Builder:
 
 
 Maker: TypeAlias = Callable[[Builder, Node], Made]
+
+
+def of_image(make: Callable[[Builder, Node, int], Made]) -> Maker:
+    """Return the maker that makes nothing unless the first operand is an image, whose index it passes on."""
+
+    def make_of_image(builder: Builder, node: Node) -> Made:
+        x = builder.image(node.args[0])
+        return None if x is None else make(builder, node, x)
+
+    return make_of_image
 
 
 def local_operator(builder: Builder, node: Node) -> Made:
@@ -201,12 +214,10 @@ def _multiple(builder: Builder, node: Node) -> Made:
     return None
 
 
-def _pixel_norm(builder: Builder, node: Node) -> Made:
+@of_image
+def _pixel_norm(builder: Builder, node: Node, x: int) -> Made:
     """Add the division of pixels by their norms."""
-    x, (_, _, _, eps) = builder.image(node.args[0]), node.args
-    if x is None:
-        return None
-    y = node.meta["val"]
+    y, eps = node.meta["val"], node.args[3]
     ones = torch.ones(y.shape[1], dtype=y.dtype, device=y.device)
     addend = torch.zeros_like(ones)
     return builder.add(Scale(**described(node), sources=(x,), factor=ones, addend=addend, least_norm=eps))
@@ -223,10 +234,11 @@ def _concatenation(builder: Builder, node: Node) -> Made:
     return builder.add(Concatenation(**described(node), sources=images, dim=dim, sizes=lengths))
 
 
-def _repetition(builder: Builder, node: Node) -> Made:
+@of_image
+def _repetition(builder: Builder, node: Node, x: int) -> Made:
     """Add copies of a tensor, one behind another; one of rows, columns or channels may stand for all."""
-    x, before, after = builder.image(node.args[0]), shape_of(node.args[0]), shape_of(node)
-    if x is None or len(before) != len(after):
+    before, after = shape_of(node.args[0]), shape_of(node)
+    if len(before) != len(after):
         return None
     changed = [dim for dim, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     if not changed:
@@ -249,22 +261,21 @@ def _repeats(reader: Node, expanded: Node) -> bool:
     return is_pointwise(reader.target) and any(shape_of(operand) == shape_of(expanded) for operand in operands)
 
 
-def _shuffle(sign: int, builder: Builder, node: Node) -> Made:
+def _shuffle(builder: Builder, node: Node) -> Made:
     x = builder.image(node.args[0]) if node.meta["val"].dim() == 4 else None
-    return None if x is None else builder.add(Shuffle(**described(node), sources=(x,), factor=sign * node.args[1]))
+    factor = node.args[1] if node.target is aten.pixel_shuffle.default else -node.args[1]
+    return None if x is None else builder.add(Shuffle(**described(node), sources=(x,), factor=factor))
 
 
-def _depth_to_space(builder: Builder, node: Node) -> Made:
-    x, moved = builder.image(node.args[0]), node.args[1]
-    return None if x is None else builder.add(DepthToSpace(**described(node), sources=(x,), moved=moved))
+@of_image
+def _depth_to_space(builder: Builder, node: Node, x: int) -> Made:
+    return builder.add(DepthToSpace(**described(node), sources=(x,), moved=node.args[1]))
 
 
-def _slice(builder: Builder, node: Node) -> Made:
-    arguments = arguments_of(node)
-    x, before, after = builder.image(arguments["self"]), shape_of(arguments["self"]), shape_of(node)
+@of_image
+def _slice(builder: Builder, node: Node, x: int) -> Made:
+    arguments, before, after = arguments_of(node), shape_of(node.args[0]), shape_of(node)
     dim = arguments.get("dim", 0) % len(after)
-    if x is None:
-        return None
     if before == after:
         return Ref(x)
     if dim == 0:
@@ -273,37 +284,32 @@ def _slice(builder: Builder, node: Node) -> Made:
     return builder.add(Copy(**described(node), sources=(x,), parts=_part(after, dim, start, step)))
 
 
-def _part(shape: tuple[int, ...], dim: int, start: int, step: int = 1) -> tuple[slice, ...]:
+def _part(shape: Sequence[int], dim: int, start: int, step: int = 1) -> tuple[slice, ...]:
     """Return the parts of a ``Copy`` of this shape: some indices along a dimension, and all along the others."""
     parts = [slice(0, None, 1)] * len(shape)
     parts[dim] = slice(start, start + (shape[dim] - 1) * step + 1, step)
     return tuple(parts)
 
 
-def _split(builder: Builder, node: Node) -> Made:
-    x = builder.image(node.args[0])
-    if x is None:
-        return None
+@of_image
+def _split(builder: Builder, node: Node, x: int) -> Made:
     dim = arguments_of(node).get("dim", 0) % len(shape_of(node.args[0]))
     if dim == 0 or any(part.numel() == 0 for part in node.meta["val"]):
         return None
     start, copies = 0, []
     for number, value in enumerate(node.meta["val"]):
-        shape = tuple(value.shape)
-        copied = {"name": f"{node.name}_{number}", "shape": shape, "dtype": value.dtype, "device": value.device}
-        copies.append(builder.add(Copy(**copied, sources=(x,), parts=_part(shape, dim, start))))
-        start += shape[dim]
+        copied = described(node, value, name=f"{node.name}_{number}", sources=(x,))
+        copies.append(builder.add(Copy(**copied, parts=_part(value.shape, dim, start))))
+        start += value.shape[dim]
     return tuple(copies)
 
 
-def _pool(builder: Builder, node: Node) -> Made:
-    arguments = arguments_of(node)
-    x, dims = builder.image(arguments["self"]), node.meta["val"].dim() - 2
-    if x is None:
-        return None
+@of_image
+def _pool(builder: Builder, node: Node, x: int) -> Made:
+    arguments, dims = arguments_of(node), node.meta["val"].dim() - 2
     kernel, padding = sizes(arguments["kernel_size"], dims), sizes(arguments.get("padding", 0), dims)
-    window = described(node, sources=(x,), kernel=kernel, height=shape_of(arguments["self"])[2])
-    window |= {"stride": sizes(arguments.get("stride") or kernel, dims), "padding": padding}
+    window = described(node, sources=(x,), kernel=kernel, padding=padding, height=shape_of(node.args[0])[2])
+    window["stride"] = sizes(arguments.get("stride") or kernel, dims)
     if node.target in _MAX_POOLS:
         return builder.add(MaxPool(**window, dilation=sizes(arguments.get("dilation", 1), dims)))
     return builder.add(
@@ -316,9 +322,10 @@ def _pool(builder: Builder, node: Node) -> Made:
     )
 
 
-def _adaptive_pool(builder: Builder, node: Node) -> Made:
-    x, before, after = builder.image(node.args[0]), shape_of(node.args[0])[2:], shape_of(node)[2:]
-    if x is None or any(whole % part for whole, part in zip(before, after, strict=True)):
+@of_image
+def _adaptive_pool(builder: Builder, node: Node, x: int) -> Made:
+    before, after = shape_of(node.args[0])[2:], shape_of(node)[2:]
+    if any(whole % part for whole, part in zip(before, after, strict=True)):
         return None
     kernel = tuple(whole // part for whole, part in zip(before, after, strict=True))
     if {*kernel} == {1}:
@@ -334,11 +341,11 @@ def _mean(builder: Builder, node: Node) -> Made:
     return _adaptive_pool(builder, node) if is_over_image and not arguments.get("dtype") else None
 
 
-def _padding(builder: Builder, node: Node) -> Made:
+@of_image
+def _padding(builder: Builder, node: Node, x: int) -> Made:
     arguments, y = arguments_of(node), node.meta["val"]
-    x, sides = builder.image(arguments["self"]), list(arguments["pad"])
-    count = 2 * (y.dim() - 2)
-    if x is None or any(sides[count:]):
+    sides, count = list(arguments["pad"]), 2 * (y.dim() - 2)
+    if any(sides[count:]):
         return None
     sides = (sides + [0] * count)[:count]
     mode, value = arguments.get("mode", "constant"), arguments.get("value") or 0.0
@@ -348,17 +355,15 @@ def _padding(builder: Builder, node: Node) -> Made:
     return builder.add(Padding(**described(node), sources=(x,), sides=tuple(sides), mode=mode, constant=constant))
 
 
-def _resize(mode: str, builder: Builder, node: Node) -> Made:
-    arguments = arguments_of(node)
-    x, size = builder.image(node.args[0]), shape_of(node.args[0])[2:]
-    if x is None:
-        return None
+@of_image
+def _resize(builder: Builder, node: Node, x: int) -> Made:
+    arguments, size = arguments_of(node), shape_of(node.args[0])[2:]
     scales = arguments.get("scale_factors") or [arguments.get(f"scales_{name}") for name in "dhw"[-len(size) :]]
     return builder.add(
         Resize(
             **described(node),
             sources=(x,),
-            mode=mode,
+            mode=_RESIZE_MODES[node.target],
             align_corners=bool(arguments.get("align_corners")),
             scales=tuple(scales),
             size=size,
@@ -391,38 +396,25 @@ def _batch_norm(builder: Builder, node: Node) -> Made:
     weight, bias, mean, variance = (None if constant is None else constant.double() for constant in constants)
     factor = (variance + node.args[6]).rsqrt() * (1 if weight is None else weight)
     addend = (0 if bias is None else bias) - mean * factor
-    numbers = {"factor": factor.to(y.dtype), "addend": addend.to(y.dtype)}
-    normed = {"name": node.name, "shape": tuple(y.shape), "dtype": y.dtype, "device": y.device}
-    return builder.add(Scale(**normed, sources=(x,), **numbers)), None, None
+    normed = described(node, y, sources=(x,), factor=factor.to(y.dtype), addend=addend.to(y.dtype))
+    return builder.add(Scale(**normed)), None, None
 
 
 MAKERS: Mapping[Any, Maker] = {
     NORM: _batch_norm,
-    aten.relu.default: _activation,
-    aten.relu6.default: _activation,
-    aten.silu.default: _activation,
-    aten.mul.Tensor: _multiple,
-    aten.add.Tensor: _multiple,
     F.normalize: _pixel_norm,
-    aten.hardtanh.default: _activation,
+    **dict.fromkeys((aten.relu.default, aten.relu6.default, aten.silu.default, aten.hardtanh.default), _activation),
+    **dict.fromkeys((aten.mul.Tensor, aten.add.Tensor), _multiple),
     **dict.fromkeys(CONCATENATIONS, _concatenation),
     **dict.fromkeys((aten.repeat.default, aten.expand.default), _repetition),
-    aten.pixel_shuffle.default: partial(_shuffle, 1),
-    aten.pixel_unshuffle.default: partial(_shuffle, -1),
+    **dict.fromkeys((aten.pixel_shuffle.default, aten.pixel_unshuffle.default), _shuffle),
     depth_to_space: _depth_to_space,
     aten.slice.Tensor: _slice,
-    aten.split.Tensor: _split,
-    aten.split_with_sizes.default: _split,
-    aten.chunk.default: _split,
+    **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default), _split),
     **dict.fromkeys((*_MAX_POOLS, aten.avg_pool2d.default, aten.avg_pool3d.default), _pool),
     **dict.fromkeys((aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default), _adaptive_pool),
     aten.mean.dim: _mean,
     **dict.fromkeys(PADS, _padding),
-    **dict.fromkeys((aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default), partial(_resize, "nearest")),
-    **dict.fromkeys((aten.upsample_nearest3d.vec, aten.upsample_nearest3d.default), partial(_resize, "nearest")),
-    **dict.fromkeys(_NEAREST_EXACT, partial(_resize, "nearest-exact")),
-    **dict.fromkeys((aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default), partial(_resize, "bilinear")),
-    **dict.fromkeys((aten.upsample_trilinear3d.vec, aten.upsample_trilinear3d.default), partial(_resize, "trilinear")),
-    aten.group_norm.default: _group_norm,
-    aten.instance_norm.default: _group_norm,
+    **dict.fromkeys(_RESIZE_MODES, _resize),
+    **dict.fromkeys((aten.group_norm.default, aten.instance_norm.default), _group_norm),
 }

@@ -37,9 +37,13 @@ def shape_of(node: Node) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
-def described(node: Node, **changes: Any) -> dict[str, Any]:
-    """Return the fields that all operators have, for the result of a node."""
-    value = node.meta["val"]
+def described(node: Node, value: Tensor | None = None, **changes: Any) -> dict[str, Any]:
+    """Return the fields that all operators have, for the result of a node.
+
+    value: what is computed; None for what the node returns.
+    changes: other values of fields, and further fields.
+    """
+    value = node.meta["val"] if value is None else value
     return {"name": node.name, "shape": tuple(value.shape), "dtype": value.dtype, "device": value.device} | changes
 
 
