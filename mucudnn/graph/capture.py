@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,22 +17,12 @@ from mucudnn.core.errors import MucudnnError, first_line, no_images, raise_inter
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.guards import Guards, ResultMemory, memories_of_results, replaced_function
-from mucudnn.graph.makers import (
-    IDENTITIES,
-    MAKERS,
-    NORM,
-    PADS,
-    Builder,
-    Node,
-    arguments_of,
-    described,
-    local_operator,
-    sizes,
-)
+from mucudnn.graph.makers import MAKERS, Builder, Maker, local_operator
 from mucudnn.graph.moves import Copy
+from mucudnn.graph.nodes import IDENTITIES, NORM, PADS, Node, arguments_of, described, is_result, shape_of, sizes
 from mucudnn.graph.operators import VIEWS, Barrier, Captured, Input, Moments, Ref, aten, function_of
-from mucudnn.graph.rewrites.layouts import put_rows_first
-from mucudnn.graph.rewrites.rewrite import rewrite
+from mucudnn.graph.rewrites import compute_constants, join_norms, linear_as_convolutions
+from mucudnn.graph.shuffles import join_shuffles
 from mucudnn.kernels.algorithm import ACTIVATIONS
 from mucudnn.kernels.memory import dense_strides, format_of, is_free, torch_format
 from mucudnn.running.devices import device_of_convolutions
@@ -58,6 +48,37 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], *, puts_rows_first: bo
     Raises ``InvalidInputError`` if there are 0 images, and ``NotCapturedError`` if torch.export cannot trace the model,
     if a call changes it, if it has hooks, or if the values of its tensors cannot be watched.
     """
+    _require_no_hooks(model)
+    exported, memories, why = _traced(model, arguments)
+    # The first call may keep what later ones only read
+    kept: list[tuple[Any, str, Any]] | None = []
+    if why and is_free(_activation_bytes(exported), device_of_convolutions(model)):
+        with undisturbed(model) as before, torch.no_grad():
+            model(*arguments)
+            kept = additions(before)
+            if kept is not None:
+                exported, memories, why = _traced(model, arguments)
+    # All else that a call changes is no part of a graph
+    signature = exported.graph_signature
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+        raise NotCapturedError(f"a call changes {', '.join(map(str, changed))}")
+    if why:
+        raise NotCapturedError(f"a call changes the model: {why}")
+    kept_leaves = tree_leaves([value for _, _, value in kept or ()])
+    bases = {id(memory.base) for memory in memories.values() if isinstance(memory.base, Tensor)}
+    if not bases.isdisjoint(map(id, kept_leaves)):
+        raise NotCapturedError("a result is what a call keeps in the model")
+    with torch.no_grad():
+        captured = _graph_of(exported, memories, puts_rows_first=puts_rows_first)
+    if puts_rows_first:
+        captured = captured.in_order(_by_depth(captured))
+    strides = tuple(leaf.stride() for leaf in flattened(arguments) if isinstance(leaf, Tensor))
+    return replace(captured, kept=kept or (), strides=strides)
+
+
+def _require_no_hooks(model: nn.Module) -> None:
+    """Raise ``NotCapturedError`` if a call runs functions of users that are not in the model's."""
     if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         raise NotCapturedError("there are hooks for all modules, which a graph does not call")
     if (name := replaced_function()) is not None:
@@ -65,29 +86,6 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], *, puts_rows_first: bo
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             raise NotCapturedError(f"{name or 'the model'} has hooks, which a graph does not call")
-    exported, memories, why = _traced(model, arguments)
-    kept: list[tuple[Any, str, Any]] | None = []
-    if why and is_free(_activation_bytes(exported), device_of_convolutions(model)):
-        with undisturbed(model) as before, torch.no_grad():
-            model(*arguments)  # the first call may keep what later ones only read
-            kept = additions(before)
-            exported, memories, why = _traced(model, arguments) if kept is not None else (exported, memories, why)
-    signature = exported.graph_signature
-    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
-        changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-        raise NotCapturedError(f"a call changes {', '.join(map(str, changed))}")
-    if why:
-        raise NotCapturedError(f"a call changes the model: {why}")
-    own = [id(leaf) for leaf in tree_leaves([value for _, _, value in kept or ()])]
-    if any(id(memory.of) in own for memory in memories.values()):
-        raise NotCapturedError("a result is what a call keeps in the model")
-    with torch.no_grad():
-        made = _graph_of(exported, memories, puts_rows_first=puts_rows_first)
-    if puts_rows_first:
-        made = made.in_order(_by_depth(made))
-    made.kept = kept or ()
-    made.strides = tuple(leaf.stride() for leaf in flattened(arguments) if isinstance(leaf, Tensor))
-    return made
 
 
 def _traced(
@@ -116,8 +114,8 @@ def _traced(
 
 
 def _activation_bytes(exported: torch.export.ExportedProgram) -> int:
-    made = [node.meta.get("val") for node in exported.graph.nodes if node.op == "call_function"]
-    return sum(value.nbytes for value in tree_leaves(made) if isinstance(value, Tensor))
+    results = [node.meta.get("val") for node in exported.graph.nodes if node.op == "call_function"]
+    return sum(value.nbytes for value in tree_leaves(results) if isinstance(value, Tensor))
 
 
 def flattened(arguments: tuple[Any, ...]) -> list[Any]:
@@ -125,16 +123,16 @@ def flattened(arguments: tuple[Any, ...]) -> list[Any]:
     return tree_flatten((arguments, {}))[0]
 
 
-def _by_depth(made: Captured) -> list[int]:
+def _by_depth(captured: Captured) -> list[int]:
     """Return the operators in the order of the most convolutions that depend on them.
 
     A loop over frames comes out of torch.export unrolled: a layer of all its iterations can then be in one segment.
     """
-    behind = [0] * len(made.operators)
-    for index, one in reversed([*enumerate(made.operators)]):
-        for read in (*one.sources, *one.wholes):
-            behind[read] = max(behind[read], behind[index] + isinstance(one, Convolution))
-    return sorted(range(len(behind)), key=lambda index: -behind[index])
+    depths = [0] * len(captured.operators)
+    for index, reader in reversed([*enumerate(captured.operators)]):
+        for source in (*reader.sources, *reader.wholes):
+            depths[source] = max(depths[source], depths[index] + isinstance(reader, Convolution))
+    return sorted(range(len(depths)), key=lambda index: -depths[index])
 
 
 def _graph_of(
@@ -146,19 +144,17 @@ def _graph_of(
     image = next((value for value in values if isinstance(value, Tensor) and value.dim() in (4, 5)), torch.empty(1))
     if image.shape[0] == 0:
         raise no_images("")
-    builder = Builder(Captured(image.shape[0], image.device, memories=memories))
     outputs = exported.call_spec.out_spec
-    builder.made.template = tree_unflatten(range(outputs.num_leaves), outputs)
+    template = tree_unflatten(range(outputs.num_leaves), outputs)
+    builder = Builder(Captured(image.shape[0], image.device, template, memories=memories))
     state = {**exported.state_dict, **exported.constants}
     constants = {
         spec.arg.name: _detached(state[spec.target]) for spec in signature.input_specs if spec.target is not None
     }
-    rewrite(graph, constants)
-    if puts_rows_first:
-        put_rows_first(graph, constants, builder.made.samples)
-        graph.eliminate_dead_code()
-    fused = _fused_convolutions(graph, constants, builder.made.samples)
-    inside = {node for parts in fused.values() for node in parts.nodes[:-1]}
+    makers = _rewritten(graph, constants, builder.graph.samples, puts_rows_first=puts_rows_first)
+    fused = _fused_convolutions(graph, constants, builder.graph.samples)
+    inside = {node for convolution in fused.values() for node in convolution.nodes[:-1]}
+    # Each node adds its operators; results are added while their rows are there
     (leaves,) = graph.output_node().args
     strides = {leaves[number]: memory.stride for number, memory in memories.items()}
     results: dict[fx.Node, Any] = {}
@@ -168,46 +164,68 @@ def _graph_of(
             builder.values[node] = constants[node.name]
         elif node.op == "placeholder":
             is_tensor = isinstance(node.meta.get("val"), Tensor)
-            of_input = described(node) if is_tensor else {"name": node.name, "shape": (), "dtype": torch.float32}
-            builder.values[node] = builder.add(Input(**of_input, number=inputs))
+            fields = described(node) if is_tensor else {"name": node.name, "shape": (), "dtype": torch.float32}
+            builder.values[node] = builder.add(Input(**fields, number=inputs))
             inputs += 1
         elif node.op == "get_attr":
             builder.values[node] = _detached(getattr(exported.graph_module, str(node.target)))
         elif node.op == "call_function" and node not in inside:
-            builder.values[node] = _value_of(builder, node, fused)
-            if any(user.op == "output" for user in node.users):
-                results[node] = _result(builder, node, strides.get(node))  # while its rows are there
-        elif node.op == "output":
-            builder.made.results = [
-                results[one] if one in results else _result(builder, one, strides.get(one)) for one in leaves
-            ]
-    return builder.made
+            if node in fused:
+                builder.values[node] = builder.add(_convolution(builder, node, fused[node]))
+            else:
+                builder.values[node] = _value_of(builder, node, makers)
+            if is_result(node):
+                results[node] = _result(builder, node, strides.get(node))
+    builder.graph.results = [
+        results[leaf] if leaf in results else _result(builder, leaf, strides.get(leaf)) for leaf in leaves
+    ]
+    return builder.graph
+
+
+def _rewritten(
+    graph: fx.Graph, constants: dict[str, Tensor], samples: int, *, puts_rows_first: bool
+) -> Mapping[Any, Maker]:
+    """Rewrite a graph of ATen in place, and return the makers of what it calls then.
+
+    constants: by name of the node; more are added.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
+        graph.erase_node(node)  # of results, which arguments of the captured types determine
+    compute_constants(graph, constants)
+    makers = MAKERS
+    if any(len(shape_of(node)) == 5 for node in graph.nodes if node.name not in constants):
+        from mucudnn.graph.video.rewrite import rewrite_volumes  # few graphs have volumes
+
+        makers = {**MAKERS, **rewrite_volumes(graph, constants, samples, puts_rows_first=puts_rows_first)}
+    else:
+        join_shuffles(graph)
+    join_norms(graph)
+    linear_as_convolutions(graph, constants)
+    graph.eliminate_dead_code()
+    return makers
 
 
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _value_of(builder: Builder, node: Node, fused: dict[Node, Fused]) -> Any:
+def _convolution(builder: Builder, node: Node, fused: Fused) -> Convolution:
+    """Return a convolution with what is computed with it, when the tensors that it reads are there."""
+    sources = builder.images([fused.x] if fused.added is None else [fused.x, fused.added])
+    assert sources is not None
+    return Convolution(
+        **described(node),
+        sources=sources,
+        problem=fused.problem,
+        weight=fused.weight.contiguous(memory_format=torch_format(fused.problem)),
+        bias=fused.bias,
+        activation=fused.activation,
+        output_padding=fused.output_padding,
+    )
+
+
+def _value_of(builder: Builder, node: Node, makers: Mapping[Any, Maker]) -> Any:
     """Add the operators of a node, and return what its value is."""
-    if node in fused:  # the tensors that the convolution reads are there
-        parts = fused[node]
-        read = parts.x, parts.added
-        sources = tuple(index for index in map(builder.image, read) if index is not None)
-        assert len(sources) == (1 if parts.added is None else 2)
-        is_transposed = parts.problem.operation is Operation.BACKWARD_DATA
-        return builder.add(
-            Convolution(
-                **described(node),
-                sources=sources,
-                problem=parts.problem,
-                weight=parts.weight.contiguous(memory_format=torch_format(parts.problem)),
-                bias=parts.bias,
-                activation=parts.activation,
-                output_padding=parts.output_padding,
-                align=parts.problem.stride[0] if is_transposed else 1,  # with which a transposed filter is prepared
-            )
-        )
     first = builder.values.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
     is_same = node.target is aten.type_as.default and node.args[0].meta["val"].dtype == node.meta["val"].dtype
     if (is_same or node.target in IDENTITIES) and isinstance(first, Ref):
@@ -216,10 +234,10 @@ def _value_of(builder: Builder, node: Node, fused: dict[Node, Fused]) -> Any:
         return first[node.args[1]]
     value = node.meta.get("val")
     if builder.is_image(value) or isinstance(value, (tuple, list)):
-        for make in (MAKERS.get(node.target), local_operator):
-            made = None if make is None else make(builder, node)
-            if made is not None:
-                return made
+        for make in (makers.get(node.target), local_operator):
+            operators = None if make is None else make(builder, node)
+            if operators is not None:
+                return operators
     return builder.add(_barrier(builder, node))
 
 
@@ -227,24 +245,24 @@ def _barrier(builder: Builder, node: Node) -> Barrier:
     target, value = node.target, node.meta.get("val")
     if isinstance(target, str) or not callable(target):
         raise NotCapturedError(f"its graph has a node of an unknown kind: {node}")
-    values = {one: builder.values[one] for one in node.all_input_nodes}
-    wholes = tuple(dict.fromkeys(one.index for one in tree_leaves([*values.values()]) if isinstance(one, Ref)))
+    values = {operand: builder.values[operand] for operand in node.all_input_nodes}
+    wholes = tuple(dict.fromkeys(leaf.index for leaf in tree_leaves([*values.values()]) if isinstance(leaf, Ref)))
     args, kwargs = fx.node.map_arg((tuple(node.args), dict(node.kwargs)), values.__getitem__)
     schema = getattr(target, "_schema", None)
     may_alias = target is operator.getitem or target in VIEWS or schema is None
     if schema is not None:
-        may_alias = may_alias or any(one.alias_info is not None for one in schema.returns)
+        may_alias = may_alias or any(result.alias_info is not None for result in schema.returns)
     is_tensor = isinstance(value, Tensor)
     return Barrier(
         name=f"{node.name}: {target}",
         shape=tuple(value.shape) if is_tensor else (),
         dtype=value.dtype if is_tensor else torch.float32,
-        device=value.device if is_tensor else builder.made.device,
+        device=value.device if is_tensor else builder.graph.device,
         wholes=wholes,
         target=target,
         args=args,
         kwargs=dict(kwargs),
-        nbytes=0 if may_alias else sum(one.nbytes for one in tree_leaves(value) if isinstance(one, Tensor)),
+        nbytes=0 if may_alias else sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, Tensor)),
         aliases=wholes if may_alias else (),
     )
 
@@ -257,28 +275,28 @@ def _result(builder: Builder, leaf: Any, strides: tuple[int, ...] | None) -> Any
     value = builder.values[leaf] if isinstance(leaf, fx.Node) else leaf
     if not isinstance(value, Ref) or strides is None or 0 in strides:
         return value
-    operators, direct = builder.made.operators, builder.made.direct_results
-    made = operators[value.index]
-    if isinstance(made, Barrier) and made.target in (*VIEWS, aten.permute.default) and made.wholes:
-        before, is_view = operators[made.wholes[0]], made.target in VIEWS
+    operators, direct = builder.graph.operators, builder.graph.direct_results
+    last = operators[value.index]
+    if isinstance(last, Barrier) and last.target in (*VIEWS, aten.permute.default) and last.wholes:
+        before, is_view = operators[last.wholes[0]], last.target in VIEWS
         if is_view and before.rows == 1 and before.shape[2:] == (1, 1) and not isinstance(before, Moments):
             # It writes its pixels, (N, C, 1, 1), into the result.
-            direct[made.wholes[0]] = dense_strides(before.shape, MemoryFormat.CHANNELS_LAST)
-        elif before.rows and not isinstance(before, Moments) and made is operators[-1]:
+            direct[last.wholes[0]] = dense_strides(before.shape, MemoryFormat.CHANNELS_LAST)
+        elif before.rows and not isinstance(before, Moments) and last is operators[-1]:
             if not is_view:
-                written = tuple(strides[made.args[1].index(dim)] for dim in range(len(before.shape)))
-            elif strides == dense_strides(made.shape, MemoryFormat.CONTIGUOUS):
+                written = tuple(strides[last.args[1].index(dim)] for dim in range(len(before.shape)))
+            elif strides == dense_strides(last.shape, MemoryFormat.CONTIGUOUS):
                 written = dense_strides(before.shape, MemoryFormat.CONTIGUOUS)
             else:
                 return value
             operators.pop()  # it views a copy, which is written in rows
-            of_copy: dict[str, Any] = {"shape": before.shape, "dtype": before.dtype, "device": before.device}
-            copied = builder.add(Copy(name=f"{before.name}, result", sources=made.wholes, **of_copy))
+            fields: dict[str, Any] = {"shape": before.shape, "dtype": before.dtype, "device": before.device}
+            copied = builder.add(Copy(name=f"{before.name}, result", sources=last.wholes, **fields))
             direct[copied.index] = written
-            builder.values[leaf] = builder.add(made.renumbered({made.wholes[0]: copied.index}))
+            builder.values[leaf] = builder.add(last.renumbered({last.wholes[0]: copied.index}))
             return builder.values[leaf]
-    if made.rows:
-        like = torch.empty_strided(made.shape, strides, device="meta")
+    if last.rows:
+        like = torch.empty_strided(last.shape, strides, device="meta")
         if not like.is_contiguous(memory_format=format_of(MemoryFormat.CHANNELS_LAST, like.dim())):
             value = builder.add(Copy(**described(leaf, name=f"{leaf.name}, result"), sources=(value.index,)))
         direct[value.index] = strides
@@ -305,9 +323,11 @@ class Fused:
 def _fused_convolutions(graph: fx.Graph, constants: Mapping[str, Tensor], samples: int) -> dict[Node, Fused]:
     """Return what is computed with each convolution of constants, by the node that has the result.
 
-    constants: by name of the node. The later of two convolutions that are added takes the addition.
+    The later of two convolutions that are added takes the addition.
+
+    constants: by name of the node.
     """
-    found: dict[Node, Fused] = {}
+    by_result: dict[Node, Fused] = {}
     taken: set[Node] = set()
     for node in reversed(graph.nodes):
         fused = None
@@ -316,46 +336,57 @@ def _fused_convolutions(graph: fx.Graph, constants: Mapping[str, Tensor], sample
         if fused is not None:
             _extend(fused, constants, taken)
             taken.update(fused.nodes)
-            found[fused.nodes[-1]] = fused
-    return found
+            by_result[fused.nodes[-1]] = fused
+    return by_result
 
 
 def _convolution_at(node: Node, constants: Mapping[str, Tensor], samples: int) -> Fused | None:
-    """Return a convolution by itself; None for one that is a barrier."""
-    given = arguments_of(node)
-    weight, bias = (constants.get(getattr(given.get(name), "name", "")) for name in ("weight", "bias"))
-    x = getattr(given["input"], "meta", {}).get("val")
-    if weight is None or (given.get("bias") is not None and bias is None):
+    """Return a convolution by itself, or with the padding before it; None for one that is a barrier."""
+    # Constants on images
+    arguments = arguments_of(node)
+    weight, bias = (constants.get(getattr(arguments.get(name), "name", "")) for name in ("weight", "bias"))
+    x, read = getattr(arguments["input"], "meta", {}).get("val"), arguments["input"]
+    if weight is None or (arguments.get("bias") is not None and bias is None):
         return None
     if not isinstance(x, Tensor) or x.dim() not in (4, 5) or weight.dim() != x.dim():
         return None
-    dims = x.dim() - 2
-    is_transposed = bool(given.get("transposed")) or node.target in _TRANSPOSED
-    padding, dilation = given.get("padding", 0), sizes(given.get("dilation", 1), dims)
-    if padding == "same":
-        totals = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=True)]
-        if any(total % 2 for total in totals):
-            return None
-        padding = [total // 2 for total in totals]
-    elif padding == "valid":
-        padding = 0
     if x.dtype != weight.dtype or x.shape[0] != samples:
         return None
-    output_padding, nodes, read = sizes(given.get("output_padding", 0), dims), [node], given["input"]
-    padding = sizes(padding, dims)
-    padded = None if is_transposed else _with_padding_before(node, padding)
-    if padded is not None:
-        nodes, read, padding = [read, node], read.args[0], padded
+    # The same padding on both sides, unless the padding before is causal
+    dims, nodes = x.dim() - 2, [node]
+    is_transposed = bool(arguments.get("transposed")) or node.target in _TRANSPOSED
+    dilation = sizes(arguments.get("dilation", 1), dims)
+    padding = _numeric_padding(arguments.get("padding", 0), weight.shape[2:], dilation)
+    if padding is None:
+        return None
+    joined = None if is_transposed else _with_padding_before(node, padding)
+    if joined is not None:
+        nodes, read, padding = [read, node], read.args[0], joined
+    stride, output_padding = (
+        sizes(arguments.get(name, default), dims) for name, default in (("stride", 1), ("output_padding", 0))
+    )
     problem = problem_of_call(
-        *(read.meta["val"], weight, sizes(given.get("stride", 1), dims), padding, dilation, given.get("groups", 1)),
+        read.meta["val"],
+        weight,
+        stride,
+        padding,
+        dilation,
+        arguments.get("groups", 1),
         is_transposed=is_transposed,
         output_padding=output_padding,
         memory_format=MemoryFormat.CHANNELS_LAST,
     )
     if problem is None:
         return None
-    bias = None if bias is None else bias.detach()
-    return Fused(nodes, read, problem, weight.detach(), bias, output_padding)
+    return Fused(nodes, read, problem, weight.detach(), None if bias is None else bias.detach(), output_padding)
+
+
+def _numeric_padding(padding: Any, extent: Sequence[int], dilation: Sizes) -> Sizes | None:
+    """Return the padding of a filter, if it is the same on both sides."""
+    if padding != "same":
+        return sizes(0 if padding == "valid" else padding, len(extent))
+    totals = [step * (size - 1) for step, size in zip(dilation, extent, strict=True)]
+    return None if any(total % 2 for total in totals) else tuple(total // 2 for total in totals)
 
 
 def _with_padding_before(node: Node, padding: Sizes) -> Sizes | None:
@@ -366,15 +397,15 @@ def _with_padding_before(node: Node, padding: Sizes) -> Sizes | None:
     before = node.args[0]
     if before.target not in PADS or _only_reader(before) is not node:
         return None
-    given = arguments_of(before)
-    pairs = list(zip(given["pad"][::2], given["pad"][1::2], strict=True))
-    if given.get("mode", "constant") != "constant" or given.get("value") or len(pairs) > len(padding):
+    arguments = arguments_of(before)
+    sides = list(zip(arguments["pad"][::2], arguments["pad"][1::2], strict=True))
+    if arguments.get("mode", "constant") != "constant" or arguments.get("value") or len(sides) > len(padding):
         return None
-    pairs += [(0, 0)] * (len(padding) - len(pairs))
-    *others, (first, last) = pairs
-    if any(low != high for low, high in others) or min(map(min, pairs)) < 0 or last > first:
+    sides += [(0, 0)] * (len(padding) - len(sides))
+    *inner, (first, last) = sides
+    if any(low != high for low, high in inner) or min(map(min, sides)) < 0 or last > first:
         return None
-    return tuple(own + low for own, (low, _) in zip(padding, reversed(pairs), strict=True))
+    return tuple(size + low for size, (low, _) in zip(padding, reversed(sides), strict=True))
 
 
 def _extend(fused: Fused, constants: Mapping[str, Tensor], taken: set[Node]) -> None:
@@ -393,9 +424,8 @@ def _extend(fused: Fused, constants: Mapping[str, Tensor], taken: set[Node]) -> 
         fused.nodes.append(following)
         following = _only_reader(following)
     if following is not None and following not in taken and not is_transposed:
-        other = _other_of_sum(following, fused.nodes[-1])
-        if other is not None:
-            fused.added = other
+        fused.added = _added(following, fused.nodes[-1])
+        if fused.added is not None:
             fused.nodes.append(following)
             following = _only_reader(following)
     if following is not None and following not in taken and following.op == "call_function":
@@ -409,33 +439,33 @@ def _only_reader(node: Node) -> Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _other_of_sum(node: Node, y: Node) -> Node | None:
+def _added(node: Node, y: Node) -> Node | None:
     """Return what is added to y, if the node adds another result of the same shape and dtype."""
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
     first, second = node.args
-    other = second if first is y else first
-    if not isinstance(other, fx.Node) or other is y or other.op != "call_function":
+    addend = second if first is y else first
+    if not isinstance(addend, fx.Node) or addend is y or addend.op != "call_function":
         return None
-    value, own = other.meta.get("val"), y.meta["val"]
-    is_alike = isinstance(value, Tensor) and own.shape == value.shape and own.dtype == value.dtype
-    return other if is_alike else None
+    value, sum_value = addend.meta.get("val"), y.meta["val"]
+    is_alike = isinstance(value, Tensor) and (value.shape, value.dtype) == (sum_value.shape, sum_value.dtype)
+    return addend if is_alike else None
 
 
 def _fold_norm(fused: Fused, norm: Node, constants: Mapping[str, Tensor]) -> bool:
     """Fold batch norm into the filter and the bias, in float64, rounded once; return whether that was possible."""
     is_transposed = fused.problem.operation is Operation.BACKWARD_DATA
     *nodes, _, eps = norm.args[1:]
-    given = [node for node in nodes if node is not None]
-    if (is_transposed and fused.problem.groups > 1) or any(node.name not in constants for node in given):
+    are_constants = all(node is None or node.name in constants for node in nodes)
+    if not are_constants or (is_transposed and fused.problem.groups > 1):
         return False
     scale, shift, mean, variance = (None if node is None else constants[node.name].double() for node in nodes)
     if mean is None or variance is None:
         return False
     bias = None if fused.bias is None else fused.bias.double()
     weight, bias = fuse_conv_bn_weights(fused.weight.double(), bias, mean, variance, eps, scale, shift, is_transposed)
-    folded = [one.detach().to(fused.weight.dtype) for one in (weight, bias)]
-    if not all(one.isfinite().all() for one in folded):
+    folded = [parameter.detach().to(fused.weight.dtype) for parameter in (weight, bias)]
+    if not all(parameter.isfinite().all() for parameter in folded):
         return False
     fused.weight, fused.bias = folded
     return True

@@ -27,7 +27,7 @@ from mucudnn.solver.placement import aligned
 _MOST_STAGES = 4096  # of all graphs, that are bound once
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Convolution(Operator):
     """activation(convolution(x) + added), where ``added`` is the second of ``sources``, if there are two.
 
@@ -51,6 +51,10 @@ class Convolution(Operator):
     def extent(self) -> int:
         """The rows from the first to the last that a filter reads."""
         return self.problem.dilation[0] * (self.problem.window[0] - 1) + 1
+
+    @property
+    def align(self) -> int:
+        return self.problem.stride[0] if self.is_transposed else 1  # with which a transposed filter is prepared
 
     def reaches(self) -> tuple[Reach, ...]:
         stride, padding, rows = self.problem.stride[0], self.problem.padding[0], np.arange(self.rows)

@@ -57,59 +57,61 @@ _MISSING = object()
 class Guards:
     """A model as it was when this object was made.
 
-    tensors: all that are reachable from it. unguarded: the names of those whose values cannot be watched. kept: what
-    calls of the model may assign, as in ``Captured``.
+    tensors: all that are reachable from it.
+    unguarded: the names of those whose values cannot be watched.
+    kept: what calls of the model may assign, as in ``Captured``.
     """
 
     def __init__(self, model: nn.Module, kept: Sequence[tuple[Any, str, Any]] = ()) -> None:
         self.unguarded: list[str] = []
-        self._turn = 0
+        self._turn, self._settings = 0, _settings()
         self._objects: list[Any] = []
         self._with_slots: list[tuple[str, Any, dict[str, Any]]] = []
         containers: list[tuple[str, Any]] = []
         tensors: list[tuple[str, Tensor]] = []
-        for name, one in reachable(model, unread=_UNREAD):
-            if isinstance(one, np.ndarray) and not one.dtype.hasobject:
-                tensors += [(name, _bytes_of(one))] * (one.size > 0)
-            elif isinstance(one, Tensor) and is_plain(one):
-                tensors.append((name, one))
-            elif isinstance(one, (Tensor, np.ndarray)):
+        # All to which the model refers
+        for name, part in reachable(model, unread=_UNREAD):
+            if isinstance(part, np.ndarray) and not part.dtype.hasobject:
+                tensors += [(name, _bytes_of(part))] * (part.size > 0)
+            elif isinstance(part, Tensor) and is_plain(part):
+                tensors.append((name, part))
+            elif isinstance(part, (Tensor, np.ndarray)):
                 self.unguarded.append(_part(name))
-            elif isinstance(one, CONTAINERS):
-                containers.append((name, one))
-            elif has_attributes(one):
-                self._objects.append(one)
-                containers.append((name, getattr(one, "__dict__", {})))
-                if slots(one):
-                    self._with_slots.append((name, one, attributes(one)))
+            elif isinstance(part, CONTAINERS):
+                containers.append((name, part))
+            elif has_attributes(part):
+                self._objects.append(part)
+                containers.append((name, getattr(part, "__dict__", {})))
+                if slots(part):
+                    self._with_slots.append((name, part, attributes(part)))
+        # Where functions and methods come from
         containers += _NAMESPACES.items()
         self._kinds = list(map(type, self._objects))
         classes = list(dict.fromkeys(chain(*(kind.__mro__[:-1] for kind in (*self._kinds, Tensor)))))
-        self._owners = [one for _, one in containers] + classes
+        self._owners = [container for _, container in containers] + classes
         containers += ((f"class {kind.__qualname__}", vars(kind)) for kind in classes)
-        self._container_names, self._live = [name for name, _ in containers], [one for _, one in containers]
-        numbers = {id(of): number for number, of in enumerate(self._live)}
-        self._kept = [
-            (items(owner), numbers[id(items(owner))], key) for owner, key, _ in kept if id(items(owner)) in numbers
-        ]
-        self._note([one.copy() for one in self._live])
-        self._scalars = [  # alone can compare equal to another tensor
-            (of, key, value)
-            for of in self._live
-            if isinstance(of, dict)
-            for key, value in of.items()
-            if isinstance(value, Tensor) and value.numel() == 1 and key not in _UNREAD
-            if not any(of is live and key == name for live, _, name in self._kept)
-        ]
+        self._container_names = [name for name, _ in containers]
+        self._live = [container for _, container in containers]
+        # What calls may assign
+        numbers = {id(container): number for number, container in enumerate(self._live)}
+        owners = ((items(owner), key) for owner, key, _ in kept)
+        self._kept = [(owner, numbers[id(owner)], key) for owner, key in owners if id(owner) in numbers]
+        self._note([container.copy() for container in self._live])
+        self._scalars = self._tensors_of_one_number()
         self._names = [_part(name) for name, _ in tensors]
-        self.tensors = tuple(one for _, one in tensors)
-        self._tensors: Any = None
-        if _guards is not None and all(one.device.type == "cpu" for one in self.tensors):
-            with suppress(AttributeError, ValueError):  # torch lacks the version of DLPack
-                self._tensors = _guards.Tensors(Tensor.__dlpack_c_exchange_api__, Tensor._version, self.tensors)
-        if self._tensors is None:
-            self._tensors = _TensorsInPython(self.tensors)
-        self._settings = _settings()
+        self.tensors = tuple(tensor for _, tensor in tensors)
+        self._tensors = _watched(self.tensors)
+
+    def _tensors_of_one_number(self) -> list[tuple[dict[Any, Any], Any, Tensor]]:
+        """Return the dictionaries, keys and values of such tensors, which alone can compare equal to other ones."""
+        assigned = {(id(owner), key) for owner, _, key in self._kept}
+        scalars = []
+        for container in self._live:
+            for key, value in container.items() if isinstance(container, dict) else ():
+                is_read = key not in _UNREAD and (id(container), key) not in assigned
+                if is_read and isinstance(value, Tensor) and value.numel() == 1:
+                    scalars.append((container, key, value))
+        return scalars
 
     def why_not(self) -> str | None:
         """Return what is not as it was, as a sentence; None if no change was found."""
@@ -126,19 +128,19 @@ class Guards:
             if key in live:
                 self._copies[number][key] = live[key]
         try:
-            are_same = self._are_same() and all(of.get(key) is tensor for of, key, tensor in self._scalars)
+            are_same = self._are_same() and all(owner.get(key) is tensor for owner, key, tensor in self._scalars)
             if are_same and not (self._with_slots and self._have_other_slots()):
                 return None
         except Exception as error:  # what was assigned may raise anything when it is compared, as arrays do
             raise_interruption(error)
-        containers = [one.copy() for one in self._live]
+        containers = [container.copy() for container in self._live]
         why = self._difference(containers)
         if why is None:
             self._note(containers)  # what has changed is not read, such as a module that torch has loaded
         return why
 
     def _have_other_slots(self) -> bool:
-        return any(True for _, one, noted in self._with_slots for _ in _differences(attributes(one), noted))
+        return any(True for _, part, noted in self._with_slots for _ in _differences(attributes(part), noted))
 
     def _note(self, copies: list[Any]) -> None:
         self._copies = copies
@@ -150,22 +152,30 @@ class Guards:
         return list(map(type, self._objects)) == self._kinds and self._live == self._copies
 
     def _difference(self, containers: list[Any]) -> str | None:
-        for one, kind in zip(self._objects, self._kinds, strict=True):
-            if type(one) is not kind:
-                return f"a {kind.__name__} has become a {type(one).__name__}"
-        of_slots = ((name, attributes(one), noted) for name, one, noted in self._with_slots)
-        for name, live, noted in chain(zip(self._container_names, containers, self._copies, strict=True), of_slots):
+        for part, kind in zip(self._objects, self._kinds, strict=True):
+            if type(part) is not kind:
+                return f"a {kind.__name__} has become a {type(part).__name__}"
+        in_slots = ((name, attributes(part), noted) for name, part, noted in self._with_slots)
+        for name, live, noted in chain(zip(self._container_names, containers, self._copies, strict=True), in_slots):
             for key in _differences(live, noted):
-                if key in _UNREAD:
-                    continue
-                if name.endswith("_hooks"):
-                    return f"{_part(name.rpartition('_')[0]) or 'the model'} has hooks, which a graph does not call"
-                if not (name in _NAMESPACES or (name.startswith("class ") and str(key).startswith("__"))):
-                    return f"{_part(f'{name}.{key}')} has changed"
-                both = noted.get(key), live.get(key) if name not in _NAMESPACES else None
-                if any(map(callable, both)):
-                    return f"{name}.{key} has been replaced"
+                why = _change_of(name, key, live, noted)
+                if why is not None:
+                    return why
         return None
+
+
+def _change_of(name: str, key: Any, live: Any, noted: Any) -> str | None:
+    """Return what another value under a key of a container is, as a sentence; None if a forward pass reads neither."""
+    if key in _UNREAD:
+        return None
+    if name.endswith("_hooks"):
+        return f"{_part(name.rpartition('_')[0]) or 'the model'} has hooks, which a graph does not call"
+    if name in _NAMESPACES:
+        return f"{name}.{key} has been replaced" if callable(noted.get(key)) else None
+    if not (name.startswith("class ") and str(key).startswith("__")):
+        return f"{_part(f'{name}.{key}')} has changed"
+    is_method = callable(noted.get(key)) or callable(live.get(key))
+    return f"{name}.{key} has been replaced" if is_method else None
 
 
 def replaced_function() -> str | None:
@@ -173,14 +183,14 @@ def replaced_function() -> str | None:
 
     Tracers call it more than once: PyTorch's own functions refer to what is under their names.
     """
-    own = {"torch", "typing", "typing_extensions", "warnings"}
+    packages = {"torch", "typing", "typing_extensions", "warnings"}
     functions = (
         (f"{name}.{key}", value.__globals__["__name__"])
         for name, namespace in _NAMESPACES.items()
         for key, value in namespace.items()
         if isinstance(value, FunctionType)
     )
-    return next((name for name, module in functions if module.partition(".")[0] not in own), None)
+    return next((name for name, module in functions if module.partition(".")[0] not in packages), None)
 
 
 def has_kept(kept: Iterable[tuple[Any, str, Any]]) -> bool:
@@ -188,13 +198,13 @@ def has_kept(kept: Iterable[tuple[Any, str, Any]]) -> bool:
     return all(_are_equal(items(owner).get(key, _MISSING), value) for owner, key, value in kept)
 
 
-def _are_equal(value: Any, other: Any) -> bool:
-    (leaves, spec), (others, other_spec) = tree_flatten(value), tree_flatten(other)
-    if spec != other_spec or list(map(type, leaves)) != list(map(type, others)):
+def _are_equal(value: Any, expected: Any) -> bool:
+    (leaves, spec), (expected_leaves, expected_spec) = tree_flatten(value), tree_flatten(expected)
+    if spec != expected_spec or list(map(type, leaves)) != list(map(type, expected_leaves)):
         return False
     return all(
-        one.dtype == of_other.dtype and torch.equal(one, of_other) if isinstance(one, Tensor) else one == of_other
-        for one, of_other in zip(leaves, others, strict=True)
+        a.dtype == b.dtype and torch.equal(a, b) if isinstance(a, Tensor) else a == b
+        for a, b in zip(leaves, expected_leaves, strict=True)
     )
 
 
@@ -211,11 +221,11 @@ def _differences(live: Any, noted: Any) -> Iterator[Any]:
     """Yield the keys of a dictionary, or the numbers of elements, whose values differ."""
     live, noted = map(entries_of, (live, noted))
     for key in {**noted, **live}:
-        one, other = live.get(key, _MISSING), noted.get(key, _MISSING)
-        is_same = one is other
-        if not (is_same or isinstance(one, Tensor) or isinstance(other, Tensor)):
+        value, before = live.get(key, _MISSING), noted.get(key, _MISSING)
+        is_same = value is before
+        if not (is_same or isinstance(value, Tensor) or isinstance(before, Tensor)):
             with tolerated(Exception):  # as arrays raise
-                is_same = bool(one == other)
+                is_same = bool(value == before)
         if not is_same:
             yield key
 
@@ -223,12 +233,20 @@ def _differences(live: Any, noted: Any) -> Iterator[Any]:
 # Tensors and settings
 
 
+def _watched(tensors: tuple[Tensor, ...]) -> Any:
+    """Return what notices that tensors change: in C++, if it was built and all are on the CPU."""
+    if _guards is not None and all(tensor.device.type == "cpu" for tensor in tensors):
+        with suppress(AttributeError, ValueError):  # torch lacks the version of DLPack
+            return _guards.Tensors(Tensor.__dlpack_c_exchange_api__, Tensor._version, tensors)
+    return _TensorsInPython(tensors)
+
+
 class _TensorsInPython:
     """Tensors as they were when this object was made: the Python version of ``_guards.Tensors``, for every device."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors, self.layouts, self.versions = tensors, list(map(layout, tensors)), list(map(_version, tensors))
-        self.chunks = [_chunks(one) for one in tensors]
+        self.chunks = list(map(_chunks, tensors))
         self.suspects: set[int] = set()
         self.are_few = sum(map(len, self.chunks)) <= _WHOLE_CHUNKS
 
@@ -258,7 +276,7 @@ class _TensorsInPython:
 def _bytes_of(array: Any) -> Tensor:
     """Return a tensor of the bytes of an array, of any dtype and strides, from its first to its last element."""
     steps = [(count - 1) * step for count, step in zip(array.shape, array.strides, strict=True)]
-    before, behind = (abs(sum(step for step in steps if (step < 0) is is_back)) for is_back in (True, False))
+    before, behind = -sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
     memory: Any = (ctypes.c_uint8 * (before + behind + array.itemsize)).from_address(array.ctypes.data - before)
     memory.array = array  # keeps the memory
     return torch.frombuffer(memory, dtype=torch.uint8)
@@ -287,12 +305,13 @@ def _settings() -> tuple[object, ...]:
 class ResultMemory:
     """The memory of a result of the model.
 
-    of: the number of an argument, or a tensor of the model, of which it is a view; None for new memory. block: a number
-    that results share which are views of the same new memory; None for one that shares nothing. dtype, size, stride: of
-    the result. offset: bytes behind the start of the argument, the tensor or the block.
+    base: the number of an argument, or a tensor of the model, of which it is a view; None for new memory.
+    block: a number that results share which are views of the same new memory; None for one that shares nothing.
+    dtype: of the result, as its size and its stride.
+    offset: bytes behind the start of the argument, the tensor or the block.
     """
 
-    of: int | Tensor | None
+    base: int | Tensor | None
     block: int | None
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -305,10 +324,10 @@ class ResultMemory:
         if base.dtype == self.dtype:
             offset = base.storage_offset() + self.offset // base.itemsize
             return base if is_all else base.as_strided(self.size, self.stride, offset)
-        made = torch.empty(0, dtype=self.dtype, device=base.device)
+        view = torch.empty(0, dtype=self.dtype, device=base.device)
         offset = base.storage_offset() * base.itemsize + self.offset
-        made.set_(base.untyped_storage(), offset // made.itemsize, self.size, self.stride)
-        return made
+        view.set_(base.untyped_storage(), offset // view.itemsize, self.size, self.stride)
+        return view
 
 
 def extent(size: Sequence[int], stride: Sequence[int]) -> int:
@@ -322,40 +341,43 @@ def extent(size: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
 
 
-def memories_of_results(model: nn.Module, arguments: tuple[Any, ...], own: Sequence[Tensor]) -> dict[int, ResultMemory]:
+def memories_of_results(
+    model: nn.Module, arguments: tuple[Any, ...], models_tensors: Sequence[Tensor]
+) -> dict[int, ResultMemory]:
     """Return the memory of each result that is a tensor, by its number among the leaves of the output.
 
-    own: the model's tensors. The model runs on tensors without values. Raises any error of the model, and
-    ``ValueError`` for results that are negated or conjugated lazily.
+    The model runs on tensors without values. Raises any error of the model, and ``ValueError`` for results that are
+    negated or conjugated lazily.
     """
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
 
         def fake(value: Any) -> Any:
             return mode.from_tensor(value) if isinstance(value, Tensor) and not isinstance(value, FakeTensor) else value
 
-        results = [fake(one) for one in tree_leaves(model(*tree_map(fake, arguments)))]
-        known: list[tuple[int | Tensor, Any]] = [(one, fake(one)) for one in own]
-        known += enumerate(map(fake, tree_leaves((arguments, {}))))
-        bases = {_memory(one): (of, one) for of, one in known if isinstance(one, Tensor)}
-        tensors = {number: one for number, one in enumerate(results) if isinstance(one, Tensor)}
-        blocks = [_memory(one) for one in tensors.values()]
-        found = {}
-        for number, one in tensors.items():
-            if one.is_neg() or one.is_conj():
+        leaves = [fake(leaf) for leaf in tree_leaves(model(*tree_map(fake, arguments)))]
+        results = {number: leaf for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+        # Of which argument, or tensor of the model, each memory is
+        bases: list[tuple[int | Tensor, Any]] = [(tensor, fake(tensor)) for tensor in models_tensors]
+        bases += enumerate(map(fake, tree_leaves((arguments, {}))))
+        by_memory = {_memory(tensor): (base, tensor) for base, tensor in bases if isinstance(tensor, Tensor)}
+        blocks = list(map(_memory, results.values()))
+        memories = {}
+        for number, result in results.items():
+            if result.is_neg() or result.is_conj():
                 raise ValueError("a result is a view that is negated or conjugated lazily")
-            memory, offset = _memory(one), int(one.storage_offset()) * one.itemsize
-            of, base = bases.get(memory, (None, None))
-            offset -= 0 if base is None else int(base.storage_offset()) * base.itemsize
-            block = blocks.index(memory) if base is None and blocks.count(memory) > 1 else None
-            found[number] = ResultMemory(of, block, one.dtype, tuple(one.shape), one.stride(), offset)
-        return found
+            memory, offset = _memory(result), int(result.storage_offset()) * result.itemsize
+            base, tensor = by_memory.get(memory, (None, None))
+            offset -= 0 if tensor is None else int(tensor.storage_offset()) * tensor.itemsize
+            block = blocks.index(memory) if tensor is None and blocks.count(memory) > 1 else None
+            memories[number] = ResultMemory(base, block, result.dtype, tuple(result.shape), result.stride(), offset)
+        return memories
 
 
 def correct_strides(memories: dict[int, ResultMemory], output: Any) -> None:
     """Give new results the strides of a call of the model, which those of tensors without values may differ from."""
     for number, result in enumerate(tree_leaves(output)):
         memory = memories.get(number)
-        if memory is not None and memory.of is None and memory.block is None:
+        if memory is not None and memory.base is None and memory.block is None:
             memories[number] = replace(memory, stride=result.stride())
 
 
@@ -368,41 +390,44 @@ def unshared(
 ) -> list[Any]:
     """Return results with the model's strides, which share memory exactly where the model's do.
 
-    leaves: the arguments. arena, own_memory: memory that no result may share, the latter by the addresses of storages.
     The arena's storage is not asked for: with a Python object for it, the end of a thread that Python has not started,
     and with it of the thread's workspace, crashes (pybind11 deletes the thread's state twice).
+
+    leaves: the arguments.
+    arena: memory that no result may share.
+    own_memory: the same, by the addresses of storages.
     """
     first, last = arena.data_ptr(), arena.data_ptr() + arena.numel()
-    taken = {one.untyped_storage().data_ptr() for one in leaves if isinstance(one, Tensor)} | own_memory
+    taken = {leaf.untyped_storage().data_ptr() for leaf in leaves if isinstance(leaf, Tensor)} | own_memory
     blocks: dict[int, Tensor] = {}
     views: dict[tuple[object, ...], Tensor] = {}  # the same view is the same tensor
-    found = []
+    returned = []
     for number, value in enumerate(results):
         memory = memories.get(number)
         if memory is None:
-            found.append(value)
+            returned.append(value)
             continue
         size, stride = memory.size, memory.stride
-        if memory.of is None and memory.block is None:
+        if memory.base is None and memory.block is None:
             storage = None if first <= value.data_ptr() < last else value.untyped_storage().data_ptr()
             if storage is None or storage in taken or value.stride() != stride:
                 value = _fill(torch.empty_strided(size, stride, dtype=memory.dtype, device=value.device), value)
                 storage = value.untyped_storage().data_ptr()
             taken.add(storage)
-            found.append(value)
+            returned.append(value)
             continue
-        key = id(memory.of), memory.block, memory.dtype, size, stride, memory.offset
+        key = id(memory.base), memory.block, memory.dtype, size, stride, memory.offset
         if key not in views and memory.block is not None:
             if memory.block not in blocks:
-                of_block = [one for one in memories.values() if one.block == memory.block]
-                ends = (one.offset + extent(one.size, one.stride) * one.dtype.itemsize for one in of_block)
+                parts = (view for view in memories.values() if view.block == memory.block)
+                ends = (view.offset + extent(view.size, view.stride) * view.dtype.itemsize for view in parts)
                 blocks[memory.block] = torch.empty(max(ends), dtype=torch.uint8, device=value.device)
             views[key] = _fill(memory.on(blocks[memory.block]), value)
         elif key not in views:
-            base: Any = leaves[memory.of] if isinstance(memory.of, int) else memory.of
+            base: Any = leaves[memory.base] if isinstance(memory.base, int) else memory.base
             views[key] = memory.on(base)
-        found.append(views[key])
-    return found
+        returned.append(views[key])
+    return returned
 
 
 def _fill(result: Tensor, value: Tensor) -> Tensor:

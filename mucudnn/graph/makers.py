@@ -6,20 +6,28 @@ tuple for several results. None: the node is not of the kind that the function m
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from mucudnn.core.problem import Sizes
-from mucudnn.graph.frame_by_frame import FrameByFrame, frame_by_frame
-from mucudnn.graph.moves import Concatenation, Copy, DepthToSpace, OneFrame, Shuffle, depth_to_space
+from mucudnn.graph.moves import Concatenation, Copy, DepthToSpace, Shuffle, depth_to_space
+from mucudnn.graph.nodes import (
+    ALONG_CHANNELS,
+    CONCATENATIONS,
+    NORM,
+    PADS,
+    Node,
+    arguments_of,
+    described,
+    is_pointwise,
+    shape_of,
+    sizes,
+)
 from mucudnn.graph.operators import (
-    VIEWS,
     Captured,
     Local,
     Moments,
@@ -34,22 +42,15 @@ from mucudnn.graph.operators import (
 from mucudnn.graph.windows import AveragePool, MaxPool, Padding, Resize
 from mucudnn.kernels.algorithm import ACTIVATIONS
 
-Node: TypeAlias = Any  # a torch.fx.Node, or what else is an argument of one
 Made: TypeAlias = "Ref | tuple[Ref | None, ...] | None"
 
-NORM = aten._native_batch_norm_legit_no_training.default
-ALONG_CHANNELS = {
-    *(aten.softmax.int, aten.log_softmax.int, aten._softmax.default),
-    *(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.linalg_vector_norm.default),
-}
-CONCATENATIONS = {aten.cat.default, aten.concatenate.default}
-IDENTITIES = {
-    *(aten.alias.default, aten.detach.default, aten.clone.default, aten.contiguous.default, aten.dropout.default),
-}
-PADS = {aten.pad.default, aten.constant_pad_nd.default}
-_NEAREST_EXACT = {
-    *(aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact2d.default),
-    *(aten._upsample_nearest_exact3d.vec, aten._upsample_nearest_exact3d.default),
+_RESIZE_MODES = {
+    **dict.fromkeys((aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default), "nearest"),
+    **dict.fromkeys((aten.upsample_nearest3d.vec, aten.upsample_nearest3d.default), "nearest"),
+    **dict.fromkeys((aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact2d.default), "nearest-exact"),
+    **dict.fromkeys((aten._upsample_nearest_exact3d.vec, aten._upsample_nearest_exact3d.default), "nearest-exact"),
+    **dict.fromkeys((aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default), "bilinear"),
+    **dict.fromkeys((aten.upsample_trilinear3d.vec, aten.upsample_trilinear3d.default), "trilinear"),
 }
 _MAX_POOLS = {aten.max_pool2d.default, aten.max_pool3d.default}
 _LOCAL = {aten.hardswish.default, aten.prelu.default, aten.to.dtype, aten._to_copy.default}
@@ -59,23 +60,23 @@ _LOCAL = {aten.hardswish.default, aten.prelu.default, aten.to.dtype, aten._to_co
 class Builder:
     """A graph, to which operators are added.
 
-    values: what nodes became, a ``Ref``, constant, or tuple. images: copies of inputs and results of barriers, in
-    channels_last.
+    values: what nodes became: a ``Ref``, constant, or tuple.
+    copies: of inputs and results of barriers, in channels_last.
     """
 
-    made: Captured
+    graph: Captured
     values: dict[fx.Node, Any] = field(default_factory=dict)
-    images: dict[fx.Node, Ref] = field(default_factory=dict)
+    copies: dict[fx.Node, Ref] = field(default_factory=dict)
 
-    def add(self, one: Operator) -> Ref:
-        self.made.operators.append(one)
-        return Ref(len(self.made.operators) - 1)
+    def add(self, operator: Operator) -> Ref:
+        self.graph.operators.append(operator)
+        return Ref(len(self.graph.operators) - 1)
 
     def is_image(self, value: Any) -> bool:
         return (
             isinstance(value, Tensor)
             and value.dim() in (4, 5)
-            and value.shape[0] == self.made.samples
+            and value.shape[0] == self.graph.samples
             and value.is_floating_point()
             and value.numel() > 0
         )
@@ -87,41 +88,36 @@ class Builder:
         value = self.values.get(node)
         if not isinstance(value, Ref):
             return None
-        if self.made.operators[value.index].rows == 0:
-            if node not in self.images:
+        if self.graph.operators[value.index].rows == 0:
+            if node not in self.copies:
                 copied = described(node, name=f"{node.name}, channels_last")
-                self.images[node] = self.add(Copy(**copied, sources=(value.index,)))
-            value = self.images[node]
+                self.copies[node] = self.add(Copy(**copied, sources=(value.index,)))
+            value = self.copies[node]
         return value.index
+
+    def images(self, nodes: Iterable[Node]) -> tuple[int, ...] | None:
+        """Return what ``image`` does for several; None if it returns None for one of them."""
+        indices = [self.image(node) for node in nodes]
+        images = tuple(index for index in indices if index is not None)
+        return images if len(images) == len(indices) else None
 
     def constants(self, *nodes: Node) -> list[Any] | None:
         """Return constants and plain arguments; None if one of them is a result."""
-        found = [self.values[one] if isinstance(one, fx.Node) else one for one in nodes]
-        return None if any(isinstance(one, (Ref, tuple)) for one in found) else found
+        constants = [self.values[node] if isinstance(node, fx.Node) else node for node in nodes]
+        return None if any(isinstance(constant, (Ref, tuple)) for constant in constants) else constants
 
 
-def described(node: Node, **changes: Any) -> dict[str, Any]:
-    """Return the fields that all operators have, for the result of a node."""
-    value = node.meta["val"]
-    return {"name": node.name, "shape": tuple(value.shape), "dtype": value.dtype, "device": value.device} | changes
+Maker: TypeAlias = Callable[[Builder, Node], Made]
 
 
-def arguments_of(node: Node) -> dict[str, Any]:
-    """Return the arguments of a call by name, without those left at their defaults."""
-    names = [argument.name for argument in node.target._schema.arguments]
-    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+def of_image(make: Callable[[Builder, Node, int], Made]) -> Maker:
+    """Return the maker that makes nothing unless the first operand is an image, whose index it passes on."""
 
+    def make_of_image(builder: Builder, node: Node) -> Made:
+        x = builder.image(node.args[0])
+        return None if x is None else make(builder, node, x)
 
-def sizes(value: Any, count: int) -> Sizes:
-    """Return one number for each spatial dimension, from one for all of them or as many."""
-    values = [value] if isinstance(value, int) else list(value) or [0]
-    return tuple(values) if len(values) == count else (values[0],) * count
-
-
-def is_pointwise(target: Any) -> bool:
-    """Return whether each element of a result of ATen depends on one of each operand, and on no random number."""
-    tags = getattr(target, "tags", ())
-    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    return make_of_image
 
 
 def local_operator(builder: Builder, node: Node) -> Made:
@@ -131,37 +127,43 @@ def local_operator(builder: Builder, node: Node) -> Made:
     is_along_channels = node.target in ALONG_CHANNELS and _is_of_channels(node)
     if not (is_pointwise(node.target) or is_along_channels or node.target in _LOCAL):
         return None
-    of_result, in_rows = described(node), list[fx.Node]()
-    for one in node.all_input_nodes:
-        known = builder.values[one]
-        value = one.meta["val"] if isinstance(known, Ref) else known
-        if not isinstance(value, Tensor):
+    # Which operands have the rows of the result
+    in_rows = list[fx.Node]()
+    values = {operand: builder.values[operand] for operand in node.all_input_nodes}
+    for operand, value in values.items():
+        tensor = operand.meta["val"] if isinstance(value, Ref) else value
+        if not isinstance(tensor, Tensor):
             return None
-        has_samples, has_rows = shares_of(value.shape, of_result["shape"])
-        if isinstance(known, Ref) and has_rows:
+        has_samples, has_rows = shares_of(tensor.shape, shape_of(node))
+        if isinstance(value, Ref) and has_rows:
             if not has_samples:
                 return None  # the same rows for each sample: not an image of the batch
-            in_rows.append(one)
+            in_rows.append(operand)
     if not in_rows:
         return None
-    values = {one: builder.values[one] for one in node.all_input_nodes}
-    for one in in_rows:
-        image = builder.image(one)
-        values[one] = values[one] if image is None else Ref(image)
-    sources = tuple(dict.fromkeys(values[one].index for one in in_rows))
-    others = [known for one, known in values.items() if one not in in_rows]
-    wholes = tuple(dict.fromkeys(known.index for known in others if isinstance(known, Ref)))
+    for operand in in_rows:
+        image = builder.image(operand)
+        values[operand] = values[operand] if image is None else Ref(image)
+    sources = [values[operand].index for operand in in_rows]
+    wholes = [value.index for operand, value in values.items() if operand not in in_rows and isinstance(value, Ref)]
     args, kwargs = fx.node.map_arg((tuple(node.args), dict(node.kwargs)), values.__getitem__)
-    called = Local(**of_result, sources=sources, wholes=wholes, target=node.target, args=args, kwargs=dict(kwargs))
-    return builder.add(called)
+    return builder.add(
+        Local(
+            **described(node),
+            sources=tuple(dict.fromkeys(sources)),
+            wholes=tuple(dict.fromkeys(wholes)),
+            target=node.target,
+            args=args,
+            kwargs=dict(kwargs),
+        )
+    )
 
 
 def _is_of_channels(node: Node) -> bool:
     """Return whether a function along some dimensions is along the channels, and keeps this dimension."""
-    given, count = arguments_of(node), node.args[0].meta["val"].dim()
-    dims = given.get("dim")
-    is_one = (dims if isinstance(dims, (list, tuple)) else [dims]) in ([1], [1 - count])
-    return is_one and node.meta["val"].dim() == count
+    dims, count = arguments_of(node).get("dim"), len(shape_of(node.args[0]))
+    is_along_channels = (dims if isinstance(dims, (list, tuple)) else [dims]) in ([1], [1 - count])
+    return is_along_channels and len(shape_of(node)) == count
 
 
 def _activation(builder: Builder, node: Node) -> Made:
@@ -169,69 +171,74 @@ def _activation(builder: Builder, node: Node) -> Made:
     normalization, name = _extensible(builder, node.args[0]), function_of(node.target, node.args)
     if normalization is None or name not in ACTIVATIONS:
         return None
-    normalization.activation = name
-    return cast(Ref, builder.values[node.args[0]])
+    return _extended(builder, node.args[0], replace(normalization, activation=name))
 
 
 def _extensible(builder: Builder, node: Node) -> Normalization | Scale | None:
     """Return the normalization of which a node is the result, if it has one reader and no activation yet."""
-    value = builder.values.get(node) if isinstance(node, fx.Node) else None
-    if not isinstance(value, Ref):
+    ref = builder.values.get(node) if isinstance(node, fx.Node) else None
+    if not isinstance(ref, Ref):
         return None
-    alike = [one for one, known in builder.values.items() if isinstance(known, Ref) and known == value]
-    made = builder.made.operators[value.index]
-    if any(len(one.users) > 1 for one in alike) or not isinstance(made, (Normalization, Scale)) or made.activation:
+    aliases = [alias for alias, value in builder.values.items() if isinstance(value, Ref) and value == ref]
+    operator = builder.graph.operators[ref.index]
+    if not isinstance(operator, (Normalization, Scale)) or operator.activation:
         return None
-    return made
+    return None if any(len(alias.users) > 1 for alias in aliases) else operator
+
+
+def _extended(builder: Builder, node: Node, normalization: Normalization | Scale) -> Ref:
+    """Put a normalization that computes more in place of the one of which a node is the result."""
+    ref = cast(Ref, builder.values[node])
+    builder.graph.operators[ref.index] = normalization
+    return ref
 
 
 def _multiple(builder: Builder, node: Node) -> Made:
     """Let the normalization before multiply by constants, or add them."""
-    for x, other in (node.args, node.args[::-1]):
-        made, constants = _extensible(builder, x), builder.constants(other)
-        if not isinstance(made, Scale) or constants is None or node.kwargs:
+    for x, operand in (node.args, node.args[::-1]):
+        scale, constants = _extensible(builder, x), builder.constants(operand)
+        if not isinstance(scale, Scale) or constants is None or node.kwargs:
             continue
-        (value,), (_, channels, *extent) = constants, made.shape
+        (value,), (_, channels, *extent) = constants, scale.shape
         if isinstance(value, Tensor):
-            of_channels = (channels, *(1 for _ in extent))
-            is_for_channels = value.numel() == channels and value.shape[-len(of_channels) :] == of_channels
-            if not is_for_channels or value.dtype != made.dtype:
+            shape = (channels, *(1 for _ in extent))
+            is_for_channels = value.numel() == channels and value.shape[-len(shape) :] == shape
+            if not is_for_channels or value.dtype != scale.dtype:
                 continue
             value = value.flatten()
         if node.target is aten.mul.Tensor:
-            made.factor, made.addend = made.factor * value, made.addend * value
+            scale = replace(scale, factor=scale.factor * value, addend=scale.addend * value)
         else:
-            made.addend = made.addend + value
-        return cast(Ref, builder.values[x])
+            scale = replace(scale, addend=scale.addend + value)
+        return _extended(builder, x, scale)
     return None
 
 
-def _pixel_norm(builder: Builder, node: Node) -> Made:
+@of_image
+def _pixel_norm(builder: Builder, node: Node, x: int) -> Made:
     """Add the division of pixels by their norms."""
-    x, (_, _, _, eps) = builder.image(node.args[0]), node.args
-    if x is None:
-        return None
-    made, channels = described(node, sources=(x,)), node.meta["val"].shape[1]
-    ones = torch.ones(channels, dtype=made["dtype"], device=made["device"])
-    return builder.add(Scale(**made, factor=ones, addend=torch.zeros_like(ones), least_norm=eps))
+    y, eps = node.meta["val"], node.args[3]
+    ones = torch.ones(y.shape[1], dtype=y.dtype, device=y.device)
+    addend = torch.zeros_like(ones)
+    return builder.add(Scale(**described(node), sources=(x,), factor=ones, addend=addend, least_norm=eps))
 
 
 def _concatenation(builder: Builder, node: Node) -> Made:
-    given = arguments_of(node)
-    every = [builder.image(one) for one in given["tensors"]]
-    images = [one for one in every if one is not None]
-    values = [one.meta["val"] for one in given["tensors"]]
-    dim = given.get("dim", 0) % node.meta["val"].dim()
-    if dim == 0 or len(images) < len(every) or len({one.dtype for one in values}) > 1:
+    arguments = arguments_of(node)
+    images = builder.images(arguments["tensors"])
+    values = [tensor.meta["val"] for tensor in arguments["tensors"]]
+    dim = arguments.get("dim", 0) % node.meta["val"].dim()
+    if dim == 0 or images is None or len({value.dtype for value in values}) > 1:
         return None
-    lengths = tuple(one.shape[dim] for one in values)
-    return builder.add(Concatenation(**described(node), sources=tuple(images), dim=dim, sizes=lengths))
+    lengths = tuple(value.shape[dim] for value in values)
+    return builder.add(Concatenation(**described(node), sources=images, dim=dim, sizes=lengths))
 
 
-def _repetition(builder: Builder, node: Node) -> Made:
+@of_image
+def _repetition(builder: Builder, node: Node, x: int) -> Made:
     """Add copies of a tensor, one behind another; one of rows, columns or channels may stand for all."""
-    x, before, after = builder.image(node.args[0]), shape_of(node.args[0]), shape_of(node)
-    if x is None or len(before) != len(after):
+    before, after = shape_of(node.args[0]), shape_of(node)
+    if len(before) != len(after):
         return None
     changed = [dim for dim, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     if not changed:
@@ -239,9 +246,8 @@ def _repetition(builder: Builder, node: Node) -> Made:
     if len(changed) == 1 and changed != [0] and (node.target is aten.repeat.default or changed == [2]):
         (dim,) = changed
         count = after[dim] // before[dim]
-        return builder.add(
-            Concatenation(**described(node), sources=(x,) * count, dim=dim, sizes=(before[dim],) * count)
-        )
+        lengths = (before[dim],) * count
+        return builder.add(Concatenation(**described(node), sources=(x,) * count, dim=dim, sizes=lengths))
     if node.target is aten.repeat.default or not {*changed}.isdisjoint((0, 2)):
         return None
     if all(_repeats(user, node) for user in node.users):
@@ -251,153 +257,114 @@ def _repetition(builder: Builder, node: Node) -> Made:
 
 def _repeats(reader: Node, expanded: Node) -> bool:
     """Return whether an operator broadcasts to the size to which one of its operands is expanded."""
-    others = (one for one in reader.all_input_nodes if one.target is not expanded.target)
-    return is_pointwise(reader.target) and any(shape_of(one) == shape_of(expanded) for one in others)
+    operands = (operand for operand in reader.all_input_nodes if operand.target is not expanded.target)
+    return is_pointwise(reader.target) and any(shape_of(operand) == shape_of(expanded) for operand in operands)
 
 
-def _one_frame(builder: Builder, node: Node) -> Made:
-    """Add a view between images and clips of one frame, if what it reads is in rows, and its result is."""
-    value, before, after = builder.values[node.args[0]], shape_of(node.args[0]), shape_of(node)
-    image, clip = sorted((before, after), key=len)
-    dim = next((dim for dim in (2, 3) if clip == (*image[:dim], 1, *image[dim:])), None)
-    if dim is None or any(user.op == "output" for user in node.users):
-        return None
-    if not isinstance(value, Ref) or builder.made.operators[value.index].rows == 0:
-        return None
-    return builder.add(OneFrame(**described(node), sources=(value.index,), height=before[2], dim=dim))
-
-
-def shape_of(node: Node) -> tuple[int, ...]:
-    """Return the shape of a node's tensor; () for anything else."""
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return tuple(value.shape) if isinstance(value, Tensor) else ()
-
-
-def _shuffle(sign: int, builder: Builder, node: Node) -> Made:
+def _shuffle(builder: Builder, node: Node) -> Made:
     x = builder.image(node.args[0]) if node.meta["val"].dim() == 4 else None
-    return None if x is None else builder.add(Shuffle(**described(node), sources=(x,), factor=sign * node.args[1]))
+    factor = node.args[1] if node.target is aten.pixel_shuffle.default else -node.args[1]
+    return None if x is None else builder.add(Shuffle(**described(node), sources=(x,), factor=factor))
 
 
-def _depth_to_space(builder: Builder, node: Node) -> Made:
-    x, moved = builder.image(node.args[0]), node.args[1]
-    return None if x is None else builder.add(DepthToSpace(**described(node), sources=(x,), moved=moved))
+@of_image
+def _depth_to_space(builder: Builder, node: Node, x: int) -> Made:
+    return builder.add(DepthToSpace(**described(node), sources=(x,), moved=node.args[1]))
 
 
-def _frame_by_frame(builder: Builder, node: Node) -> Made:
-    function, *clips = node.args
-    every = [builder.image(one) for one in clips]
-    read = tuple(one for one in every if one is not None)
-    if len(read) < len(clips) or node.meta["val"].dim() == 4:
-        return None
-    return builder.add(FrameByFrame(**described(node), sources=read, function=function))
-
-
-def _slice(builder: Builder, node: Node) -> Made:
-    given = arguments_of(node)
-    x, shape = builder.image(given["self"]), node.meta["val"].shape
-    if x is None:
-        return None
-    of_x, dim = given["self"].meta["val"].shape, given.get("dim", 0) % len(shape)
-    if of_x == shape:
+@of_image
+def _slice(builder: Builder, node: Node, x: int) -> Made:
+    arguments, before, after = arguments_of(node), shape_of(node.args[0]), shape_of(node)
+    dim = arguments.get("dim", 0) % len(after)
+    if before == after:
         return Ref(x)
     if dim == 0:
         return None
-    start, _, step = slice(given.get("start"), given.get("end"), given.get("step", 1)).indices(of_x[dim])
-    return builder.add(Copy(**described(node), sources=(x,), parts=_part(dim, len(shape), start, step, shape[dim])))
+    start, _, step = slice(arguments.get("start"), arguments.get("end"), arguments.get("step", 1)).indices(before[dim])
+    return builder.add(Copy(**described(node), sources=(x,), parts=_part(after, dim, start, step)))
 
 
-def _part(dim: int, dims: int, start: int, step: int, count: int) -> tuple[slice, ...]:
-    """Return the parts of a ``Copy`` of some indices along a dimension, and all along the others."""
-    parts = [slice(0, None, 1)] * dims
-    parts[dim] = slice(start, start + (count - 1) * step + 1, step)
+def _part(shape: Sequence[int], dim: int, start: int, step: int = 1) -> tuple[slice, ...]:
+    """Return the parts of a ``Copy`` of this shape: some indices along a dimension, and all along the others."""
+    parts = [slice(0, None, 1)] * len(shape)
+    parts[dim] = slice(start, start + (shape[dim] - 1) * step + 1, step)
     return tuple(parts)
 
 
-def _split(builder: Builder, node: Node) -> Made:
-    x = builder.image(node.args[0])
-    if x is None:
-        return None
-    dims = node.args[0].meta["val"].dim()
-    dim = arguments_of(node).get("dim", 0) % dims
+@of_image
+def _split(builder: Builder, node: Node, x: int) -> Made:
+    dim = arguments_of(node).get("dim", 0) % len(shape_of(node.args[0]))
     if dim == 0 or any(part.numel() == 0 for part in node.meta["val"]):
         return None
-    start, parts = 0, []
-    for number, part in enumerate(node.meta["val"]):
-        copied = {"name": f"{node.name}_{number}", "shape": tuple(part.shape), "dtype": part.dtype}
-        of_part = _part(dim, dims, start, 1, part.shape[dim])
-        parts.append(builder.add(Copy(**copied, device=part.device, sources=(x,), parts=of_part)))
-        start += part.shape[dim]
-    return tuple(parts)
+    start, copies = 0, []
+    for number, value in enumerate(node.meta["val"]):
+        copied = described(node, value, name=f"{node.name}_{number}", sources=(x,))
+        copies.append(builder.add(Copy(**copied, parts=_part(value.shape, dim, start))))
+        start += value.shape[dim]
+    return tuple(copies)
 
 
-def _pool(builder: Builder, node: Node) -> Made:
-    given = arguments_of(node)
-    x, dims = builder.image(given["self"]), node.meta["val"].dim() - 2
-    if x is None:
-        return None
-    kernel, padding = sizes(given["kernel_size"], dims), sizes(given.get("padding", 0), dims)
-    window = described(node, sources=(x,), kernel=kernel, height=given["self"].meta["val"].shape[2])
-    window |= {"stride": sizes(given.get("stride") or kernel, dims), "padding": padding}
+@of_image
+def _pool(builder: Builder, node: Node, x: int) -> Made:
+    arguments, dims = arguments_of(node), node.meta["val"].dim() - 2
+    kernel, padding = sizes(arguments["kernel_size"], dims), sizes(arguments.get("padding", 0), dims)
+    window = described(node, sources=(x,), kernel=kernel, padding=padding, height=shape_of(node.args[0])[2])
+    window["stride"] = sizes(arguments.get("stride") or kernel, dims)
     if node.target in _MAX_POOLS:
-        return builder.add(MaxPool(**window, dilation=sizes(given.get("dilation", 1), dims)))
+        return builder.add(MaxPool(**window, dilation=sizes(arguments.get("dilation", 1), dims)))
     return builder.add(
         AveragePool(
             **window,
-            ceil_mode=given.get("ceil_mode", False),
-            counts_padding=given.get("count_include_pad", True),
-            divisor=given.get("divisor_override"),
+            ceil_mode=arguments.get("ceil_mode", False),
+            counts_padding=arguments.get("count_include_pad", True),
+            divisor=arguments.get("divisor_override"),
         )
     )
 
 
-def _adaptive_pool(builder: Builder, node: Node) -> Made:
-    x, size = builder.image(node.args[0]), node.meta["val"].shape[2:]
-    if x is None:
+@of_image
+def _adaptive_pool(builder: Builder, node: Node, x: int) -> Made:
+    before, after = shape_of(node.args[0])[2:], shape_of(node)[2:]
+    if any(whole % part for whole, part in zip(before, after, strict=True)):
         return None
-    of_x = node.args[0].meta["val"].shape[2:]
-    if any(whole % part for whole, part in zip(of_x, size, strict=True)):
-        return None
-    kernel = tuple(whole // part for whole, part in zip(of_x, size, strict=True))
+    kernel = tuple(whole // part for whole, part in zip(before, after, strict=True))
     if {*kernel} == {1}:
         return Ref(x)
-    window = {"kernel": kernel, "stride": kernel, "padding": (0,) * len(kernel), "height": of_x[0]}
-    return builder.add(AveragePool(**described(node), **window, sources=(x,)))
+    window = described(node, kernel=kernel, stride=kernel, padding=(0,) * len(kernel), height=before[0])
+    return builder.add(AveragePool(**window, sources=(x,)))
 
 
 def _mean(builder: Builder, node: Node) -> Made:
     """Add the mean over rows and columns, which become one pixel."""
-    given, dims = arguments_of(node), node.meta["val"].dim()
-    is_of_image = {one % dims for one in given.get("dim") or ()} == {*range(2, dims)} and not given.get("dtype")
-    return _adaptive_pool(builder, node) if is_of_image else None
+    arguments, dims = arguments_of(node), node.meta["val"].dim()
+    is_over_image = {dim % dims for dim in arguments.get("dim") or ()} == {*range(2, dims)}
+    return _adaptive_pool(builder, node) if is_over_image and not arguments.get("dtype") else None
 
 
-def _padding(builder: Builder, node: Node) -> Made:
-    given = arguments_of(node)
-    x, sides = builder.image(given["self"]), list(given["pad"])
-    most = 2 * (node.meta["val"].dim() - 2)
-    if x is None or any(sides[most:]):
+@of_image
+def _padding(builder: Builder, node: Node, x: int) -> Made:
+    arguments, y = arguments_of(node), node.meta["val"]
+    sides, count = list(arguments["pad"]), 2 * (y.dim() - 2)
+    if any(sides[count:]):
         return None
-    sides = (sides + [0] * most)[:most]
-    mode, value = given.get("mode", "constant"), given.get("value") or 0.0
+    sides = (sides + [0] * count)[:count]
+    mode, value = arguments.get("mode", "constant"), arguments.get("value") or 0.0
     if mode == "circular" or min(sides) < 0:
         return None
-    return builder.add(Padding(**described(node), sources=(x,), sides=tuple(sides), mode=mode, value=float(value)))
+    constant = torch.tensor(float(value), dtype=y.dtype, device=y.device)
+    return builder.add(Padding(**described(node), sources=(x,), sides=tuple(sides), mode=mode, constant=constant))
 
 
-def _resize(mode: str, builder: Builder, node: Node) -> Made:
-    given = arguments_of(node)
-    image = given["input" if "input" in given else "self"]
-    x = builder.image(image)
-    if x is None:
-        return None
-    size = tuple(image.meta["val"].shape[2:])
-    scales = given.get("scale_factors") or [given.get(f"scales_{name}") for name in "dhw"[-len(size) :]]
+@of_image
+def _resize(builder: Builder, node: Node, x: int) -> Made:
+    arguments, size = arguments_of(node), shape_of(node.args[0])[2:]
+    scales = arguments.get("scale_factors") or [arguments.get(f"scales_{name}") for name in "dhw"[-len(size) :]]
     return builder.add(
         Resize(
             **described(node),
             sources=(x,),
-            mode=mode,
-            align_corners=bool(given.get("align_corners")),
+            mode=_RESIZE_MODES[node.target],
+            align_corners=bool(arguments.get("align_corners")),
             scales=tuple(scales),
             size=size,
         )
@@ -406,18 +373,18 @@ def _resize(mode: str, builder: Builder, node: Node) -> Made:
 
 def _group_norm(builder: Builder, node: Node) -> Made:
     """Add group norm, or instance norm, whose groups are the channels, after its sums over all rows."""
-    given = arguments_of(node)
-    constants = builder.constants(given.get("weight"), given.get("bias"))
-    if constants is None or not given.get("use_input_stats", True):
+    arguments = arguments_of(node)
+    constants = builder.constants(arguments.get("weight"), arguments.get("bias"))
+    if constants is None or not arguments.get("use_input_stats", True):
         return None
-    x = builder.image(given["input"])
+    x = builder.image(arguments["input"])
     if x is None:
         return None
-    of_sums = described(node, name=f"{node.name}, moments", dtype=torch.float64)
-    groups = given.get("num_groups", of_sums["shape"][1])
-    moments = builder.add(Moments(**of_sums, sources=(x,), groups=groups))
-    of_result = described(node, sources=(x,), wholes=(moments.index,), eps=given.get("eps", 1e-5))
-    return builder.add(Normalization(**of_result, weight=constants[0], bias=constants[1]))
+    summed = described(node, name=f"{node.name}, moments", dtype=torch.float64)
+    groups = arguments.get("num_groups", shape_of(node)[1])
+    moments = builder.add(Moments(**summed, sources=(x,), groups=groups))
+    normalized = described(node, sources=(x,), wholes=(moments.index,), eps=arguments.get("eps", 1e-5))
+    return builder.add(Normalization(**normalized, weight=constants[0], bias=constants[1]))
 
 
 def _batch_norm(builder: Builder, node: Node) -> Made:
@@ -426,43 +393,28 @@ def _batch_norm(builder: Builder, node: Node) -> Made:
     x = None if constants is None else builder.image(node.args[0])
     if x is None or constants is None:
         return None
-    weight, bias, mean, variance = (None if one is None else one.double() for one in constants)
+    weight, bias, mean, variance = (None if constant is None else constant.double() for constant in constants)
     factor = (variance + node.args[6]).rsqrt() * (1 if weight is None else weight)
     addend = (0 if bias is None else bias) - mean * factor
-    numbers = {"factor": factor.to(y.dtype), "addend": addend.to(y.dtype)}
-    made = {"name": node.name, "shape": tuple(y.shape), "dtype": y.dtype, "device": y.device}
-    return builder.add(Scale(**made, sources=(x,), **numbers)), None, None
+    normed = described(node, y, sources=(x,), factor=factor.to(y.dtype), addend=addend.to(y.dtype))
+    return builder.add(Scale(**normed)), None, None
 
 
-MAKERS: dict[Any, Callable[[Builder, Node], Made]] = {
+MAKERS: Mapping[Any, Maker] = {
     NORM: _batch_norm,
-    aten.relu.default: _activation,
-    aten.relu6.default: _activation,
-    aten.silu.default: _activation,
-    aten.mul.Tensor: _multiple,
-    aten.add.Tensor: _multiple,
     F.normalize: _pixel_norm,
-    aten.hardtanh.default: _activation,
-    **dict.fromkeys((aten.cat.default, aten.concatenate.default), _concatenation),
+    **dict.fromkeys((aten.relu.default, aten.relu6.default, aten.silu.default, aten.hardtanh.default), _activation),
+    **dict.fromkeys((aten.mul.Tensor, aten.add.Tensor), _multiple),
+    **dict.fromkeys(CONCATENATIONS, _concatenation),
     **dict.fromkeys((aten.repeat.default, aten.expand.default), _repetition),
-    aten.pixel_shuffle.default: partial(_shuffle, 1),
-    aten.pixel_unshuffle.default: partial(_shuffle, -1),
+    **dict.fromkeys((aten.pixel_shuffle.default, aten.pixel_unshuffle.default), _shuffle),
     depth_to_space: _depth_to_space,
-    frame_by_frame: _frame_by_frame,
     aten.slice.Tensor: _slice,
-    aten.split.Tensor: _split,
-    aten.split_with_sizes.default: _split,
-    aten.chunk.default: _split,
+    **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default), _split),
     **dict.fromkeys((*_MAX_POOLS, aten.avg_pool2d.default, aten.avg_pool3d.default), _pool),
     **dict.fromkeys((aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default), _adaptive_pool),
     aten.mean.dim: _mean,
     **dict.fromkeys(PADS, _padding),
-    **dict.fromkeys(VIEWS, _one_frame),
-    **dict.fromkeys((aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default), partial(_resize, "nearest")),
-    **dict.fromkeys((aten.upsample_nearest3d.vec, aten.upsample_nearest3d.default), partial(_resize, "nearest")),
-    **dict.fromkeys(_NEAREST_EXACT, partial(_resize, "nearest-exact")),
-    **dict.fromkeys((aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default), partial(_resize, "bilinear")),
-    **dict.fromkeys((aten.upsample_trilinear3d.vec, aten.upsample_trilinear3d.default), partial(_resize, "trilinear")),
-    aten.group_norm.default: _group_norm,
-    aten.instance_norm.default: _group_norm,
+    **dict.fromkeys(_RESIZE_MODES, _resize),
+    **dict.fromkeys((aten.group_norm.default, aten.instance_norm.default), _group_norm),
 }

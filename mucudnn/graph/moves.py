@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from mucudnn.kernels.compiled.library import ProgramStep
 from mucudnn.solver.bands import Reach
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Copy(Operator):
     """A copy, into another memory format, of some channels, rows and columns, or of one for all.
 
@@ -44,9 +46,13 @@ class Copy(Operator):
         return [copy_step(band.out, x)] if has_rows(x) and has_rows(band.out) else []
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Concatenation(Operator):
-    """Several tensors, one behind another along a dimension, the rows' if it is 2. sizes: of each along it."""
+    """Several tensors, one behind another.
+
+    dim: along which dimension; that of the rows is 2.
+    sizes: of the tensors along it.
+    """
 
     dim: int
     sizes: tuple[int, ...]
@@ -54,11 +60,11 @@ class Concatenation(Operator):
     def reaches(self) -> tuple[Reach, ...]:
         if self.dim != 2:
             return super().reaches()
-        every = zip(self.sources, self.sizes, accumulate(self.sizes, initial=0), strict=False)
-        found, rows = [], np.arange(self.rows)
-        for source, size, start in every:
-            found.append(Reach(source, np.clip(rows - start, 0, size), np.clip(rows - start + 1, 0, size)))
-        return tuple(found)
+        rows = np.arange(self.rows)
+        return tuple(
+            Reach(source, np.clip(rows - start, 0, size), np.clip(rows - start + 1, 0, size))
+            for source, size, start in zip(self.sources, self.sizes, accumulate(self.sizes, initial=0), strict=False)
+        )
 
     def _parts(self, band: Band) -> list[tuple[Tensor, Tensor]]:
         """Return where some of each tensor goes, and what goes there."""
@@ -79,40 +85,10 @@ class Concatenation(Operator):
 
     def steps(self, band: Band) -> list[ProgramStep]:
         parts = self._parts(band)
-        return [copy_step(*one) for one in parts] if all(has_rows(part) for part, _ in parts) else []
+        return [copy_step(part, x) for part, x in parts] if all(has_rows(part) for part, _ in parts) else []
 
 
-@dataclass(kw_only=True)
-class OneFrame(Operator):
-    """Images of clips of one frame, or such clips of images.
-
-    height: rows of what is read, 1 of clips. dim: along which clips have one, 2, or 3 if they are (N, C, H, 1, W).
-    """
-
-    height: int
-    dim: int = 2
-
-    def reaches(self) -> tuple[Reach, ...]:
-        if self.dim == 3:
-            return super().reaches()
-        first = np.zeros(self.rows, np.int64)
-        return (Reach(self.sources[0], first, first + self.height),)
-
-    def _images(self, band: Band) -> tuple[Tensor, Tensor]:
-        if band.out.dim() == 5:
-            return band.out.select(self.dim, 0), band.xs[0]
-        x = band.xs[0].select(self.dim, 0)
-        return band.out, x if self.dim == 3 else x[:, :, band.low : band.high]
-
-    def compute(self, band: Band) -> None:
-        out, x = self._images(band)
-        out.copy_(x)
-
-    def steps(self, band: Band) -> list[ProgramStep]:
-        return [copy_step(*self._images(band))]
-
-
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Shuffle(Operator):
     """Pixels from channels (``factor`` r > 0: each row gives r rows), or the reverse (``factor`` below 0)."""
 
@@ -138,8 +114,14 @@ class Shuffle(Operator):
         return [step("shuffle", band.out, band.xs[0], numbers=(self.factor, skipped))]
 
 
-# For dimension 1 and each of those behind it, strides and sizes of parts of an index along the channels
-Moves = tuple[tuple[tuple[int, int], ...], ...]
+# The stride and the size of a part of an index along the channels, and such parts for dimension 1 and all behind it
+Part: TypeAlias = tuple[int, int]
+Moves: TypeAlias = tuple[tuple[Part, ...], ...]
+
+
+def size_of(parts: Iterable[Part]) -> int:
+    """Return how many channels a dimension gets."""
+    return prod(size for _, size in parts)
 
 
 def depth_to_space(x: Tensor, moved: Moves) -> Tensor:
@@ -148,56 +130,60 @@ def depth_to_space(x: Tensor, moved: Moves) -> Tensor:
     moved: which parts of the channels each dimension has, from 1 on, the slowest first; behind its own index, if it is
     not that of channels.
     """
-    sizes = [prod(size for _, size in parts) for parts in moved]
-    out = x.new_empty(len(x), *(count * size for count, size in zip((1, *x.shape[2:]), sizes, strict=True)))
+    lengths = [length * size_of(parts) for length, parts in zip((1, *x.shape[2:]), moved, strict=True)]
+    out = x.new_empty(len(x), *lengths)
     _move_channels(x, moved, out, 0)
     return out
 
 
 def _move_channels(x: Tensor, moved: Moves, out: Tensor, skipped: int) -> None:
-    """Write rows of ``depth_to_space`` without a copy. skipped: how many rows that x gives are before those of out."""
-    of_channels, of_rows, *others = moved
-    outermost_first = sorted((part for parts in moved for part in parts), reverse=True)
+    """Write rows of ``depth_to_space`` without a copy.
+
+    skipped: how many rows that x gives are before those of out.
+    """
+    channel_parts, *behind_channels = moved
+    row_parts = behind_channels[0]
+    # Each part of the channels as a dimension of x, before its rows
+    outermost_first = sorted(chain.from_iterable(moved), reverse=True)
     x = torch.unflatten(x, 1, [size for _, size in outermost_first])
     dims = {part: 1 + index for index, part in enumerate(outermost_first)}
-    behind, every, pieces = 1 + len(dims), prod(size for _, size in of_rows), []
-    if skipped % every == 0 == out.shape[2] % every:
-        pieces = [(out, x.narrow(behind, skipped // every, out.shape[2] // every))]
+    first_dim = 1 + len(dims)
+    order = [0, *(dims[part] for part in channel_parts)]
+    for index, parts in enumerate(behind_channels):
+        order += [first_dim + index, *(dims[part] for part in parts)]
+    # All rows at once if each row of x gives all of its rows, else those of each residue
+    period, copies = size_of(row_parts), list[tuple[Tensor, Tensor]]()
+    if skipped % period == 0 == out.shape[2] % period:
+        copies = [(out, x.narrow(first_dim, skipped // period, out.shape[2] // period))]
     else:
-        for residue in range(every):
-            first, rest = (residue - skipped) % every, residue
-            into = out[:, :, first::every]
-            part = x.narrow(behind, (first + skipped) // every, into.shape[2])
-            for one in reversed(of_rows):
-                rest, index = divmod(rest, one[1])
-                part = part.narrow(dims[one], index, 1)
-            pieces.append((into, part))
-    order = [0, *(dims[part] for part in of_channels)]
-    for index, parts in enumerate((of_rows, *others)):
-        order += [behind + index, *(dims[one] for one in parts)]
-    for into, part in pieces:
-        for index, parts in reversed([*enumerate((of_rows, *others))]):
-            sizes = [part.shape[behind + index], *(part.shape[dims[one]] for one in parts)]
+        for residue in range(period):
+            first, quotient = (residue - skipped) % period, residue
+            into = out[:, :, first::period]
+            piece = x.narrow(first_dim, (first + skipped) // period, into.shape[2])
+            for part in reversed(row_parts):
+                quotient, index = divmod(quotient, part[1])
+                piece = piece.narrow(dims[part], index, 1)
+            copies.append((into, piece))
+    # Dimensions of out are divided as those of x are
+    for into, piece in copies:
+        for index, parts in reversed([*enumerate(behind_channels)]):
+            sizes = [piece.shape[first_dim + index], *(piece.shape[dims[part]] for part in parts)]
             into = torch.unflatten(into, 2 + index, sizes)
-        into = torch.unflatten(into, 1, [size for _, size in of_channels] or [1])
-        part = part.permute(order)
-        into.copy_(part if of_channels else part.unsqueeze(1))
+        into = torch.unflatten(into, 1, [size for _, size in channel_parts] or [1])
+        piece = piece.permute(order)
+        into.copy_(piece if channel_parts else piece.unsqueeze(1))
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DepthToSpace(Operator):
     """``depth_to_space``: each row gives as many as the sizes of the parts that it gets multiply to."""
 
     moved: Moves
     settings = ("moved",)
 
-    @property
-    def rows_of_row(self) -> int:
-        return prod(size for _, size in self.moved[1])
-
     def reaches(self) -> tuple[Reach, ...]:
-        row = np.arange(self.rows) // self.rows_of_row
+        row = np.arange(self.rows) // size_of(self.moved[1])
         return (Reach(self.sources[0], row, row + 1),)
 
     def compute(self, band: Band) -> None:
-        _move_channels(band.xs[0], self.moved, band.out, band.low - band.starts[0] * self.rows_of_row)
+        _move_channels(band.xs[0], self.moved, band.out, band.low - band.starts[0] * size_of(self.moved[1]))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copyreg
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
@@ -46,7 +45,8 @@ def _operator_named(packet: str, overload: str) -> Any:
 
 # Torch's operators, which are part of a graph, cannot be pickled otherwise.
 copyreg.pickle(
-    torch._ops.OpOverload, lambda one: (_operator_named, (one._schema.name, one._schema.overload_name or "default"))
+    torch._ops.OpOverload,
+    lambda overload: (_operator_named, (overload._schema.name, overload._schema.overload_name or "default")),
 )
 
 
@@ -61,10 +61,15 @@ class Ref:
 class Band:
     """The operands of one call.
 
-    xs: for each of ``sources``, the rows that were asked for, from row ``starts`` on. wholes: complete results, by
-    index. out: the rows ``low`` to ``high`` - 1 of the result, to be written. samples: the band's samples. algorithm:
-    what computes a convolution, None for torch's own; prepared, scratch: addresses of its buffers, reserved: their
-    bytes.
+    xs: for each of ``sources``, the rows that were asked for.
+    starts: the first of these rows, for each of ``sources``.
+    wholes: complete results, by index.
+    out: the rows ``low`` to ``high`` - 1 of the result, to be written.
+    samples: the band's samples.
+    algorithm: what computes a convolution; None for torch's own.
+    prepared: the address of its prepared buffer.
+    scratch: the address of its scratch buffer.
+    reserved: the bytes of these two.
     """
 
     xs: Sequence[Tensor]
@@ -80,12 +85,15 @@ class Band:
     reserved: Workspace = field(default_factory=Workspace)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Operator:
-    """Base class.
+    """Base class. Operators are values, which nothing changes once they are made; each is equal to itself only.
 
-    shape, dtype, device: of the result, (N, C, H, W) or (N, C, D, H, W). sources: indices of what is read in rows;
-    wholes: as a whole. aliases: what the result may share memory with. align: a multiple at which bands begin.
+    shape: of the result, as its dtype and its device; (N, C, H, W) or (N, C, D, H, W).
+    sources: indices of what is read in rows.
+    wholes: indices of what is read as a whole.
+    aliases: indices of what the result may share memory with.
+    settings: the attributes that operators of the same cost have in common.
     """
 
     name: str
@@ -95,12 +103,16 @@ class Operator:
     sources: tuple[int, ...] = ()
     wholes: tuple[int, ...] = ()
     aliases: tuple[int, ...] = ()
-    align: int = 1
-    settings: ClassVar[tuple[str, ...]] = ()  # the attributes that operators of the same cost have in common
+    settings: ClassVar[tuple[str, ...]] = ()
 
     @property
     def rows(self) -> int:
         return self.shape[2]
+
+    @property
+    def align(self) -> int:
+        """A multiple at which bands begin."""
+        return 1
 
     def row_bytes(self) -> int:
         """Return the bytes of a row of one sample; 0 if there are no rows in memory."""
@@ -116,12 +128,14 @@ class Operator:
         return tuple(Reach(source, same, same + 1) for source in self.sources)
 
     def renumbered(self, numbers: Mapping[int, int]) -> Self:
-        """Return a copy of the operator that reads what has other indices. numbers: the new ones, by the old."""
-        made = copy(self)
-        made.sources, made.wholes, made.aliases = (
-            tuple(map(numbers.__getitem__, some)) for some in (self.sources, self.wholes, self.aliases)
+        """Return a copy of the operator that reads what has other indices.
+
+        numbers: the new indices, by the old.
+        """
+        sources, wholes, aliases = (
+            tuple(map(numbers.__getitem__, indices)) for indices in (self.sources, self.wholes, self.aliases)
         )
-        return made
+        return replace(self, sources=sources, wholes=wholes, aliases=aliases)
 
     def compute(self, band: Band) -> None:
         """Compute a band by torch."""
@@ -132,23 +146,25 @@ class Operator:
         return []
 
 
-def perform(one: Operator, band: Band) -> None:
+def perform(operator: Operator, band: Band) -> None:
     """Compute a band by steps in C++ if there are any, otherwise by torch."""
-    made = one.steps(band) if one.device.type == "cpu" and steps.is_available() else []
-    if made:
-        steps.run_array(steps.array_of(made), (ctypes.c_void_p * 1)())
+    in_cpp = operator.steps(band) if operator.device.type == "cpu" and steps.is_available() else []
+    if in_cpp:
+        steps.run_array(steps.array_of(in_cpp), (ctypes.c_void_p * 1)())
     else:
-        one.compute(band)
+        operator.compute(band)
 
 
 @dataclass
 class Captured:
     """A model as a graph, for a batch of ``samples`` on a device.
 
-    results: of each leaf of its output, a ``Ref`` or a constant. template: the output, with numbers of leaves.
+    template: the output, with numbers of leaves.
+    results: of each leaf of the output, a ``Ref`` or a constant.
     direct_results: the results that operators write as the caller gets them, by index, with their strides.
-    memories: of the results, by their numbers, for arguments of these strides. kept: what the model's first call makes
-    and later ones read: the owner, its key and the value.
+    memories: of the results, by their numbers, for arguments of these strides.
+    strides: of the arguments that are tensors.
+    kept: what the model's first call makes and later ones read: the owner, its key and the value.
     """
 
     samples: int
@@ -167,16 +183,19 @@ class Captured:
         Each reads what ran last of those that it may read.
         """
         numbers: dict[int, int] = {}
-        made = replace(self, operators=[], results=[], direct_results={})
+        operators = []
         for number, index in enumerate(order):
-            made.operators.append(self.operators[index].renumbered(numbers))
+            operators.append(self.operators[index].renumbered(numbers))
             numbers[index] = number
-        made.results = [Ref(numbers[one.index]) if isinstance(one, Ref) else one for one in self.results]
-        made.direct_results = {numbers[index]: given for index, given in self.direct_results.items()}
-        return made
+        return replace(
+            self,
+            operators=operators,
+            results=[Ref(numbers[leaf.index]) if isinstance(leaf, Ref) else leaf for leaf in self.results],
+            direct_results={numbers[index]: strides for index, strides in self.direct_results.items()},
+        )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Input(Operator):
     """A tensor that the caller gives; ``number`` counts the leaves of the arguments."""
 
@@ -187,7 +206,7 @@ class Input(Operator):
         return 0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Called(Operator):
     """An operator of torch with its arguments, in which a ``Ref`` stands for a result."""
 
@@ -201,16 +220,16 @@ class Called(Operator):
         return args, kwargs
 
     def renumbered(self, numbers: Mapping[int, int]) -> Self:
-        made = super().renumbered(numbers)
-        made.args, made.kwargs = self.with_each(
-            lambda value: Ref(numbers[value.index]) if isinstance(value, Ref) else value
-        )
-        return made
+        args, kwargs = self.with_each(lambda value: Ref(numbers[value.index]) if isinstance(value, Ref) else value)
+        return replace(super().renumbered(numbers), args=args, kwargs=kwargs)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Barrier(Called):
-    """An operator that needs everything at once, or is not known: it is called as it is. nbytes: of a new result."""
+    """An operator that needs everything at once, or is not known: it is called as it is.
+
+    nbytes: of a new result.
+    """
 
     nbytes: int = 0
     settings = ("name",)  # each is measured
@@ -257,12 +276,12 @@ def _out_of(target: Any) -> Any:
         return lambda x, out: aten.clamp_min.out(x, 0, out=out)
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
+    signature = [(argument.name, str(argument.type)) for argument in target._schema.arguments]
     packet: Any = target._overloadpacket
     for name in packet.overloads():
         overload = getattr(packet, name)
-        *others, last = overload._schema.arguments
-        if last.is_out and [(a.name, str(a.type)) for a in others] == wanted:
+        *arguments, last = overload._schema.arguments
+        if last.is_out and [(argument.name, str(argument.type)) for argument in arguments] == signature:
             return overload
     return None
 
@@ -279,7 +298,7 @@ def for_channels(values: Tensor, x: Tensor) -> Tensor:
     return values.view(-1, values.shape[-1], *(1,) * (x.dim() - 2))
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Local(Called):
     """An operator whose results depend on the same row of the same sample only, such as an addition or SiLU."""
 
@@ -338,12 +357,14 @@ class Local(Called):
 # Normalization over rows, in two passes
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Moments(Operator):
     """The sums and the sums of squares of each group of channels of each sample, for ``Normalization``.
 
-    Sums of each row are in float64 and added in the order of rows, so that they do not depend on the bands. shape: of
-    what is read. The result is (N, groups, 2) in float64, whole only after the last band.
+    Sums of each row are in float64 and added in the order of rows, so that they do not depend on the bands. The result
+    is (N, groups, 2) in float64, whole only after the last band.
+
+    shape: of what is read.
     """
 
     groups: int
@@ -369,12 +390,12 @@ class Moments(Operator):
     def steps(self, band: Band) -> list[ProgramStep]:
         if not are_images(band.xs[0]):
             return []
-        made = step("moments", band.xs[0], band.xs[0], numbers=(self.groups,))
-        made.out.place.offset = band.out[band.samples].data_ptr()
-        return [made]
+        moments = step("moments", band.xs[0], band.xs[0], numbers=(self.groups,))
+        moments.out.place.offset = band.out[band.samples].data_ptr()
+        return [moments]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Normalization(Operator):
     """Group norm with the moments of the whole image, as torch computes it, and an activation."""
 
@@ -389,28 +410,27 @@ class Normalization(Operator):
         groups = totals.shape[1]
         mean, squares = (totals / (channels // groups * prod(self.shape[2:]))).unbind(2)
         scale = ((squares - mean.square()).clamp_min_(0) + self.eps).rsqrt_()
-        mean, scale = (one.repeat_interleave(channels // groups, 1) for one in (mean, scale))
+        mean, scale = (values.repeat_interleave(channels // groups, 1) for values in (mean, scale))
         if self.weight is not None:
             scale = scale * self.weight
         shift = -mean * scale if self.bias is None else self.bias - mean * scale
-        scale, shift = (for_channels(one.to(x.dtype), x) for one in (scale, shift))
+        scale, shift = (for_channels(values.to(x.dtype), x) for values in (scale, shift))
         torch.addcmul(shift, x, scale, out=band.out)
         Epilogue(self.activation).apply(band.out)
 
     def steps(self, band: Band) -> list[ProgramStep]:
         affine = self.weight, self.bias
-        if not are_images(band.out, *band.xs) or any(one is not None and one.dtype != self.dtype for one in affine):
+        has_dtype = all(values is None or values.dtype == self.dtype for values in affine)
+        if not has_dtype or not are_images(band.out, *band.xs):
             return []
         totals = band.wholes[self.wholes[0]][band.samples]
         groups = totals.shape[1]
         numbers = FUNCTIONS.index(self.activation), groups, prod(self.shape[1:]) // groups
-        addresses = [address_of(one) for one in (totals, *affine)]
-        made = step("normalize", band.out, band.xs[0], numbers=numbers, addresses=addresses)
-        made.values[0] = self.eps
-        return [made]
+        addresses = list(map(address_of, (totals, *affine)))
+        return [step("normalize", band.out, band.xs[0], numbers=numbers, values=(self.eps, 0.0), addresses=addresses)]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Scale(Operator):
     """x * factor + addend for each channel, (C,) each, and an activation: batch norm of constants, norms of pixels.
 
@@ -423,7 +443,7 @@ class Scale(Operator):
     activation: str | None = None
 
     def compute(self, band: Band) -> None:
-        factor, addend = (for_channels(one, band.xs[0]) for one in (self.factor, self.addend))
+        factor, addend = (for_channels(values, band.xs[0]) for values in (self.factor, self.addend))
         x = band.xs[0] if self.least_norm is None else F.normalize(band.xs[0], 2.0, 1, self.least_norm)
         torch.addcmul(addend, x, factor, out=band.out)
         Epilogue(self.activation).apply(band.out)

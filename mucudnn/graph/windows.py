@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -33,9 +34,13 @@ def windows(rows: int, height: int, stride: int, padding: int, extent: int) -> t
     return first, np.clip(start + extent, first + 1, height)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Pool(Operator):
-    """Base class. kernel, stride, padding: of (frames,) rows and columns. height: of what is read."""
+    """Base class.
+
+    kernel: of (frames,) rows and columns, as the stride and the padding.
+    height: of what is read.
+    """
 
     kernel: Sizes
     stride: Sizes
@@ -44,12 +49,14 @@ class Pool(Operator):
     settings = ("kernel", "stride")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class AveragePool(Pool):
-    """Average pooling. divisor: None for the size of the window.
+    """Average pooling.
 
     A band begins at a row from which the windows of torch's operator are those of the whole; rows beyond it are
     dropped.
+
+    divisor: None for the size of the window.
     """
 
     ceil_mode: bool = False
@@ -85,9 +92,12 @@ class AveragePool(Pool):
         return [step("average_pool", band.out, band.xs[0], numbers=numbers)]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MaxPool(Pool):
-    """The largest number of each window. dilation: as the stride."""
+    """The largest number of each window.
+
+    dilation: of (frames,) rows and columns.
+    """
 
     dilation: Sizes
 
@@ -114,68 +124,73 @@ class MaxPool(Pool):
         return [step("max_pool", band.out, band.xs[0], numbers=numbers)]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Padding(Operator):
-    """Padding of rows and columns by zeros, another value, or the image reflected or replicated.
+    """Padding of rows and columns by a constant, or the image reflected or replicated.
 
-    sides: left, right, above, below, of volumes then frames before and behind, none negative. source_rows: for each row
-    of the result, the row of the input that it comes from, or -1. constant: ``value`` as a tensor, to copy from.
+    sides: left, right, above, below, of volumes then frames before and behind, none negative.
+    mode: constant, reflect or replicate.
+    constant: the constant as a tensor, to copy from.
     """
 
     sides: Sizes
     mode: str
-    value: float
-    source_rows: Indices = field(init=False)
-    constant: Tensor = field(init=False)
+    constant: Tensor
     settings = ("mode",)
 
-    def __post_init__(self) -> None:
-        self.constant = torch.tensor(self.value, dtype=self.dtype, device=self.device)
-        sides = self.sides[-2:]
-        rows = np.arange(self.rows - sum(sides))
-        if self.mode == "constant":
-            self.source_rows = np.pad(rows, sides, constant_values=-1)
-        else:
-            self.source_rows = np.pad(rows, sides, mode="reflect" if self.mode == "reflect" else "edge")
-
     def reaches(self) -> tuple[Reach, ...]:
-        rows = self.source_rows
+        rows = _padded_rows(self.rows, self.sides[-2:], self.mode)
         first = np.where(rows < 0, self.rows - sum(self.sides[-2:]), rows)
         return (_monotone(self.sources[0], first, np.where(rows < 0, 0, rows + 1)),)
 
     def _copies(self, band: Band) -> list[tuple[Tensor, Tensor]]:
         """Return where to copy, and what: runs of adjacent rows first, then the borders of rows from beside them."""
-        x, out, wanted = band.xs[0], band.out, self.source_rows[band.low : band.high]
+        x, out, copies = band.xs[0], band.out, list[tuple[Tensor, Tensor]]()
         borders = [(-1 - i // 2, *self.sides[i : i + 2]) for i in range(0, len(self.sides) - 2, 2)]
-        inner, made = out, []
+        # Rows, without their borders
+        inner = out
         for dim, before, after in borders:
             inner = inner.narrow(dim, before, inner.shape[dim] - before - after)
-        ends = np.flatnonzero((np.diff(wanted) != 1) | (wanted[:-1] < 0)) + 1
-        for run in np.split(np.arange(len(wanted)), ends):
-            into, first = inner.narrow(2, int(run[0]), len(run)), int(wanted[run[0]])
-            made.append((into, self.constant if first < 0 else x.narrow(2, first - band.starts[0], len(run))))
+        rows = _padded_rows(self.rows, self.sides[-2:], self.mode)[band.low : band.high]
+        ends = np.flatnonzero((np.diff(rows) != 1) | (rows[:-1] < 0)) + 1
+        for run in np.split(np.arange(len(rows)), ends):
+            into, first = inner.narrow(2, int(run[0]), len(run)), int(rows[run[0]])
+            copies.append((into, self.constant if first < 0 else x.narrow(2, first - band.starts[0], len(run))))
+        # The borders of each dimension, within those that are written already
         for index, (dim, before, after) in enumerate(borders):
             part = out
-            for other, low, high in borders[index + 1 :]:  # whose borders are not written yet
-                part = part.narrow(other, low, part.shape[other] - low - high)
+            for unwritten, low, high in borders[index + 1 :]:
+                part = part.narrow(unwritten, low, part.shape[unwritten] - low - high)
             last = part.shape[dim] - after - 1
             if self.mode == "reflect":
-                moved = [(before - i, before + i, 1) for i in range(1, before + 1)]
-                moved += [(last + i, last - i, 1) for i in range(1, after + 1)]
+                places = [(before - i, before + i, 1) for i in range(1, before + 1)]
+                places += [(last + i, last - i, 1) for i in range(1, after + 1)]
             else:
-                moved = [(0, before, before), (last + 1, last, after)]
-            for to, source, count in moved:
-                what = self.constant if self.mode == "constant" else part.narrow(dim, source, 1)
-                made.append((part.narrow(dim, to, count), what))
-        return [(into, what.expand_as(into)) for into, what in made if into.numel()]
+                places = [(0, before, before), (last + 1, last, after)]
+            for place, source, count in places:
+                value = self.constant if self.mode == "constant" else part.narrow(dim, source, 1)
+                copies.append((part.narrow(dim, place, count), value))
+        return [(into, value.expand_as(into)) for into, value in copies if into.numel()]
 
     def compute(self, band: Band) -> None:
-        for into, what in self._copies(band):
-            into.copy_(what)
+        for into, value in self._copies(band):
+            into.copy_(value)
 
     def steps(self, band: Band) -> list[ProgramStep]:
-        every = [(into, what) for pair in self._copies(band) for into, what in zip(*map(_images, pair), strict=True)]
-        return [copy_step(*pair) for pair in every]
+        return [
+            copy_step(image, value)
+            for copied in self._copies(band)
+            for image, value in zip(*map(_images, copied), strict=True)
+        ]
+
+
+@lru_cache(maxsize=64)
+def _padded_rows(rows: int, sides: Sizes, mode: str) -> Indices:
+    """Return the row of the input that each of so many rows of a ``Padding`` comes from; -1 for a constant."""
+    padded = np.arange(rows - sum(sides))
+    if mode == "constant":
+        return np.pad(padded, sides, constant_values=-1)
+    return np.pad(padded, sides, mode="reflect" if mode == "reflect" else "edge")
 
 
 def _images(x: Tensor) -> Sequence[Tensor]:
@@ -183,52 +198,37 @@ def _images(x: Tensor) -> Sequence[Tensor]:
     return x.unbind(2) if x.dim() == 5 else [x]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Resize(Operator):
     """Nearest, nearest-exact, bilinear or trilinear resizing: of each row or frame by torch, then rows or frames.
 
     Interpolated rows are sums of two.
 
-    The coordinates are computed in float64, by torch's formulas (area_pixel_compute_source_index). size: spatial sizes
-    of what is read. above, below, weights: of each row of the result, the rows on both sides, and the weight of the
-    second.
+    scales: of each spatial dimension; None for the ratio of its sizes.
+    size: spatial sizes of what is read.
     """
 
     mode: str
     align_corners: bool
     scales: tuple[float | None, ...]
     size: Sizes
-    above: Indices = field(init=False)
-    below: Indices = field(init=False)
-    weights: NDArray[np.float64] = field(init=False)
     settings = ("mode",)
 
-    def __post_init__(self) -> None:
-        self.above, self.below, self.weights = self._sources(0)
-
-    def _sources(self, dimension: int) -> tuple[Indices, Indices, NDArray[np.float64]]:
-        """Return the numbers on both sides, and the weight of the second, along a dimension: 0 for rows or frames."""
-        size, outputs, scale = self.size[dimension], self.shape[2 + dimension], self.scales[dimension]
-        if self.mode in _NEAREST:
-            numbers = torch.arange(size, dtype=torch.float32, device="cpu").view(1, 1, size, 1)
-            near = _resizing(self.mode, 2)(numbers, [outputs, 1], scale, None).flatten().long().numpy()
-            return near, near, np.zeros(outputs)
-        at = np.arange(outputs, dtype=np.float64)
-        if self.align_corners:
-            at = at * ((size - 1) / (outputs - 1) if outputs > 1 else 0.0)
-        else:
-            at = np.maximum((at + 0.5) * (1 / scale if scale else size / outputs) - 0.5, 0)
-        before = np.minimum(at.astype(np.int64), size - 1)
-        return before, np.minimum(before + 1, size - 1), np.clip(at - before, 0, 1)
+    def _neighbors(self, dimension: int) -> _Neighbors:
+        """Return the neighbors along a dimension: 0 for rows or frames."""
+        sizes = self.size[dimension], self.shape[2 + dimension]
+        return _neighbors(self.mode, *sizes, self.scales[dimension], aligns_corners=self.align_corners)
 
     def reaches(self) -> tuple[Reach, ...]:
-        return (_monotone(self.sources[0], self.above, self.below + 1),)
+        above, below, _ = self._neighbors(0)
+        return (_monotone(self.sources[0], above, below + 1),)
 
     def compute(self, band: Band) -> None:
         x, start, rows = band.xs[0], band.starts[0], slice(band.low, band.high)
         size, scales = [x.shape[2], *self.shape[3:]], (None, *self.scales[1:])
+        above, below, weights = (along_rows[rows] for along_rows in self._neighbors(0))
         if self.mode in _NEAREST and len(size) > 2:
-            for frame, nearest in enumerate(self.above[rows] - start):
+            for frame, nearest in enumerate(above - start):
                 resized = _resizing(self.mode, 2)(x[:, :, nearest], size[1:], *scales[1:])
                 band.out[:, :, frame].copy_(resized)
             return
@@ -236,29 +236,51 @@ class Resize(Operator):
         if self.mode in _NEAREST:
             if x.shape[3:] != self.shape[3:]:
                 x = resize(x, size, *scales)
-            torch.index_select(x, 2, torch.from_numpy(self.above[rows] - start).to(x.device), out=band.out)
+            torch.index_select(x, 2, torch.from_numpy(above - start).to(x.device), out=band.out)
             return
         x = resize(x, size, self.align_corners, *scales)
-        above = x.index_select(2, torch.from_numpy(self.above[rows] - start).to(x.device))
-        below = x.index_select(2, torch.from_numpy(self.below[rows] - start).to(x.device))
-        weights = torch.from_numpy(self.weights[rows]).to(x.device, x.dtype).view(-1, *(1,) * (x.dim() - 3))
-        torch.lerp(above, below, weights, out=band.out)
+        first, second = (x.index_select(2, torch.from_numpy(near - start).to(x.device)) for near in (above, below))
+        share = torch.from_numpy(weights).to(x.device, x.dtype).view(-1, *(1,) * (x.dim() - 3))
+        torch.lerp(first, second, share, out=band.out)
 
     def steps(self, band: Band) -> list[ProgramStep]:
         out, x, is_nearest = band.out, band.xs[0], self.mode in _NEAREST
         if not are_images(out, x) or (len(self.size) > 2 and not is_nearest):
             return []
-        above, below = (some[band.low : band.high] - band.starts[0] for some in (self.above, self.below))
-        along_rows = above, below, self.weights[band.low : band.high]
-        images = [(out, x)]
+        above, below, weights = (along_rows[band.low : band.high] for along_rows in self._neighbors(0))
+        above, below = above - band.starts[0], below - band.starts[0]
+        along_rows, images = (above, below, weights), [(out, x)]
         if len(self.size) > 2:
-            along_rows = self._sources(1)
+            along_rows = self._neighbors(1)
             images = [(out[:, :, frame], x[:, :, nearest]) for frame, nearest in enumerate(above)]
-        kept = [
+        tables = [
             np.ascontiguousarray(table, np.float32 if table.dtype == np.float64 else None)
-            for table in (*along_rows, *self._sources(len(self.size) - 1))
+            for table in (*along_rows, *self._neighbors(len(self.size) - 1))
         ]
-        return [step("resize", *each, numbers=(not is_nearest,), tables=kept) for each in images]
+        return [step("resize", into, image, numbers=(not is_nearest,), tables=tables) for into, image in images]
+
+
+# Of each row of a result, the rows on both sides, and the weight of the second
+_Neighbors: TypeAlias = tuple[Indices, Indices, NDArray[np.float64]]
+
+
+@lru_cache(maxsize=64)
+def _neighbors(mode: str, size: int, outputs: int, scale: float | None, *, aligns_corners: bool) -> _Neighbors:
+    """Return the neighbors of a dimension of ``outputs`` numbers, resized from ``size``.
+
+    Coordinates are computed in float64, by torch's formulas (area_pixel_compute_source_index).
+    """
+    if mode in _NEAREST:
+        numbers = torch.arange(size, dtype=torch.float32, device="cpu").view(1, 1, size, 1)
+        nearest = _resizing(mode, 2)(numbers, [outputs, 1], scale, None).flatten().long().numpy()
+        return nearest, nearest, np.zeros(outputs)
+    places = np.arange(outputs, dtype=np.float64)
+    if aligns_corners:
+        places = places * ((size - 1) / (outputs - 1) if outputs > 1 else 0.0)
+    else:
+        places = np.maximum((places + 0.5) * (1 / scale if scale else size / outputs) - 0.5, 0)
+    before = np.minimum(places.astype(np.int64), size - 1)
+    return before, np.minimum(before + 1, size - 1), np.clip(places - before, 0, 1)
 
 
 def _resizing(mode: str, dimensions: int) -> Any:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import gc
-import inspect
 import multiprocessing
-import pickle
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
-from itertools import cycle
-from pathlib import Path
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -21,22 +16,17 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from support.graphs import graph_of
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import mucudnn
 from mucudnn.graph import guards
 from mucudnn.graph.capture import NotCapturedError, capture
-from mucudnn.graph.choices import CostedGraph, each_by_itself, solver_graph
 from mucudnn.graph.guards import Guards
-from mucudnn.graph.model import BandedModel, Graphs, banded, signature_of
+from mucudnn.graph.model import BandedModel
 from mucudnn.graph.schedule import Schedule
-from mucudnn.kernels.memory import peak_allocated_bytes
-from mucudnn.running.workspace import borrowed_workspace, release_workspaces, workspace_of
-from mucudnn.tuning.model_state import reachable
 
 
 def step_of(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[[nn.Conv2d], None]:
@@ -129,35 +119,14 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return str(request.param)
 
 
-@pytest.fixture
-def runs() -> Iterator[list[Schedule]]:
-    """The schedules that have run."""
-    found: list[Schedule] = []
-    run = Schedule.run
-
-    def spy(self: Schedule, arguments: tuple[Any, ...]) -> Any:
-        found.append(self)
-        return run(self, arguments)
-
-    with mock.patch.object(Schedule, "run", spy):
-        yield found
-
-
-def graph_of(model: nn.Module, *arguments: Any) -> BandedModel:
-    """Return a model that runs as a graph, without being tuned."""
-    captured = capture(model.eval(), arguments)
-    costed = CostedGraph(captured, solver_graph(captured))
-    return banded(Graphs(model, {signature_of(arguments): Schedule(costed, each_by_itself(costed.graph))}))
+@dataclass(slots=True)
+class Slot:
+    last: Any = None
 
 
 class Settings:
     def __init__(self) -> None:
         self.scale = 2.0
-
-
-@dataclass(slots=True)
-class Slot:
-    last: Any = None
 
 
 class Block(nn.Module):
@@ -427,273 +396,6 @@ def test_inputs_and_modes_that_a_graph_does_not_know(runs: list[Schedule]) -> No
     assert len(runs) == 2, "a default device that was there before is no reason"
 
 
-class Returns(nn.Module):
-    def __init__(self, function: Callable[[Any, Tensor], tuple[Tensor, ...]]) -> None:
-        super().__init__()
-        self.conv, self.function = nn.Conv2d(3, 4, 3, padding=1), function
-        self.register_buffer("known", torch.ones(4))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.function(self, x)
-
-
-def with_y(made: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Any, Tensor], tuple[Tensor, ...]]:
-    return lambda model, x: made(model.conv(x))
-
-
-RESULTS: dict[str, Callable[[Any, Tensor], tuple[Tensor, ...]]] = {
-    "clone of the input": lambda model, x: (model.conv(x), x.clone()),
-    "input": lambda model, x: (model.conv(x), x, x.contiguous(), x.detach()),
-    "dropout of the input": lambda model, x: (model.conv(x), F.dropout(x, 0.5, False)),
-    "channels of the input": lambda model, x: (model.conv(x), x[:, :2], x.flatten(2)),
-    "bits of the input": lambda model, x: (model.conv(x), x.view(torch.int32)),
-    "buffer": lambda model, x: (model.conv(x), model.known),
-    "product of a buffer": lambda model, x: (model.conv(x), model.known * 3),
-    "copies of a buffer": lambda model, x: (model.conv(x), model.known.clone(), model.known.clone()),
-    "weight": lambda model, x: (model.conv(x), model.conv.weight, model.conv.weight.flatten(1)),
-    "same twice": with_y(lambda y: (y, y)),
-    "result and its copy": with_y(lambda y: (y, y.clone(), y.clone())),
-    "parts": with_y(lambda y: tuple(y.chunk(2, 1))),
-    "overlapping views": with_y(lambda y: (y[:, :3], y[:, 1:], y.flatten(2))),
-    "copies of parts": with_y(lambda y: (y[:, :3].clone(), y[:, 1:].clone(), y.relu())),
-}
-
-
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore:.*runs as it was")
-def test_results_share_memory_exactly_where_the_models_do() -> None:
-    for (name, function), memory_format in zip(RESULTS.items(), cycle((torch.channels_last, torch.contiguous_format))):
-        x = torch.randn(2, 3, 8, 7).contiguous(memory_format=memory_format)
-        model = Returns(function)
-        fitted = graph_of(model, x)
-        fitted(x)
-        for changed in range(len(model(x))):
-            found = []
-            for ours in (model, fitted):
-                own, given = copy.deepcopy(model.state_dict()), x.clone()
-                results = ours(given)
-                if results[changed].is_floating_point():
-                    results[changed].add_(1)
-                else:
-                    results[changed].fill_(1)
-                again = [one.clone() for one in ours(given)]
-                found.append([*results, given, *(one.clone() for one in model.state_dict().values()), *again])
-                model.load_state_dict(own)
-            for theirs, mine in zip(*found, strict=True):
-                torch.testing.assert_close(mine, theirs, msg=f"{name}, {changed}")
-            for theirs, mine in zip(model(x), fitted(x), strict=True):
-                assert mine.stride() == theirs.stride(), name
-
-
-@torch.no_grad()
-def test_every_result_has_the_strides_of_the_models_for_arguments_of_any_strides(runs: list[Schedule]) -> None:
-    def results(y: Tensor) -> tuple[Tensor, ...]:
-        mean = y.mean(1, keepdim=True)
-        of_images = (y > 0, y.sort(1)[1], F.max_pool2d(y, 2, return_indices=True)[1], y.long(), y.double(), mean)
-        of_parts = (y[:, ::2] + 1, (y > 0)[:, ::2], (y > 0)[0], torch.cat((y, y)), (y > 0).permute(0, 2, 3, 1))
-        of_views = (mean.expand_as(y), (mean + 1).expand_as(y), y.unfold(2, 3, 1), (y > 0).flatten(2), y[:, ::2])
-        return *of_images, *of_parts, *of_views, y.sum(1, keepdim=True), torch.complex(y, y)
-
-    x = torch.randn(2, 3, 8, 7)
-    formats = torch.contiguous_format, torch.channels_last
-    for memory_format in formats:
-        model = Returns(lambda model, x: (*results(model.conv(x)), x[:, 1:]))
-        fitted = graph_of(model, x.contiguous(memory_format=memory_format))
-        for other in formats:
-            given = x.contiguous(memory_format=other)
-            for _ in range(2):
-                for number, (mine, theirs) in enumerate(zip(fitted(given), model(given), strict=True)):
-                    assert mine.stride() == theirs.stride(), (memory_format, other, number)
-                    torch.testing.assert_close(mine, theirs)
-    assert len(runs) == 8
-
-
-@torch.no_grad()
-def test_nobody_else_gets_the_memory_of_a_call() -> None:
-    cpu = torch.device("cpu")
-    with borrowed_workspace(10_000, cpu) as arena:
-        inside = workspace_of(5_000, cpu, True)
-        assert inside.data_ptr() != arena.data_ptr()
-        with borrowed_workspace(5_000, cpu) as nested:
-            assert nested.data_ptr() == inside.data_ptr()
-            assert workspace_of(5_000, cpu, True).data_ptr() not in (nested.data_ptr(), arena.data_ptr())
-    assert workspace_of(5_000, cpu, True).data_ptr() == arena.data_ptr()
-
-
-class ComputedFilter(nn.Module):
-    """A convolution that is a barrier, since its filter is computed in the call, between others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.inner, self.last = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.first(x)
-        return self.last(y + F.conv2d(y, self.inner.weight * y.mean(), self.inner.bias, padding=1))
-
-
-@torch.no_grad()
-def test_operators_of_ours_inside_a_graph(tmp_path: Path) -> None:
-    config = mucudnn.Config(database=tmp_path / "m.sqlite", time_limit="200ms", confirm=False)
-    model, x = ComputedFilter().eval(), torch.randn(2, 8, 30, 28).contiguous(memory_format=torch.channels_last)
-    expected = model(x)
-    fitted = graph_of(model, x)
-    with mucudnn.tuned(config):
-        for _ in range(3):
-            torch.testing.assert_close(fitted(x), expected)
-    layers = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), mucudnn.Conv2d(8, 8, 5), nn.Conv2d(8, 4, 3)).eval()
-    expected = layers(x)
-    mucudnn.optimize(layers[2], torch.randn(2, 8, 28, 26).contiguous(memory_format=torch.channels_last), config)
-    fitted = graph_of(layers, x)
-    (schedule,) = fitted.tuned_graphs.schedules.values()
-    assert schedule is not None
-    schedule.count((x,))
-    for _ in range(2):
-        torch.testing.assert_close(fitted(x), expected)
-    release_workspaces()
-    gc.collect()
-    found: list[Tensor] = []
-    peak = peak_allocated_bytes(lambda: found.append(fitted(x)))
-    assert peak - found[0].nbytes <= schedule.needed_bytes, "the budget counts what they allocate"
-
-
-class Counts(nn.Conv2d):
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls = getattr(self, "calls", 0) + 1
-        return super().forward(x)
-
-
-class Keeps(nn.Module):
-    """A model whose calls keep something. run: computes the results from what a convolution returns, and the image."""
-
-    gain: Any = None
-
-    def __init__(self, run: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.conv, self.run, self.last, self.calls, self.grid = (
-            nn.Conv2d(3, 4, 3, padding=1),
-            run,
-            None,
-            0,
-            torch.ones(1),
-        )
-        self.table: dict[Any, Any] = {}
-        self.tensors: deque[Tensor] = deque(maxlen=2)
-        self.state, self.slot, self.names = SimpleNamespace(last=None), Slot(), [0]
-        self.register_buffer("mean", torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(self, self.conv(x), x)
-
-
-TAPPED: dict[str, Any] = {}
-kept_grid = lru_cache(lambda height, width: torch.arange(float(height * width)).view(height, width))
-
-
-def keeping(change: Callable[[Any, Tensor], object]) -> Callable[[Any, Tensor, Tensor], Tensor]:
-    def run(model: Any, y: Tensor, x: Tensor) -> Tensor:
-        change(model, y)
-        return y
-
-    return run
-
-
-def keep_everywhere(model: Any, y: Tensor) -> None:
-    model.last = model.state.last = model.slot.last = model.table["last"] = y
-    model.tensors.append(y)
-    model.names[0] = model.calls = model.calls + 1
-    model.mean = y.mean()
-
-
-def anchored(model: Any, y: Tensor, x: Tensor, *, always: bool = False) -> Tensor:
-    """As detection heads of Ultralytics' YOLO do."""
-    if always or model.gain != y.shape:
-        model.last, model.grid = (kept_grid(*y.shape[2:]).clone() + number for number in range(2))
-        model.gain = y.shape
-    return y * model.grid + model.last
-
-
-def with_first(model: Any, y: Tensor, x: Tensor) -> Tensor:
-    if model.last is None:
-        model.last = y
-    return y + model.last
-
-
-def from_tables(model: Any, y: Tensor, x: Tensor) -> Tensor:
-    for table in (model.table, TAPPED):
-        y = y + table.setdefault(y.shape, torch.full(y.shape[2:], 0.5))
-    return y + kept_grid(*y.shape[2:])
-
-
-# Why it cannot be a graph, or the calls of the test below that one runs
-KEPT: dict[str, tuple[Callable[[Any, Tensor, Tensor], Tensor], str | tuple[int, ...]]] = {
-    "everywhere": (keeping(keep_everywhere), "a call changes mean"),
-    "tensor in place": (keeping(lambda model, y: model.grid.add_(1)), "grid is mutated"),
-    "weight": (keeping(lambda model, y: model.conv.weight.data.mul_(0.5)), "cannot trace it"),
-    "global": (keeping(lambda model, y: TAPPED.update(y=y)), "a global keeps"),
-    "anchors of each call": (partial(anchored, always=True), "has changed"),
-    "anchors": (anchored, (1, 2, 5)),
-    "tables": (from_tables, (1, 2)),
-}
-
-
-def attributes_of(model: nn.Module) -> dict[str, Any]:
-    """Return all to which a model refers: tensors as their values."""
-    parts = dict(reachable(model))
-    assert not any(isinstance(part, FakeTensor) for part in (*parts.values(), *TAPPED.values(), kept_grid(6, 5)))
-    return {name: part.tolist() if isinstance(part, Tensor) else repr(part) for name, part in parts.items()}
-
-
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore:.*runs as it was")
-def test_what_calls_keep_in_a_model_is_as_without_the_graph(runs: list[Schedule]) -> None:
-    x, larger = torch.randn(2, 3, 6, 5), torch.randn(2, 3, 7, 5)
-    for name, (run, why) in KEPT.items():
-        TAPPED.clear()
-        model = Keeps(run).eval()
-        twin, before = copy.deepcopy(model), attributes_of(model)
-        if isinstance(why, str):
-            with pytest.raises(NotCapturedError, match=why):
-                capture(model, (x,))
-            assert attributes_of(model) == before, name
-            continue
-        fitted = graph_of(model, x)
-        assert attributes_of(model) == before, name
-        for index, given in enumerate((x, x, x + 1, larger, x, x)):
-            runs.clear()
-            torch.testing.assert_close(fitted(given), twin(given), msg=name)
-            assert len(runs) == (index in why), (name, index)
-            assert attributes_of(model).keys() == attributes_of(twin).keys(), name
-
-
-@torch.no_grad()
-def test_what_a_first_call_keeps_of_its_input_is_not_the_samples(runs: list[Schedule]) -> None:
-    fitted, x = graph_of(Keeps(with_first), torch.randn(2, 3, 6, 5)), torch.randn(2, 3, 6, 5)
-    twin = copy.deepcopy(fitted.untuned_model)
-    torch.testing.assert_close(fitted(x), twin(x))
-    with pytest.warns(RuntimeWarning, match="what it keeps of a call depends on the input"):
-        torch.testing.assert_close(fitted(x + 1), twin(x + 1))
-    assert not runs
-
-
-def test_what_a_graph_cannot_be() -> None:
-    x = torch.randn(1, 3, 8, 8)
-    with pytest.raises(NotCapturedError, match="a call changes the model: calls has changed"):
-        capture(Counts(3, 4, 3).eval(), (x,))
-    sparse = nn.Sequential(nn.Conv2d(3, 4, 3))
-    sparse.register_buffer("mask", torch.eye(3).to_sparse())
-    with pytest.raises(NotCapturedError, match=r"^mask is a tensor of a kind whose values cannot be watched"):
-        capture(sparse.eval(), (x,))
-    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    with pytest.raises(NotCapturedError, match="hooks for all modules"):
-        capture(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), (x,))
-    hook.remove()
-    model = nn.Sequential(nn.Conv2d(3, 8, 3)).eval()
-    model[0].register_forward_hook(lambda *_: None)
-    with pytest.raises(NotCapturedError, match="0 has hooks"):
-        capture(model, (x,))
-
-
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.*runs as it was")
 def test_a_copy_has_guards_of_its_own(runs: list[Schedule]) -> None:
@@ -704,100 +406,3 @@ def test_a_copy_has_guards_of_its_own(runs: list[Schedule]) -> None:
     assert len(runs) == 1
     assert torch.equal(copy.deepcopy(fitted)(x), model(x)), "copied after it had changed"
     assert len(runs) == 1
-
-
-class Asked(nn.Module):
-    """With attributes, a property and methods of its own, some of the names that ours have elsewhere."""
-
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.model, self.config, self.scale = nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU()), {"width": width}, 2.0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(self.parameters()).dtype
-
-    def encode(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.model(x))
-
-    def predict(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self(x)) + self.forward(x)
-
-    def forward(self, pixels: Tensor, scale: float = 1.0, flag: bool | None = None) -> Tensor:
-        return self.encode(pixels) * scale * self.scale
-
-
-class Halving(Asked):
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return super().__call__(*arguments, **named) / 2
-
-
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore:.*runs as it was")
-def test_the_graph_is_the_model_for_those_who_ask(runs: list[Schedule]) -> None:
-    model, x = Asked(), torch.randn(2, 3, 8, 8)
-    fitted: Any = graph_of(model, x)
-    expected = model(x)
-    assert isinstance(fitted, Asked)
-    assert type(fitted).__name__ == "Asked"
-    assert fitted.untuned_model is model
-    assert (fitted.model, fitted.config, fitted.dtype) == (model.model, model.config, torch.float32)
-    assert inspect.signature(fitted.forward) == inspect.signature(model.forward)
-    assert [*dict(fitted.named_modules())] == [*dict(model.named_modules())]
-    Asked().load_state_dict(fitted.state_dict())
-    fitted.load_state_dict(model.state_dict())
-    torch.testing.assert_close(fitted.encode(x) * 2, expected)
-    for number, arguments, named in (
-        *((1, (), {"pixels": x}), (1, (x,), {"flag": None, "scale": 1.0}), (1, (), {"scale": 1.0, "pixels": x})),
-        *((0, (x,), {"scale": 3.0}), (0, (), {"flag": True, "pixels": x}), (0, (x, 1.0), {})),
-    ):
-        runs.clear()
-        torch.testing.assert_close(fitted(*arguments, **named), model(*arguments, **named))
-        assert len(runs) == number, named
-    runs.clear()
-    torch.testing.assert_close(fitted.predict(x), 2 * expected)
-    assert len(runs) == 2
-    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
-        fitted(x, other=1)
-
-    fitted.scale = 4.0
-    assert model.scale == 4.0
-    torch.testing.assert_close(fitted(x), 2 * expected)
-    model.scale = 2.0
-    for copied in (copy.copy(fitted), copy.deepcopy(fitted), pickle.loads(pickle.dumps(fitted))):
-        runs.clear()
-        torch.testing.assert_close(copied(x), expected)
-        assert len(runs) == 1
-        assert isinstance(copied, Asked)
-        copied.scale = 3.0
-        torch.testing.assert_close(copied(x), 1.5 * expected)
-    assert model.scale == 2.0
-    other = type(fitted)(width=6)
-    assert (type(other), other.train()(x).shape[1]) == (Asked, 6)
-
-
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore:.*runs as it was")
-def test_a_graph_is_of_the_whole_call_of_a_model(runs: list[Schedule]) -> None:
-    x = torch.randn(2, 3, 8, 8)
-    patched, compiled = Asked(), Asked()
-    patched.forward = lambda x: 3 * Asked.forward(patched, x)  # type: ignore[method-assign, assignment, misc]
-    compiled.compile(backend="eager")
-    for model in (Halving(), patched, compiled, torch.fx.symbolic_trace(Asked())):
-        expected, fitted = model(x), graph_of(model, x)
-        runs.clear()
-        torch.testing.assert_close(fitted(x), expected)
-        assert len(runs) == 1
-    layers = graph_of(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), x)
-    first = cast(nn.Sequential, layers)[:1]
-    assert type(first) is nn.Sequential
-    for strict in (True, False):
-        shapes = {"pixels": {0: torch.export.Dim("batch", min=2, max=8)}}
-        fitted = graph_of(model := Asked(), x)
-        program = torch.export.export(fitted, (), {"pixels": x}, dynamic_shapes=shapes, strict=strict).module()
-        torch.testing.assert_close(program(pixels=x.repeat(2, 1, 1, 1)), model(x.repeat(2, 1, 1, 1)))
-    runs.clear()
-    compile_it = partial(torch.compile, backend="eager")
-    for caller in (compile_it(fitted), compile_it(nn.Sequential(fitted, nn.Identity())), fitted):
-        torch.testing.assert_close(caller(x), model(x))
-    assert len(runs) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -14,10 +15,10 @@ from torch.nn import functional as F
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.choices import CostedGraph, solver_graph
 from mucudnn.graph.convolution import Convolution
-from mucudnn.graph.frame_by_frame import FrameByFrame
 from mucudnn.graph.moves import DepthToSpace, Shuffle
 from mucudnn.graph.operators import Barrier, Captured
 from mucudnn.graph.schedule import Schedule
+from mucudnn.graph.video.frames import FrameByFrame
 from mucudnn.graph.windows import Padding
 from mucudnn.solver.bands import Cut, Segment
 from mucudnn.solver.plans import Plan, plans
@@ -150,6 +151,15 @@ def test_rows_of_all_frames_of_an_unrolled_loop_are_in_one_segment() -> None:
     assert needed[1] < 0.5 * needed[0]
 
 
+def test_only_graphs_of_volumes_load_what_volumes_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When they are captured: the imports of modules are a contract of ``make lint``."""
+    monkeypatch.setitem(sys.modules, "mucudnn.graph.video.rewrite", None)
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.PixelShuffle(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    capture(nn.Sequential(*layers, nn.Linear(2, 4)).eval(), (torch.randn(1, 3, 8, 8),))
+    with pytest.raises(ImportError):
+        capture(nn.Conv3d(3, 8, 3).eval(), (torch.randn(1, 3, 4, 8, 8),))
+
+
 def test_what_is_not_in_frames_is_a_barrier() -> None:
     model = Calls(
         {
@@ -158,6 +168,7 @@ def test_what_is_not_in_frames_is_a_barrier() -> None:
             "other samples": lambda x: x * x.flip(0),
             "a frame": lambda x: F.silu(x[:, :, 2]).mean((2, 3)),
             "frames in channels": lambda x: F.silu(x.flatten(1, 2)) * 2,
+            "behind constants": lambda x: F.silu(torch.cat((torch.linspace(0, 1, 120).view(2, 1, 5, 4, 3), x), 1)),
         }
     )
     assert "scaled_dot_product_attention" in barriers(check(model, torch.randn(2, 4, 5, 4, 3)))

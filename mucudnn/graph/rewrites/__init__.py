@@ -1,1 +1,0 @@
-"""Exact rewrites of graphs of ATen."""
