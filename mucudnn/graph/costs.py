@@ -68,7 +68,7 @@ class Timings:
         heap = "heap kept, " if is_heap_kept() else ""
         subject, clock, watch = f"{VERSION}, {heap}{what}", self.machine.clock, self.machine.watch
         known = self._store.timing(subject)
-        if known is not None and not (is_busy(known[1]) and self._quiet.is_now()):
+        if known is not None and not (is_busy(known[1]) and self._quiet.observe()):
             return known[0]
         if self.left_s <= 0 and not in_any_case:
             return None if known is None else known[0]

@@ -161,7 +161,7 @@ def find_candidates(
     problem: ConvProblem,
     algorithms: Sequence[Algorithm],
     micro_batch_sizes: Sequence[int],
-    known: Sequence[Measurement] = (),
+    stored: Sequence[Measurement] = (),
     proofs: Proofs | None = None,
 ) -> tuple[list[Candidate], list[Failure]]:
     """Return the candidates that can run, in measuring order, and a failure with its reason for each of the others.
@@ -170,7 +170,7 @@ def find_candidates(
     algorithms first, possibly more than there is time for, so they are measured in groups, best group first. The
     largest of ``micro_batch_sizes`` must be the whole mini-batch.
     """
-    stored = {m.micro_config: m for m in known}
+    measurements = {m.micro_config: m for m in stored}
     batch_size = max(micro_batch_sizes)
     candidates: list[Candidate] = []
     failures: list[Failure] = []
@@ -184,7 +184,7 @@ def find_candidates(
                 failures.append(Failure(micro_config, reason, FailureKind.UNSUPPORTED))
                 continue
             called = as_called(algorithm) if size == batch_size else algorithm
-            candidates.append(Candidate(problem, called, size, stored.get(micro_config), proofs))
+            candidates.append(Candidate(problem, called, size, measurements.get(micro_config), proofs))
     offered = dict.fromkeys(candidate.algorithm.name for candidate in candidates if candidate.from_source)
     turns = {name: rank // _IN_A_TURN for rank, name in enumerate(offered)}
     ordered = sorted(candidates, key=lambda c: (turns.get(c.algorithm.name, 0), c.micro_batch_size))

@@ -100,10 +100,13 @@ class Job:
 
     def findings(self) -> Mapping[str, Any]:
         """Return the results that other ranks need for the same choice, with errors replaced by picklable ones."""
-        outcomes = self.outcomes.items()
-        readable = {of: MucudnnError(str(one)) if isinstance(one, Exception) else one for of, one in outcomes}
-        found = {name: getattr(self, name) for name in _FOUND}
-        return found | {"outcomes": readable, "is_chosen": self.choice is not None}
+        findings = {name: getattr(self, name) for name in _FOUND}
+        findings["is_chosen"] = self.choice is not None
+        findings["outcomes"] = {
+            configuration: MucudnnError(str(outcome)) if isinstance(outcome, Exception) else outcome
+            for configuration, outcome in self.outcomes.items()
+        }
+        return findings
 
     def learn(self, told: Mapping[str, Any]) -> None:
         """Adopt the results of another rank, as returned by its ``findings``."""
@@ -126,8 +129,9 @@ class Job:
 
     def measurements(self) -> list[Measurement]:
         """Return the measurements in the order of the candidates."""
-        known = (self.results.get(of) for of in [c.micro_config for c in self.candidates] or self.results)
-        return [result for result in known if isinstance(result, Measurement)]
+        micro_configs = [c.micro_config for c in self.candidates] or self.results
+        results = (self.results.get(micro_config) for micro_config in micro_configs)
+        return [result for result in results if isinstance(result, Measurement)]
 
     def allowed(self) -> list[Measurement]:
         """Return the measurements of algorithms whose errors are within the bound."""
@@ -166,12 +170,14 @@ def permitted_algorithms(
     names = [*(algorithm.name for algorithm in machine.algorithms), *(source.name for source in machine.sources)]
     if unknown := [name for name in config.algorithms or () if source_of(name) not in (TORCHS_OWN, *names)]:
         raise InvalidInputError(f"algorithms has {', '.join(unknown)}; this machine has {', '.join(names)}")
-    allowed = [algorithm for algorithm in machine.algorithms if _is_allowed(algorithm, config)]
-    if problem is None:
-        return allowed
-    offered = (algorithm for source in machine.sources for algorithm in source.offered(problem, sizes))
-    every = (*allowed, *(algorithm for algorithm in offered if _is_allowed(algorithm, config)))
-    return [one for one in every if not config.strict or one.name == TORCHS_OWN or is_local(one, problem)]
+    algorithms = [*machine.algorithms]
+    if problem is not None:
+        for source in machine.sources:
+            algorithms += source.offered(problem, sizes)
+    permitted = [algorithm for algorithm in algorithms if _is_allowed(algorithm, config)]
+    if problem is None or not config.strict:
+        return permitted
+    return [a for a in permitted if a.name == TORCHS_OWN or is_local(a, problem)]
 
 
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:

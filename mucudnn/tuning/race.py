@@ -166,7 +166,8 @@ class Race:
         looks = [self._try_first_sample(part) for part in self.standings.parts() if not self._is_late()]
         entries = [entry for entry in looks if isinstance(entry, _Entry)]  # failures on a part are retried on the whole
         self._has_run |= {entry.candidate.algorithm.name for entry in entries}
-        beside = self.standings.beside({entry.candidate.micro_config: entry.measurement() for entry in entries})
+        provisional = {entry.candidate.micro_config: entry.measurement() for entry in entries}
+        beside = replace(self.standings, known=self.standings.known | provisional)
         for entry in entries:
             margin = beside.margin(entry.candidate, entry.measurement())
             if margin > HOPELESS_PART or beside.is_spared(entry.candidate):
@@ -227,8 +228,8 @@ class Race:
 
     def _can_win(self, entry: _Entry, margin: float) -> bool:
         """Whether the candidate's fastest sample is within ``margin`` times the fastest candidate's time."""
-        own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
-        return self.standings.margin(entry.candidate, own) <= margin
+        fastest = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
+        return self.standings.margin(entry.candidate, fastest) <= margin
 
     def _prove(self, candidates: Iterable[Candidate]) -> Iterator[Failure]:
         """Prove foreign candidates (run them in a separate process); yield failures of barred ones.
@@ -299,8 +300,8 @@ class Race:
             proof = candidate.prove()
             return self._workbench.relative_error(candidate) if proof is None else proof.relative_error
         name = candidate.algorithm.name
-        of_algorithm = [c for c in self.standings.candidates if c.algorithm.name == name and not c.is_foreign]
-        smaller = [c for c in of_algorithm if c.micro_batch_size < candidate.micro_batch_size]
+        sizes = [c for c in self.standings.candidates if c.algorithm.name == name and not c.is_foreign]
+        smaller = [c for c in sizes if c.micro_batch_size < candidate.micro_batch_size]
         for part in [c for c in smaller if self.standings.is_large_enough(c)][:1]:
             with tolerated(*candidate.errors):
                 return self._checked(part)

@@ -8,7 +8,7 @@ too. Algorithms that were hopeless in similar problems are skipped. docs/decisio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
@@ -177,7 +177,8 @@ class Standings:
         """
         leads: dict[str, Candidate] = {}
         baselines = [c for c in self.candidates if self.is_baseline(c)]
-        undivided = {c.algorithm.name for c in baselines if self.fits(c) and not self._takes_fresh_pages(c)}
+        fitting = [c for c in baselines if self.fits(c)]
+        undivided = {c.algorithm.name for c in fitting if (self._scratch_bytes(c) or 0) < _MAPPED_BYTES}
         without = undivided | self._hopeless_algorithms()
         divided = [c for c in self.candidates if c not in baselines and c.algorithm.name not in without]
         for candidate in sorted(divided, key=_by_size, reverse=True):
@@ -206,8 +207,8 @@ class Standings:
                 continue
             if self.is_baseline(lead) and not self.every_size:
                 continue
-            of_algorithm = [c for c in self.candidates if c.algorithm.name == lead.algorithm.name]
-            smaller = [c for c in of_algorithm if c.micro_batch_size < lead.micro_batch_size]
+            sizes = [c for c in self.candidates if c.algorithm.name == lead.algorithm.name]
+            smaller = [c for c in sizes if c.micro_batch_size < lead.micro_batch_size]
             smaller.sort(key=_by_size, reverse=True)
             wanted += smaller if self.every_size or not rank else smaller[:1]
         return [c for c in wanted if self._is_new(c)]
@@ -228,11 +229,6 @@ class Standings:
         if failure.kind is FailureKind.HOPELESS and self.task.limit_bytes is None:
             return False  # under a limit, it may have been skipped under another one
         return failure.kind in _HOPELESS_KINDS and self.hopeless(candidate) is None  # a higher rate may be known by now
-
-    def _takes_fresh_pages(self, candidate: Candidate) -> bool:
-        """Whether the candidate allocates so much that each call gets new, zeroed pages from the system."""
-        scratch_bytes = self._scratch_bytes(candidate)
-        return scratch_bytes is not None and scratch_bytes >= _MAPPED_BYTES
 
     def _ranked(self) -> list[tuple[Candidate, float]]:
         """Return the best measured candidate of each algorithm that may win, with its seconds, fastest first."""
@@ -275,10 +271,6 @@ class Standings:
         if not self.can_win(candidate, measurement.relative_error):
             return inf
         return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement))
-
-    def beside(self, measurements: Mapping[MicroConfig, Measurement]) -> Standings:
-        """Return a copy that also knows these further measurements."""
-        return replace(self, known={**self.known, **measurements})
 
     def is_spared(self, candidate: Candidate) -> bool:
         """Whether a candidate's algorithm is a last resort and not needed, since another one is within all limits."""

@@ -109,10 +109,13 @@ def tune(
     config, place = without_cache_budget(config_or_default(config)), device_named(device)
     names = instance(Mapping, {} if names is None else names, "names")  # type: ignore[type-abstract]
     samples, limit = whole(batch_size, "batch_size", 1), config.workspace_limit_bytes
-    given = [instance(ConvProblem, problem, "one of problems") for problem in several(problems)]
-    wanted = dict.fromkeys(problem for problem in given if problem.operation in config.operations)
-    fits = config.baseline_exempt
-    tasks = [Task(p, samples, limit, name=names.get(p, ""), baseline_exempt=fits) for p in wanted]
+    wanted = dict.fromkeys(instance(ConvProblem, problem, "one of problems") for problem in several(problems))
+    is_exempt = config.baseline_exempt
+    tasks = [
+        Task(problem, samples, limit, name=names.get(problem, ""), baseline_exempt=is_exempt)
+        for problem in wanted
+        if problem.operation in config.operations
+    ]
     team = team_of(config, process_group)
     with made_current(place):
         return tune_tasks(
@@ -151,10 +154,11 @@ def tune_tasks(
             stack.enter_context(around)
         on, opened = stack.enter_context(machine_and_database(config, device, machine, database))
         for task in tasks:
-            if task.batch_size > (most := largest_batch_size(task.problem, on.device)):
+            largest = largest_batch_size(task.problem, on.device)
+            if task.batch_size > largest:
                 raise InvalidInputError(
-                    f"{task}: batch_size is {task.batch_size}; it must be at most {most} on device {on.device!r}, so "
-                    f"that x and y have at most {MOST_ELEMENTS} elements"
+                    f"{task}: batch_size is {task.batch_size}; it must be at most {largest} on device {on.device!r}, "
+                    f"so that x and y have at most {MOST_ELEMENTS} elements"
                 )
         tell = progress or silent
         quiet = Quiet(on.watch, tell, 0.0 if in_passing else MOST_WAITED_S)
@@ -222,9 +226,9 @@ def _tune_each(context: Context, jobs: Sequence[Job]) -> None:
         if not count_until_feasible(job):
             job.forget_failures()
     require_feasible(jobs)  # before minutes are spent on measuring
-    own = _own(context, jobs)
-    for number, job in enumerate(own):
-        _measure(context, job, job.task.limit_bytes, number / len(own), 1 / len(own))
+    jobs_here = _own(context, jobs)
+    for number, job in enumerate(jobs_here):
+        _measure(context, job, job.task.limit_bytes, number / len(jobs_here), 1 / len(jobs_here))
         if count_until_feasible(job):
             job.choice = choose(job, context)
             context.ready.append(_tuned(context, job, job.choice))
@@ -247,12 +251,13 @@ def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> 
         for job in jobs:
             job.forget_failures()
     require_affordable(jobs, budget_bytes)  # before minutes are spent on measuring
-    own, ranks = _own(context, jobs), context.ranks
+    jobs_here, ranks = _own(context, jobs), context.ranks
     for attempt in range(_MOST_ATTEMPTS):
-        for number, job in enumerate(own):
+        for number, job in enumerate(jobs_here):
             # A race measures one candidate within its limit, even if there is no time left.
             limit = budget_bytes if attempt < 2 else count_smallest(job)
-            _measure(context, job, limit, number / len(own), 1 / len(own), is_all_wanted=attempt == 1)
+            start, share = number / len(jobs_here), 1 / len(jobs_here)
+            _measure(context, job, limit, start, share, is_all_wanted=attempt == 1)
         if ranks is not None:
             ranks.exchange(jobs)
         is_enough = is_divisible(jobs, budget_bytes)
