@@ -111,17 +111,15 @@ Counted = dict[MicroConfig, int | None]  # scratch bytes, as counted; None if th
 
 def count_once(candidate: Candidate, counted: Counted) -> int | None:
     """Return a candidate's scratch bytes, counted now unless they are in ``counted``; None if that fails."""
-    if candidate.micro_config in counted:
-        return counted[candidate.micro_config]
-    try:
-        scratch_bytes: int | None = candidate.count_scratch_bytes()
-        lacks_memory = False
-    except candidate.errors as error:
-        scratch_bytes, lacks_memory = None, is_out_of_memory(without_frames(error))
-    if lacks_memory:
-        give_back_cache()
-    counted[candidate.micro_config] = scratch_bytes
-    return scratch_bytes
+    micro_config = candidate.micro_config
+    if micro_config not in counted:
+        try:
+            counted[micro_config] = candidate.count_scratch_bytes()
+        except candidate.errors as error:
+            counted[micro_config] = None
+            if is_out_of_memory(without_frames(error)):
+                give_back_cache()
+    return counted[micro_config]
 
 
 def by_cost_of_counting(candidates: Iterable[Candidate], baseline: MicroConfig) -> list[list[Candidate]]:

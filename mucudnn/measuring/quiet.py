@@ -32,12 +32,11 @@ class Quiet:
     patience_s: float = MOST_WAITED_S
     at: float = 0.0
     disturbed: set[tuple[ConvProblem, MicroConfig | Configuration]] = field(default_factory=set)
-    _has_begun: bool = False
     _load_unknown: bool = False
 
     def observe(self) -> bool:
         """Observe the load, for half a second if it is not known; return whether the machine is known to be quiet."""
-        self._begin()
+        self._warn_of_shortage()
         if self.watch.current().share is None and not self._load_unknown:
             self.watch.pause()
             self._load_unknown = self.watch.current().share is None
@@ -45,7 +44,7 @@ class Quiet:
 
     def wait(self) -> Load:
         """Wait for free cores, at most for the remaining waiting time; return the load afterwards."""
-        self._begin()
+        self._warn_of_shortage()
         self.patience_s -= self.watch.wait(lambda text: self.progress(text, self.at), self.patience_s)
         return self.watch.current()
 
@@ -65,11 +64,8 @@ class Quiet:
         if self.disturbed:
             say_once(BUSY_TEXT)
 
-    def _begin(self) -> None:
-        """Warn on the first call if there are more threads than cores."""
-        if self._has_begun:
-            return
-        self._has_begun = True
+    def _warn_of_shortage(self) -> None:
+        """Warn, once in a process, if there are more threads than cores."""
         if shortage := self.watch.shortage():
             say_once(shortage)
 

@@ -159,17 +159,15 @@ def compare_in_turns(
     """
     mark = None if watch is None else watch.mark()
     base, *timers = (Timer(run, clock, clock.every_round, warms_up=False) for run in (baseline, *runs))
-    is_first = True
-    for _ in in_turns([timer.sample for timer in (base, *timers)]):
+    for number, _ in enumerate(in_turns([timer.sample for timer in (base, *timers)])):
         if base.error is not None:
             raise base.error
         spent_s = base.spent_s + sum(timer.spent_s for timer in timers)
-        if is_first and spent_s < rounds.warm_up_s:
+        if number == 0 and spent_s < rounds.warm_up_s:
             for timer in (base, *timers):
                 timer.samples_s.clear()
-            is_first = False
             continue
-        is_first = False
+        # In a race, who is far behind drops out, and a verdict on the fastest ends it.
         if rounds.race:
             racing = [timer for timer in timers if timer.stop is None]
             for timer in [timer for timer in racing if any(_is_lapped(timer, rival) for rival in racing)]:
@@ -180,7 +178,8 @@ def compare_in_turns(
             is_long = spent_s >= rounds.time_limit_s / 3
             if all(_is_obvious(result, done, is_long=is_long) for result in results):
                 break
-        even = _EVEN if rounds.race else 0.0  # what is even in a race, need not be settled
+        # The rounds end when each verdict is clear, or at the limit. What is even in a race, need not be settled.
+        even = _EVEN if rounds.race else 0.0
         leads = [abs(result.speedup - 1) for result in results]
         is_clear = all(lead > result.noise or lead <= even for lead, result in zip(leads, results, strict=True))
         if rounds.is_enough(done, spent_s, is_clear=is_clear):

@@ -100,13 +100,9 @@ class Job:
 
     def findings(self) -> Mapping[str, Any]:
         """Return the results that other ranks need for the same choice, with errors replaced by picklable ones."""
+        outcomes = {c: MucudnnError(str(o)) if isinstance(o, Exception) else o for c, o in self.outcomes.items()}
         findings = {name: getattr(self, name) for name in _FOUND}
-        findings["is_chosen"] = self.choice is not None
-        findings["outcomes"] = {
-            configuration: MucudnnError(str(outcome)) if isinstance(outcome, Exception) else outcome
-            for configuration, outcome in self.outcomes.items()
-        }
-        return findings
+        return findings | {"outcomes": outcomes, "is_chosen": self.choice is not None}
 
     def learn(self, told: Mapping[str, Any]) -> None:
         """Adopt the results of another rank, as returned by its ``findings``."""
@@ -122,10 +118,11 @@ class Job:
     def forget_failures(self) -> None:
         """Forget failed candidates, so that they are retried, except foreign code with a permanent failure."""
         foreign = {c.micro_config for c in self.candidates if c.is_foreign}
-        for failure in [result for result in self.results.values() if isinstance(result, Failure)]:
-            is_barred = failure.micro_config in foreign and failure.is_lasting
-            if not (failure.is_passed_over or is_barred):
-                del self.results[failure.micro_config]
+        for micro_config, result in [*self.results.items()]:
+            if isinstance(result, Measurement) or result.is_passed_over:
+                continue
+            if not (micro_config in foreign and result.is_lasting):
+                del self.results[micro_config]
 
     def measurements(self) -> list[Measurement]:
         """Return the measurements in the order of the candidates."""

@@ -157,23 +157,16 @@ def undisturbed(model: nn.Module, *, with_values: bool | None = None) -> Iterato
 
     parts = [part for _, part in reachable(model, is_followed=belongs)]
     owners = _owners(part for part in parts if belongs(part))
-    scripted = chain(model.parameters(), model.buffers())  # ScriptModules do not have theirs in attributes
-    tensors = {id(part): part for part in chain(parts, scripted) if isinstance(part, Tensor) and not is_lazy(part)}
+    parts += (*model.parameters(), *model.buffers())  # ScriptModules do not have theirs in attributes
     if with_values is None:
         plain = [parameter for parameter in model.parameters() if is_plain(parameter)]
         with_values = not plain or is_free(sum(parameter.nbytes for parameter in plain), plain[0].device)
     with ExitStack() as stack:  # in which each is restored, whatever the others raise
+        # Random states, values, attributes, modes and gradients, in the reverse order.
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
-        for part in parts:
-            if isinstance(part, torch.Generator):
-                stack.callback(part.set_state, part.get_state())
-            elif isinstance(part, np.ndarray) and part.dtype.kind in "biufc":
-                stack.callback(_put_back_array, part, part.copy())
-        with torch._C.DisableTorchFunctionSubclass():
-            for tensor in tensors.values():
-                values = tensor.detach().clone() if with_values or not isinstance(tensor, nn.Parameter) else None
-                stack.callback(_put_back_tensor, tensor, tensor.detach(), values, requires_grad=tensor.requires_grad)
+        for part in {id(part): part for part in parts}.values():
+            _restore_values_after(stack, part, with_values=with_values)
         for owner, entries in owners:
             stack.callback(put_back, owner, entries)
         for module in model.modules():  # a ScriptModule's mode is no attribute of Python
@@ -183,12 +176,28 @@ def undisturbed(model: nn.Module, *, with_values: bool | None = None) -> Iterato
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         stack.callback(set_gradients, gradients)
         set_gradients((parameter, None) for parameter, _ in gradients)
+        # The block, after which tuned modules stay tuned.
         gpus = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
         with torch.random.fork_rng(sorted(gpus)), torch.inference_mode(False), torch.enable_grad():
             yield owners
         for owner, entries in owners:
             if isinstance(owner, TunedModule):
                 entries |= {name: value for name, value in attributes(owner).items() if name in _OF_TUNING}
+
+
+def _restore_values_after(stack: ExitStack, part: Any, *, with_values: bool) -> None:
+    """Have the stack restore a generator's state, or the values of an array or tensor.
+
+    with_values: whether the values of parameters are restored, too.
+    """
+    if isinstance(part, torch.Generator):
+        stack.callback(part.set_state, part.get_state())
+    elif isinstance(part, np.ndarray) and part.dtype.kind in "biufc":
+        stack.callback(_put_back_array, part, part.copy())
+    elif isinstance(part, Tensor) and not is_lazy(part):
+        with torch._C.DisableTorchFunctionSubclass():
+            values = part.detach().clone() if with_values or not isinstance(part, nn.Parameter) else None
+            stack.callback(_put_back_tensor, part, part.detach(), values, requires_grad=part.requires_grad)
 
 
 def _owners(parts: Iterable[Any]) -> Owners:

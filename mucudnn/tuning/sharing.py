@@ -83,11 +83,9 @@ class Sharing:
 
         Raises ``SharingError``, naming convolutions and ranks, if they differ.
         """
-        choices = {}
-        for task, choice in zip(tasks, tuned, strict=True):
-            exact = (choice.configuration.micro_configs, choice.limit_bytes, choice.refuted)
-            choices[_in_words(task)] = f"{choice.configuration}, {exact}"
-        self.team.agree(choices)
+        exact = [(choice.configuration.micro_configs, choice.limit_bytes, choice.refuted) for choice in tuned]
+        choices = [f"{choice.configuration}, {details}" for choice, details in zip(tuned, exact, strict=True)]
+        self.team.agree(dict(zip(map(_in_words, tasks), choices, strict=True)))
 
 
 def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file: Database) -> Fingerprint:
