@@ -219,14 +219,17 @@ class HeapTrial:
         if used.processor_s < self.LOOK_S:
             return True
         share, per_s = used.kernel_share, used.faults / used.processor_s
+        # The first phase ends with a kept heap, or with the verdict that there is nothing to gain.
         if self._before is None:
             if share < LEAST_GAIN:
                 self.verdict = f"not kept: the kernel takes {share:.0%} of the processor time"
                 return False
             self._before = share, per_s
             keep_heap(kept=True)
+        # The second phase, in which the heap grows, does not count.
         elif not self._is_warm:
             self._is_warm = True
+        # The third phase shows what the kept heap saves.
         else:
             share_before, per_s_before = self._before
             is_worth = share_before - share >= LEAST_GAIN

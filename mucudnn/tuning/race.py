@@ -260,7 +260,9 @@ class Race:
         It is a probe with warm caches, unless our own algorithm has run at another size, since a first sample may load
         or build code.
         """
+        # First its result is checked.
         relative_error = self._relative_error(candidate)
+        # Then its times are taken.
         began = self.machine.watch.mark()
         setup_samples_s = self._samples_of_setup(candidate)
         clock, slices = self.machine.clock, self._workbench.slice_count(candidate)
@@ -278,6 +280,7 @@ class Race:
             short_s = _LONG_PROBE_S if self.standings.is_baseline(candidate) else 0.0
         if timer.samples_s[0] < short_s:
             timer.samples_s[0] = min(timer.samples_s[0], clock.time(timer.function, 1, slices))
+        # At last its bytes are counted, if nothing has done so.
         scratch_bytes = self.standings.counted[candidate.micro_config] = candidate.count_scratch_bytes()
         return _Entry(
             candidate,

@@ -149,6 +149,7 @@ def tune_tasks(
     if machine is not None:
         instance(Machine, machine, "machine")
     with ExitStack() as stack:
+        # The surroundings: errors go to all ranks, torch's kernels are its own, and the heap is as in use.
         as_in_use = nullcontext() if config.keep_heap is False else kept_heap()
         for around in (propagate_errors(team), untouched, as_in_use):
             stack.enter_context(around)
@@ -160,6 +161,7 @@ def tune_tasks(
                     f"{task}: batch_size is {task.batch_size}; it must be at most {largest} on device {on.device!r}, "
                     f"so that x and y have at most {MOST_ELEMENTS} elements"
                 )
+        # What the steps share, with the results of all ranks.
         tell = progress or silent
         quiet = Quiet(on.watch, tell, 0.0 if in_passing else MOST_WAITED_S)
         versions = {algorithm.name: algorithm.version for algorithm in permitted_algorithms(on, config)}
@@ -170,6 +172,7 @@ def tune_tasks(
             shared = stack.enter_context(sharing(team, tasks, config, on, opened))
         store = EnvironmentStore(opened if shared is None else shared.known, on.environment)
         context = Context(config, on, store, quiet, tell, {} if priors is None else priors, shared, versions)
+        # The steps themselves, after which all ranks must have chosen the same.
         tuning = _tune(context, tasks)
         if not in_passing:
             quiet.end()
@@ -325,16 +328,19 @@ def _measure(
     context.quiet.at = start
     tell = share_of(context.progress, start, share)
     tell(f"{job.task}: measuring", 0.0)
-    if config.time_limit_s is not None:  # this problem's part, less what earlier problems took beyond theirs
+    # The time: this problem's part, less what earlier problems took beyond theirs.
+    if config.time_limit_s is not None:
         now_s = machine.clock.now()
         context.due_s = config.time_limit_s + (now_s if context.due_s is None else context.due_s)
         context.race_ends_s = now_s + _RACED * max(0.0, min(config.time_limit_s, context.due_s - now_s))
+    # The races.
     with ExitStack() as measuring:
         for source in machine.sources:
             measuring.enter_context(source.measuring())
         _race_in_quiet(context, job, limit_bytes, job.candidates, tell)
         if is_all_wanted or not _is_solvable(job, limit_bytes):
             _race_by_algorithm(context, job, limit_bytes, tell)
+    # What stays unknown: the time of torch's own, of which bytes are counted at least, and what there was no time for.
     job.declared_bytes = None
     if job.barred() is None and not isinstance(job.results.get(job.task.baseline), Measurement):
         baseline = next(c for c in job.candidates if c.micro_config == job.task.baseline)
