@@ -86,13 +86,20 @@ class Race:
     standings: the table, with the results of earlier runs, which are not measured again.
     time_limit_s: limit for the whole race; None for none. The baseline and the first fitting candidate are measured
     even after it.
+    tell: called with a description of work that has no result.
 
     Raises ``UnavailableError`` if there is not enough memory for a single sample.
     """
 
-    def __init__(self, standings: Standings, machine: Machine, time_limit_s: float | None = None) -> None:
+    def __init__(
+        self,
+        standings: Standings,
+        machine: Machine,
+        time_limit_s: float | None = None,
+        tell: Callable[[str], object] = lambda text: None,
+    ) -> None:
         task = standings.task
-        self.standings, self.machine = standings, machine
+        self.standings, self.machine, self._tell = standings, machine, tell
         self._is_limited = time_limit_s is not None
         self._deadline_s = inf if time_limit_s is None else machine.clock.now() + time_limit_s
         self._workbench = Workbench(task.problem, task.batch_size, machine.device)
@@ -141,6 +148,7 @@ class Race:
         while candidates := self._in_time(uncounted()):
             for group in by_cost_of_counting(candidates, self.standings.task.baseline):
                 for candidate in self._in_time(group):
+                    self._tell(f"counting bytes of {candidate.algorithm.name} {candidate.micro_batch_size}")
                     count_once(candidate, self.standings.counted)
 
     def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:

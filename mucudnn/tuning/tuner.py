@@ -226,6 +226,7 @@ def _tune_each(context: Context, jobs: Sequence[Job]) -> None:
     Raises ``InfeasibleError``, which names all tasks without a configuration within their workspace limit.
     """
     for job in jobs:
+        context.progress(f"{job.task}: counting bytes", 0.0)
         if not count_until_feasible(job):
             job.forget_failures()
     require_feasible(jobs)  # before minutes are spent on measuring
@@ -250,6 +251,7 @@ def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> 
 
     Raises ``InfeasibleError`` if the budget is less than the smallest configurations need together.
     """
+    context.progress("counting bytes", 0.0)
     if not count_until_affordable(jobs, budget_bytes):
         for job in jobs:
             job.forget_failures()
@@ -407,14 +409,18 @@ def _race_in_quiet(
 def _race(context: Context, job: Job, standings: Standings, tell: Progress) -> dict[MicroConfig, Measurement | Failure]:
     """Run a race, store each result at once, and return them all."""
     left_s = None if context.race_ends_s is None else max(0.0, context.race_ends_s - context.machine.clock.now())
+
+    def say(text: str) -> None:
+        done = sum(candidate.micro_config in job.results for candidate in job.candidates)
+        tell(f"{job.task}: {text}", done / len(job.candidates))
+
     results: dict[MicroConfig, Measurement | Failure] = {}
-    for result in Race(standings, context.machine, left_s).measure():
+    for result in Race(standings, context.machine, left_s, say).measure():
         micro_config, load = result.micro_config, result.load if isinstance(result, Measurement) else None
         results[micro_config] = job.results[micro_config] = result
         context.store.add(job.task.problem, context.versions[micro_config.algorithm], result)
         context.quiet.remember(job.task.problem, micro_config, load)
-        done = sum(candidate.micro_config in job.results for candidate in job.candidates) / len(job.candidates)
-        tell(f"{job.task}: {micro_config.algorithm} {micro_config.micro_batch_size}", done)
+        say(f"{micro_config.algorithm} {micro_config.micro_batch_size}")
     return results
 
 
