@@ -124,11 +124,11 @@ class Ranks(Team):
 
         Raises ``SharingError`` on every rank, with the first difference, if they differ.
         """
-        every = self.gather(choices)
+        gathered_choices = self.gather(choices)
         self._is_over = True
         for ranks in self._kinds:
-            for name in dict.fromkeys(name for rank in ranks for name in every[rank]):
-                values = {rank: every[rank].get(name, "nothing") for rank in ranks}
+            for name in dict.fromkeys(name for rank in ranks for name in gathered_choices[rank]):
+                values = {rank: gathered_choices[rank].get(name, "nothing") for rank in ranks}
                 if len({*values.values()}) > 1:
                     raise SharingError(f"the ranks chose differently: {name}: {by_rank(values)}; please report this")
 
@@ -145,9 +145,9 @@ class Ranks(Team):
         failures = {rank: why for rank, (_, why) in enumerate(said) if why is not None}
         if failures:
             self._is_over = True
-            each = "; ".join(f"rank {rank}: {why}" for rank, why in failures.items())
+            reasons = "; ".join(f"rank {rank}: {why}" for rank, why in failures.items())
             raise SharingError(
-                f"tuning failed on another rank and was stopped on all: {each}. Measurements so far are stored",
+                f"tuning failed on another rank and was stopped on all: {reasons}. Measurements so far are stored",
                 failures,
             )
         return [cast(T, message) for message, _ in said]
@@ -174,12 +174,12 @@ class Ranks(Team):
 
     def _gather(self, said: tuple[Any, str | None]) -> list[tuple[Any, str | None]]:
         self._meet()
-        every: list[Any] = [None] * self.size
+        messages: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(every, said, group=self._group)
+            dist.all_gather_object(messages, said, group=self._group)
         except RuntimeError as error:
             raise SharingError(f"a rank ended while the ranks exchanged messages: {first_line(error)}") from error
-        return every
+        return messages
 
     def _meet(self) -> None:
         """Wait until all ranks have called this; rank 0 waits for all others and tells them which ranks are missing.
@@ -190,7 +190,7 @@ class Ranks(Team):
             greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept alive for asynchronous writes
             waiting = [self._receive(rank, greetings[rank]) for rank in range(1, self.size)]
             timeout = _timeout(self._group)
-            fates = [_HERE, *(_fate(one, timeout) for one in waiting)]
+            fates = [_HERE, *(_fate(work, timeout) for work in waiting)]
             verdict = torch.tensor(fates, dtype=torch.uint8)
             for rank in (rank for rank, fate in enumerate(fates) if rank and fate == _HERE):
                 with suppress(RuntimeError):  # the next exchange detects a lost rank
@@ -205,11 +205,11 @@ class Ranks(Team):
             verdict[0] = fate
         missing = [(rank, _IN_WORDS[fate]) for rank, fate in enumerate(verdict.tolist()) if fate != _HERE]
         if missing:
-            each = "; ".join(f"rank {rank} {why}" for rank, why in missing)
+            states = "; ".join(f"rank {rank} {why}" for rank, why in missing)
             hint = " (if it was waiting for another rank, its own message names that one)" if missing[0][0] == 0 else ""
             raise SharingError(
-                f"{each}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: start "
-                f"again to continue. All ranks must tune the same model; {_TUNE_APART}"
+                f"{states}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: "
+                f"start again to continue. All ranks must tune the same model; {_TUNE_APART}"
             )
 
     def _receive(self, rank: int, into: torch.Tensor) -> dist.Work | RuntimeError:
@@ -297,7 +297,7 @@ class Fingerprint:
 
         Fields that another version of mucudnn does not send get defaults, and unknown fields are ignored.
         """
-        return cls(**{one.name: plain[one.name] for one in fields(cls) if one.name in plain})
+        return cls(**{field.name: plain[field.name] for field in fields(cls) if field.name in plain})
 
 
 def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
@@ -307,37 +307,43 @@ def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
 
 def require_alike(fingerprints: Sequence[Fingerprint], remedy: str) -> None:
     """Raise ``SharingError`` with the settings that wrongly differ, the ranks of each value, and a remedy."""
-    every = dict(enumerate(fingerprints))
-    found = _differing(every, lambda fingerprint: fingerprint.everywhere)
+    faults = _differing(dict(enumerate(fingerprints)), lambda fingerprint: fingerprint.everywhere)
     for ranks in kinds(fingerprints).values():
-        of_kind = {rank: fingerprints[rank] for rank in ranks}
-        different = _differing(of_kind, lambda fingerprint: fingerprint.in_kind)
-        found += different or _other_convolutions(of_kind)
-    if found:
-        raise SharingError(f"ranks that tune together must be alike: {'; '.join(found)}. Start them alike; {remedy}")
+        alike = {rank: fingerprints[rank] for rank in ranks}
+        faults += _differing(alike, lambda fingerprint: fingerprint.in_kind) or _other_convolutions(alike)
+    if faults:
+        raise SharingError(f"ranks that tune together must be alike: {'; '.join(faults)}. Start them alike; {remedy}")
 
 
 def _differing(fingerprints: Mapping[int, Fingerprint], part: Callable[[Fingerprint], Mapping[str, str]]) -> list[str]:
-    names = dict.fromkeys(name for fingerprint in fingerprints.values() for name in part(fingerprint))
-    values = {name: {rank: part(one).get(name, "unknown") for rank, one in fingerprints.items()} for name in names}
-    return [f"{name} is {by_rank(of)}" for name, of in values.items() if len({*of.values()}) > 1]
+    faults = []
+    for name in dict.fromkeys(name for fingerprint in fingerprints.values() for name in part(fingerprint)):
+        values = {rank: part(fingerprint).get(name, "unknown") for rank, fingerprint in fingerprints.items()}
+        if len({*values.values()}) > 1:
+            faults.append(f"{name} is {by_rank(values)}")
+    return faults
 
 
 def _other_convolutions(fingerprints: Mapping[int, Fingerprint]) -> list[str]:
     """Compare each rank's convolutions with the first rank's; list some that only one of the two tunes."""
-    (first, own), *others = fingerprints.items()
-    for rank, other in others:
-        here, there = (frozenset(one.convolutions) for one in (own, other))
+    (first, reference), *compared = fingerprints.items()
+    for rank, fingerprint in compared:
+        here, there = frozenset(reference.convolutions), frozenset(fingerprint.convolutions)
         if here != there:
-            only = {first: sorted(here - there), rank: sorted(there - here)}
-            each = []
-            for one, names in only.items():
-                more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-                each += [f"{', '.join(map(shown, names[:_MOST_SHOWN]))}{more} on rank {one} only"] if names else []
-            return [f"the convolutions differ: {', '.join(each)}"]
-        if own.convolutions != other.convolutions:
+            lists = [_only_on(first, sorted(here - there)), _only_on(rank, sorted(there - here))]
+            return [f"the convolutions differ: {', '.join(filter(None, lists))}"]
+        if reference.convolutions != fingerprint.convolutions:
             return [f"the convolutions come in another order on rank {rank} than on rank {first}"]
     return []
+
+
+def _only_on(rank: int, convolutions: Sequence[str]) -> str:
+    """Return text that lists some convolutions of one rank; empty if there are none."""
+    if not convolutions:
+        return ""
+    hidden = len(convolutions) - _MOST_SHOWN
+    further = f" and {hidden} more" if hidden > 0 else ""
+    return f"{', '.join(map(shown, convolutions[:_MOST_SHOWN]))}{further} on rank {rank} only"
 
 
 def by_rank(values: Mapping[int, str]) -> str:
@@ -348,7 +354,7 @@ def by_rank(values: Mapping[int, str]) -> str:
     """
     ranks = grouped((value, rank) for rank, value in values.items())
     few_first = sorted(ranks.items(), key=lambda item: (len(item[1]), item[1]))
-    named = [f"{value[:_LONGEST]} on {ranks_in_words(of)}" for value, of in few_first]
+    named = [f"{value[:_LONGEST]} on {ranks_in_words(numbers)}" for value, numbers in few_first]
     return ", ".join([*named[:_MOST_SHOWN], *(["others elsewhere"] if len(named) > _MOST_SHOWN else [])])
 
 
@@ -358,8 +364,8 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     >>> ranks_in_words([2]), ranks_in_words([0, 1, 3])
     ('rank 2', 'ranks 0, 1, 3')
     """
-    each = sorted(ranks)
-    return f"rank{'s' * (len(each) != 1)} {', '.join(map(str, each))}"
+    numbers = sorted(ranks)
+    return f"rank{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
 
 
 # The process group of the ranks that torchrun started
@@ -412,6 +418,6 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
 
 def gathered(value: Any) -> list[Any]:
     """Return the values of all ranks of the default process group, in rank order; all ranks must call this."""
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, value)
-    return every
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

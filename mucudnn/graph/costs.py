@@ -72,7 +72,7 @@ class Timings:
         heap = "heap kept, " if is_heap_kept() else ""
         subject, clock, watch = f"{VERSION}, {heap}{what}", self.machine.clock, self.machine.watch
         stored = self._store.timing(subject)
-        if stored is not None and not (is_busy(stored[1]) and self._quiet.is_now()):
+        if stored is not None and not (is_busy(stored[1]) and self._quiet.observe()):
             return stored[0]
         if self.left_s <= 0 and not in_any_case:
             return None if stored is None else stored[0]

@@ -161,17 +161,15 @@ Counted = dict[MicroConfig, int | None]  # scratch bytes, as counted; None if th
 
 def count_once(candidate: Candidate, counted: Counted) -> int | None:
     """Return a candidate's scratch bytes, counted now unless they are in ``counted``; None if that fails."""
-    if candidate.micro_config in counted:
-        return counted[candidate.micro_config]
-    try:
-        scratch_bytes: int | None = candidate.count_scratch_bytes()
-        lacks_memory = False
-    except candidate.errors as error:
-        scratch_bytes, lacks_memory = None, is_out_of_memory(without_frames(error))
-    if lacks_memory:
-        give_back_cache()
-    counted[candidate.micro_config] = scratch_bytes
-    return scratch_bytes
+    micro_config = candidate.micro_config
+    if micro_config not in counted:
+        try:
+            counted[micro_config] = candidate.count_scratch_bytes()
+        except candidate.errors as error:
+            counted[micro_config] = None
+            if is_out_of_memory(without_frames(error)):
+                give_back_cache()
+    return counted[micro_config]
 
 
 def by_cost_of_counting(candidates: Iterable[Candidate], baseline: MicroConfig) -> list[list[Candidate]]:
@@ -211,7 +209,7 @@ def find_candidates(
     problem: ConvProblem,
     algorithms: Sequence[Algorithm],
     micro_batch_sizes: Sequence[int],
-    known: Sequence[Measurement] = (),
+    stored: Sequence[Measurement] = (),
     proofs: Proofs | None = None,
 ) -> tuple[list[Candidate], list[Failure]]:
     """Return the candidates that can run, in measuring order, and a failure with its reason for each of the others.
@@ -220,7 +218,7 @@ def find_candidates(
     algorithms first, possibly more than there is time for, so they are measured in groups, best group first. The
     largest of ``micro_batch_sizes`` must be the whole mini-batch.
     """
-    stored = {m.micro_config: m for m in known}
+    measurements = {m.micro_config: m for m in stored}
     batch_size = max(micro_batch_sizes)
     candidates: list[Candidate] = []
     failures: list[Failure] = []
@@ -234,7 +232,7 @@ def find_candidates(
                 failures.append(Failure(micro_config, reason, FailureKind.UNSUPPORTED))
                 continue
             called = as_called(algorithm) if size == batch_size else algorithm
-            candidates.append(Candidate(problem, called, size, stored.get(micro_config), proofs))
+            candidates.append(Candidate(problem, called, size, measurements.get(micro_config), proofs))
     offered = dict.fromkeys(candidate.algorithm.name for candidate in candidates if candidate.from_source)
     turns = {name: rank // _IN_A_TURN for rank, name in enumerate(offered)}
     ordered = sorted(candidates, key=lambda c: (turns.get(c.algorithm.name, 0), c.micro_batch_size))

@@ -72,13 +72,13 @@ class Float64Results:
         samples, *pixels = (
             place.to(self._operands.x.device) for place in _places(n, problem.positions if forward else problem.extent)
         )
-        of_group = self._outputs if forward else self._data_gradients
+        compute = self._outputs if forward else self._data_gradients
         channels, results = [], []
         for group in _spread(problem.groups, _MOST_GROUPS):
             written = (problem.k if forward else problem.c) // problem.groups
             chosen = torch.tensor(_spread(written, _MOST_CHANNELS), device=self._operands.x.device)
             channels.append(chosen + group * written)
-            results.append(of_group(group, chosen, samples, pixels))
+            results.append(compute(group, chosen, samples, pixels))
         at = (samples[:, None], torch.cat(channels)[None, :], *(place[:, None] for place in pixels))
         return at, torch.cat(results, dim=1)
 
@@ -117,18 +117,18 @@ class Float64Results:
         inputs = torch.tensor(_spread(c, count), device=device)
         outputs, gradients = [], []
         for group in _spread(problem.groups, _MOST_GROUPS):
-            of_group = torch.tensor(_spread(k, count), device=device) + group * k
-            small = replace(problem, c=len(inputs), k=len(of_group), groups=1)
-            x, dy = operands.x[:n, inputs + group * c], operands.y[:n, of_group]
+            channels = torch.tensor(_spread(k, count), device=device) + group * k
+            small = replace(problem, c=len(inputs), k=len(channels), groups=1)
+            x, dy = operands.x[:n, inputs + group * c], operands.y[:n, channels]
             gradients.append(reference(small, x, dy.new_empty(small.w_shape()), dy))
-            outputs.append(of_group)
+            outputs.append(channels)
         return (torch.cat(outputs)[:, None], inputs[None, :]), torch.cat(gradients)
 
     def _channels(self, n: int) -> int:
         """Return the most inputs, and outputs, of a group for which dw of ``n`` samples is compared."""
-        of_pair_flops = self._problem.flops(n) * self._problem.groups / (self._problem.k * self._problem.c)
+        pair_flops = self._problem.flops(n) * self._problem.groups / (self._problem.k * self._problem.c)
         groups = min(self._problem.groups, _MOST_GROUPS)
-        return max(1, min(_MOST_CHANNELS, int((_SAMPLED_FLOPS / of_pair_flops / groups) ** 0.5)))
+        return max(1, min(_MOST_CHANNELS, int((_SAMPLED_FLOPS / pair_flops / groups) ** 0.5)))
 
 
 def _places(n: int, sizes: Sequence[int]) -> tuple[Tensor, ...]:
@@ -139,7 +139,7 @@ def _places(n: int, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     corners = [*product((0, n - 1), *((0, size - 1) for size in sizes))]
     generator = torch.Generator().manual_seed(n)
     random = [torch.randint(size, (_PLACES - len(corners),), generator=generator) for size in (n, *sizes)]
-    return tuple(torch.cat(both) for both in zip(torch.tensor(corners).unbind(1), random, strict=True))
+    return tuple(map(torch.cat, zip(torch.tensor(corners).unbind(1), random, strict=True)))
 
 
 def _by_axis(problem: ConvProblem, pixels: Sequence[Tensor]) -> list[tuple[Tensor, int, int, int, int]]:
@@ -158,17 +158,20 @@ def _windows(images: Tensor, samples: Tensor, read: Sequence[Tensor], inside: Se
     """
     dims = len(read)
 
-    def along(axis: int, of_axis: Tensor) -> Tensor:
-        return of_axis.view(len(samples), *(-1 if each == axis else 1 for each in range(dims)))
+    def along(axis: int, values: Tensor) -> Tensor:
+        """Return values by place and tap of one axis, so that they broadcast over the others."""
+        shape = [1] * dims
+        shape[axis] = -1
+        return values.view(len(samples), *shape)
 
     pixels = [
         along(axis, index.clamp(0, size - 1))
         for axis, (index, size) in enumerate(zip(read, images.shape[2:], strict=True))
     ]
-    indices: Any = (samples.view(-1, *(1 for _ in read)), slice(None), *pixels)
+    indices: Any = (samples.view(-1, *[1] * dims), slice(None), *pixels)
     gathered = images[indices]  # (places, ..., channels)
-    there = reduce(and_, (along(axis, of_axis) for axis, of_axis in enumerate(inside)))
-    return (gathered.double() * there[..., None]).movedim(-1, 1).flatten(2)
+    is_inside = reduce(and_, map(along, range(dims), inside))
+    return (gathered.double() * is_inside[..., None]).movedim(-1, 1).flatten(2)
 
 
 def _spread(size: int, count: int) -> list[int]:

@@ -55,11 +55,10 @@ def why_fixed() -> str | None:
     if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return "GLIBC_TUNABLES sets glibc.malloc"
     try:
-        glibc, first = ctypes.CDLL("libc.so.6"), ctypes.CDLL(None)
-        of_glibc, in_use = (ctypes.cast(library.malloc, ctypes.c_void_p).value for library in (glibc, first))
+        glibc, in_use = (ctypes.cast(ctypes.CDLL(name).malloc, ctypes.c_void_p).value for name in ("libc.so.6", None))
     except (OSError, AttributeError):
         return "the C library is not glibc"
-    if of_glibc != in_use:
+    if glibc != in_use:
         return "another allocator takes the place of glibc's, such as jemalloc or tcmalloc by LD_PRELOAD"
     return None
 
@@ -134,8 +133,8 @@ class Usage(NamedTuple):
     @classmethod
     def now(cls) -> Usage:
         """Return what was used since the process began."""
-        found = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(found.ru_utime, found.ru_stime, found.ru_minflt)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(usage.ru_utime, usage.ru_stime, usage.ru_minflt)
 
     def since(self, before: Usage) -> Usage:
         """Return what was used after ``before``."""
@@ -219,23 +218,26 @@ class HeapTrial:
         used = Usage.now().since(self._begun)
         if used.processor_s < self.LOOK_S:
             return True
-        found = used.kernel_share, used.faults / used.processor_s
+        share, per_s = used.kernel_share, used.faults / used.processor_s
+        # The first phase ends with a kept heap, or with the verdict that there is nothing to gain.
         if self._before is None:
-            if found[0] < LEAST_GAIN:
-                self.verdict = f"not kept: the kernel takes {found[0]:.0%} of the processor time"
+            if share < LEAST_GAIN:
+                self.verdict = f"not kept: the kernel takes {share:.0%} of the processor time"
                 return False
-            self._before = found
+            self._before = share, per_s
             keep_heap(kept=True)
+        # The second phase, in which the heap grows, does not count.
         elif not self._is_warm:
             self._is_warm = True
+        # The third phase shows what the kept heap saves.
         else:
-            (share, per_s), (share_kept, per_s_kept) = self._before, found
-            is_worth = share - share_kept >= LEAST_GAIN
+            share_before, per_s_before = self._before
+            is_worth = share_before - share >= LEAST_GAIN
             if not is_worth:
                 keep_heap(kept=False)
             self.verdict = (
-                f"{'kept' if is_worth else 'not kept'}: the kernel's share of the processor time {share:.0%} -> "
-                f"{share_kept:.0%}, page faults a second {per_s:,.0f} -> {per_s_kept:,.0f}"
+                f"{'kept' if is_worth else 'not kept'}: the kernel's share of the processor time "
+                f"{share_before:.0%} -> {share:.0%}, page faults a second {per_s_before:,.0f} -> {per_s:,.0f}"
             )
             return False
         self.begin()

@@ -68,11 +68,11 @@ class Processors:
         import torch  # here: it is slow to import
 
         cores = _affinity()
-        own = resource.getrusage(resource.RUSAGE_SELF)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         return ProcessorUse(
             now_s=time.perf_counter(),
             busy_s=_busy_s(cores),
-            own_s=own.ru_utime + own.ru_stime,
+            own_s=usage.ru_utime + usage.ru_stime,
             throttled_s=max((t for group in self._groups if (t := _throttled_s(group)) is not None), default=None),
             cores=len(cores),
             threads=torch.get_num_threads(),
@@ -94,10 +94,10 @@ def _affinity() -> frozenset[int]:
 def _busy_s(cores: frozenset[int]) -> float | None:
     """Return the busy seconds of these cores together, those that a hypervisor gave to other machines included."""
     with tolerated(*_UNREADABLE):
-        every = psutil.cpu_times(percpu=True)
-        if len(every) != len(cores):  # if some cores are offline, the last numbers are missing
-            every = [every[core] for core in cores]
-        return float(sum(sum(times[:_COUNTED]) - times.idle - getattr(times, "iowait", 0.0) for times in every))
+        by_core = psutil.cpu_times(percpu=True)
+        if len(by_core) != len(cores):  # if some cores are offline, the last numbers are missing
+            by_core = [by_core[core] for core in cores]
+        return float(sum(sum(times[:_COUNTED]) - times.idle - getattr(times, "iowait", 0.0) for times in by_core))
     return None
 
 
@@ -256,12 +256,12 @@ def too_many_threads(threads: int, cores: float) -> str | None:
     torch uses 8 threads, and this process may use 1.5 cores, so that threads wait for each other: call \
 torch.set_num_threads(2) first, or set OMP_NUM_THREADS=2
     """
-    most = max(1, -(-int(cores * 100) // 100))  # a fraction of a core needs a whole thread
-    if threads <= most:
+    useful = max(1, -(-int(cores * 100) // 100))  # a fraction of a core needs a whole thread
+    if threads <= useful:
         return None
     return (
         f"torch uses {threads} threads, and this process may use {cores:g} core{'' if cores == 1 else 's'}, so that "
-        f"threads wait for each other: call torch.set_num_threads({most}) first, or set OMP_NUM_THREADS={most}"
+        f"threads wait for each other: call torch.set_num_threads({useful}) first, or set OMP_NUM_THREADS={useful}"
     )
 
 

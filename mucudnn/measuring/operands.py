@@ -95,9 +95,9 @@ def _fill(values: Tensor, drawn: Tensor, first: int) -> None:
     """Fill ``values`` with the drawn numbers from index ``first`` on, wrapping around at the end."""
     done = 0
     while done < len(values):
-        some = drawn[first : first + len(values) - done]
-        values[done : done + len(some)].copy_(some)
-        done, first = done + len(some), 0
+        piece = drawn[first : first + len(values) - done]
+        values[done : done + len(piece)].copy_(piece)
+        done, first = done + len(piece), 0
 
 
 def input_shape(n: int, sample: Sequence[int]) -> tuple[int, ...]:
@@ -106,8 +106,7 @@ def input_shape(n: int, sample: Sequence[int]) -> tuple[int, ...]:
     >>> input_shape(32, (3, 224, 224))
     (32, 3, 224, 224)
     """
-    most = MOST_ELEMENTS // prod(sample)
-    whole(n, f"batch, of samples of {'x'.join(map(str, sample))},", 1, most)
+    whole(n, f"batch, of samples of {'x'.join(map(str, sample))},", 1, MOST_ELEMENTS // prod(sample))
     return n, *sample
 
 

@@ -32,12 +32,11 @@ class Quiet:
     patience_s: float = MOST_WAITED_S
     at: float = 0.0
     disturbed: set[tuple[ConvProblem, MicroConfig | Configuration]] = field(default_factory=set)
-    _has_begun: bool = False
     _load_unknown: bool = False
 
-    def is_now(self) -> bool:
-        """Return whether the machine is known to be quiet; this may observe the load for half a second."""
-        self._begin()
+    def observe(self) -> bool:
+        """Observe the load, for half a second if it is not known; return whether the machine is known to be quiet."""
+        self._warn_of_shortage()
         if self.watch.current().share is None and not self._load_unknown:
             self.watch.pause()
             self._load_unknown = self.watch.current().share is None
@@ -45,31 +44,28 @@ class Quiet:
 
     def wait(self) -> Load:
         """Wait for free cores, at most for the remaining waiting time; return the load afterwards."""
-        self._begin()
+        self._warn_of_shortage()
         self.patience_s -= self.watch.wait(lambda text: self.progress(text, self.at), self.patience_s)
         return self.watch.current()
 
-    def remember(self, problem: ConvProblem, of: MicroConfig | Configuration, load: float | None) -> None:
+    def remember(self, problem: ConvProblem, subject: MicroConfig | Configuration, load: float | None) -> None:
         """Record whether the last measurement of a micro-config or configuration was disturbed by other processes."""
-        self.disturbed.discard((problem, of))
+        self.disturbed.discard((problem, subject))
         if is_busy(load):
-            self.disturbed.add((problem, of))
+            self.disturbed.add((problem, subject))
 
     def trusted(self, results: Sequence[Measurement | Failure]) -> Sequence[Measurement | Failure]:
         """Return the stored results; if the machine is quiet now, leave out disturbed ones, so these are repeated."""
         sound = undisturbed(results)
-        return sound if len(sound) < len(results) and self.is_now() else results
+        return sound if len(sound) < len(results) and self.observe() else results
 
     def end(self) -> None:
         """Warn, once in a process, if disturbed results remain."""
         if self.disturbed:
             say_once(BUSY_TEXT)
 
-    def _begin(self) -> None:
-        """Warn on the first call if there are more threads than cores."""
-        if self._has_begun:
-            return
-        self._has_begun = True
+    def _warn_of_shortage(self) -> None:
+        """Warn, once in a process, if there are more threads than cores."""
         if shortage := self.watch.shortage():
             say_once(shortage)
 
@@ -79,9 +75,7 @@ def undisturbed(results: Sequence[Measurement | Failure]) -> list[Measurement | 
 
     If there are others, candidates that were skipped after a comparison with them are left out, too.
     """
-    are_sound = not any(isinstance(result, Measurement) and result.is_disturbed for result in results)
-    return [
-        one
-        for one in results
-        if are_sound or not (one.is_disturbed if isinstance(one, Measurement) else one.is_passed_over)
-    ]
+    measurements = [result for result in results if isinstance(result, Measurement)]
+    if not any(measurement.is_disturbed for measurement in measurements):
+        return [*results]
+    return [r for r in results if not (r.is_disturbed if isinstance(r, Measurement) else r.is_passed_over)]

@@ -159,32 +159,33 @@ def compare_in_turns(
     """
     mark = None if watch is None else watch.mark()
     base, *timers = (Timer(run, clock, clock.every_round, warms_up=False) for run in (baseline, *runs))
-    is_first = True
-    for _ in in_turns([timer.sample for timer in (base, *timers)]):
+    for number, _ in enumerate(in_turns([timer.sample for timer in (base, *timers)])):
         if base.error is not None:
             raise base.error
         spent_s = base.spent_s + sum(timer.spent_s for timer in timers)
-        if is_first and spent_s < rounds.warm_up_s:
+        if number == 0 and spent_s < rounds.warm_up_s:
             for timer in (base, *timers):
                 timer.samples_s.clear()
-            is_first = False
             continue
-        is_first = False
-        racing = [timer for timer in timers if timer.stop is None]
+        # In a race, who is far behind drops out, and a verdict on the fastest ends it.
         if rounds.race:
-            for timer in [one for one in racing if any(_is_lapped(one, other) for other in racing)]:
+            racing = [timer for timer in timers if timer.stop is None]
+            for timer in [timer for timer in racing if any(_is_lapped(timer, rival) for rival in racing)]:
                 timer.stop = Stop.DROPPED
-        done, results = len(base.samples_s), [_compared(base, one) for one in timers if one.stop is None]
+        done, results = len(base.samples_s), [_compared(base, timer) for timer in timers if timer.stop is None]
         if rounds.race:
             results = sorted(results, key=lambda result: result.speedup)[-1:]
-            if all(_is_obvious(result, done, spent_s >= rounds.time_limit_s / 3) for result in results):
+            is_long = spent_s >= rounds.time_limit_s / 3
+            if all(_is_obvious(result, done, is_long=is_long) for result in results):
                 break
-        even = _EVEN if rounds.race else 0.0  # what is even in a race, need not be settled
-        is_clear = all(abs(one.speedup - 1) > one.noise or abs(one.speedup - 1) <= even for one in results)
+        # The rounds end when each verdict is clear, or at the limit. What is even in a race, need not be settled.
+        even = _EVEN if rounds.race else 0.0
+        leads = [abs(result.speedup - 1) for result in results]
+        is_clear = all(lead > result.noise or lead <= even for lead, result in zip(leads, results, strict=True))
         if rounds.is_enough(done, spent_s, is_clear=is_clear):
             break
     load = None if watch is None or mark is None else watch.since(mark).share
-    return [one.error or replace(_compared(base, one), load=load) for one in timers]
+    return [timer.error or replace(_compared(base, timer), load=load) for timer in timers]
 
 
 def _compared(baseline: Timer, timer: Timer) -> Comparison:
@@ -192,14 +193,14 @@ def _compared(baseline: Timer, timer: Timer) -> Comparison:
     return Comparison.of(baseline.samples_s[: len(timer.samples_s)], timer.samples_s)
 
 
-def _is_lapped(timer: Timer, other: Timer) -> bool:
-    pairs = list(zip(timer.samples_s, other.samples_s, strict=True))
-    return len(pairs) >= _LAPPED and all(own_s > _LAP * other_s for own_s, other_s in pairs)
+def _is_lapped(timer: Timer, rival: Timer) -> bool:
+    pairs = list(zip(timer.samples_s, rival.samples_s, strict=True))
+    return len(pairs) >= _LAPPED and all(time_s > _LAP * rival_s for time_s, rival_s in pairs)
 
 
-def _is_obvious(result: Comparison, done: int, is_long: bool) -> bool:
+def _is_obvious(result: Comparison, done: int, *, is_long: bool) -> bool:
     """Whether the call was much faster than the baseline in each of the ``done`` rounds, or slower in each of three."""
-    least, most = min(result.speedups), max(result.speedups)
-    if done >= 2 and is_long and (least > _FAR_AHEAD or most < 1 / _FAR_AHEAD):
+    lowest, highest = min(result.speedups), max(result.speedups)
+    if done >= 2 and is_long and (lowest > _FAR_AHEAD or highest < 1 / _FAR_AHEAD):
         return True
-    return done >= 3 and (least > _AHEAD or most < 1)
+    return done >= 3 and (lowest > _AHEAD or highest < 1)

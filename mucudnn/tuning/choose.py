@@ -48,7 +48,7 @@ def run_whole(
         missing = []
         for configuration in _in_time(unknown, context, is_first=not job.outcomes):
             stored = store.whole_run(task.problem, configuration.micro_configs, versions, fresh=fresh)
-            if stored is None or (stored.is_disturbed and quiet.is_now()):
+            if stored is None or (stored.is_disturbed and quiet.observe()):
                 missing.append(configuration)
             else:
                 job.outcomes[configuration.micro_configs] = stored
@@ -71,7 +71,7 @@ def _compared(task: Task, configurations: Sequence[Configuration], context: Cont
         outcomes = context.machine.compare(
             task.problem, task.batch_size, configurations, keeps_workspace=not task.in_headroom
         )
-        if not any(isinstance(one, Comparison) and one.is_disturbed for one in outcomes):
+        if not any(isinstance(outcome, Comparison) and outcome.is_disturbed for outcome in outcomes):
             break
     return outcomes
 
@@ -112,8 +112,8 @@ def choose(job: Job, context: Context | None = None) -> TunedProblem:
     outcomes = run_whole(job, near(margin)[:MOST_CONTENDERS] or [baseline], context)
     if (bound_s := _surprising_s(task, outcomes, baseline, measurements)) is not None:
         least_s = min(c.time_s for c in outcomes)
-        others = [c for c in near(bound_s / least_s) if not (c.is_baseline or c in outcomes)]
-        further = [c for c in others if c.time_s < bound_s]
+        fast = [c for c in near(bound_s / least_s) if c.time_s < bound_s]
+        further = [c for c in fast if not (c.is_baseline or c in outcomes)]
         outcomes |= run_whole(job, further[:MOST_CONTENDERS], context)
     return replace(_verdict(job, outcomes, baseline, measurements, context), account=account)
 
@@ -224,19 +224,20 @@ def timed(baseline: Configuration, run: Outcome) -> Configuration:
 
 
 def _verdict_of_run(task: Task, best: Configuration, run: Comparison, baseline: Configuration) -> TunedProblem:
+    chosen, time_s = best, run.time_s
     if best.is_baseline:
+        chosen, time_s = baseline, run.baseline_s
         reason = "PyTorch's own, undivided: nothing else that is allowed can compute this"
-        return TunedProblem.of(task, baseline, run.baseline_s, run.baseline_s, reason, run.load)
-    if not _fits(task, baseline):
+    elif not _fits(task, baseline):
         needed = format_bytes(baseline.workspace_bytes)
         reason = f"fastest within the limit, speedup {with_noise(run)}; PyTorch's own needs {needed}"
     elif is_gain(run):
         reason = f"fastest in whole runs, speedup {with_noise(run)}"
     else:
-        reason = f"PyTorch's own: {best} is not faster by more than the noise or {LEAST_GAIN:.0%}"
-        reason += f", speedup {with_noise(run)}"
-        return TunedProblem.of(task, baseline, run.baseline_s, run.baseline_s, reason, run.load)
-    return TunedProblem.of(task, best, run.baseline_s, run.time_s, reason, run.load)
+        chosen, time_s = baseline, run.baseline_s
+        faster = f"faster by more than the noise or {LEAST_GAIN:.0%}"
+        reason = f"PyTorch's own: {best} is not {faster}, speedup {with_noise(run)}"
+    return TunedProblem.of(task, chosen, run.baseline_s, time_s, reason, run.load)
 
 
 def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configuration) -> TunedProblem:
@@ -251,11 +252,10 @@ def _predicted_verdict(task: Task, fastest: Configuration, baseline: Configurati
         reason = "fastest by prediction, not run; PyTorch's own was not measured at this batch size"
         return TunedProblem.of(task, fastest, None, fastest.time_s, reason)
     predicted = Comparison(baseline.time_s, fastest.time_s, 0.0)
-    if fastest.is_baseline or not _fits(task, baseline) or is_gain(predicted):
-        reason = "fastest by prediction, not run"
-        return TunedProblem.of(task, fastest, baseline.time_s, fastest.time_s, reason)
-    reason = f"PyTorch's own: by prediction {fastest} is not faster by {LEAST_GAIN:.0%}, not run"
-    return TunedProblem.of(task, baseline, baseline.time_s, baseline.time_s, reason)
+    chosen, reason = fastest, "fastest by prediction, not run"
+    if not (fastest.is_baseline or is_gain(predicted)) and _fits(task, baseline):
+        chosen, reason = baseline, f"PyTorch's own: by prediction {fastest} is not faster by {LEAST_GAIN:.0%}, not run"
+    return TunedProblem.of(task, chosen, baseline.time_s, chosen.time_s, reason)
 
 
 def _fits(task: Task, baseline: Configuration) -> bool:
@@ -274,7 +274,7 @@ def with_noise(run: Comparison) -> str:
 
 
 def contenders_near(
-    found: set[Configuration],
+    fastest: set[Configuration],
     measurements: Sequence[Measurement],
     batch_size: int,
     limit_bytes: int | None,
@@ -282,21 +282,24 @@ def contenders_near(
 ) -> list[Configuration]:
     """Return the configurations whose predicted time is within ``margin`` times the fastest's, fastest first.
 
-    found: the predicted fastest, if any fits. To it are added the best configurations of each single algorithm: with
-    any sizes, divided, and undivided. Torch's own is returned only if there is no other.
+    To the fastest are added the best configurations of each single algorithm: with any sizes, divided, and undivided.
+    Torch's own is returned only if there is no other.
+
+    fastest: the configuration that is predicted to be the fastest, if any fits.
     """
+    contenders = fastest
     bounds = _least_times(measurements, batch_size)
     for name in sorted(bounds, key=lambda name: (bounds[name], name)):
-        if bounds[name] > margin * min((c.time_s for c in found if not c.is_baseline), default=inf):
+        if bounds[name] > margin * min((c.time_s for c in contenders if not c.is_baseline), default=inf):
             break
-        own = [m for m in measurements if m.micro_config.algorithm == name]
-        divided = [m for m in own if m.micro_config.micro_batch_size < batch_size]
-        undivided = [m for m in own if m.micro_config.micro_batch_size == batch_size]
-        found = found.union(*(fastest_within(some, batch_size, limit_bytes) for some in (own, divided, undivided)))
-    ranked = sorted(found, key=lambda c: (c.time_s, c.workspace_bytes, c.micro_configs))
-    others = [c for c in ranked if not c.is_baseline]
-    near = [c for c in others if c.time_s <= margin * others[0].time_s]
-    return near or ranked
+        measured = [m for m in measurements if m.micro_config.algorithm == name]
+        divided = [m for m in measured if m.micro_config.micro_batch_size < batch_size]
+        undivided = [m for m in measured if m.micro_config.micro_batch_size == batch_size]
+        for sizes in (measured, divided, undivided):
+            contenders = contenders | fastest_within(sizes, batch_size, limit_bytes)
+    ranked = sorted(contenders, key=lambda c: (c.time_s, c.workspace_bytes, c.micro_configs))
+    tuned = [c for c in ranked if not c.is_baseline]
+    return [c for c in tuned if c.time_s <= margin * tuned[0].time_s] or ranked
 
 
 def _least_times(measurements: Sequence[Measurement], batch_size: int) -> dict[str, float]:
@@ -321,11 +324,11 @@ def best_of(runs: Mapping[Configuration, Comparison], measurements: Sequence[Mea
     An equally fast configuration with at most half the error is preferred, since the least accurate layers determine
     the error of a network. If the error is many times that of torch's own, so is one that is about equally fast.
     """
-    most = max(run.speedup for run in runs.values())
-    equal = (configuration for configuration, run in runs.items() if run.speedup >= most / _EVEN)
+    highest = max(run.speedup for run in runs.values())
+    equal = (configuration for configuration, run in runs.items() if run.speedup >= highest / _EVEN)
     best = min(equal, key=lambda c: (len(c.micro_configs), -runs[c].speedup))
     errors = {c: relative_error_of(c, measurements) or 0.0 for c in runs}
     torchs = next((m.relative_error for m in measurements if m.micro_config.algorithm == TORCHS_OWN), inf)
     even = JUST_AS_FAST if errors[best] > _COARSE * torchs else _EVEN
-    finer = [c for c, run in runs.items() if errors[c] <= errors[best] / 2 and run.speedup >= most / even]
+    finer = [c for c, run in runs.items() if errors[c] <= errors[best] / 2 and run.speedup >= highest / even]
     return max(finer, key=lambda c: runs[c].speedup, default=best)

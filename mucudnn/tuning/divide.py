@@ -32,20 +32,21 @@ def divide(
 
     Raises ``InfeasibleError`` with the smallest feasible budget.
     """
-    every = {job.task: _Options(job) for job in jobs}
+    options_of = {job.task: _Options(job) for job in jobs}
     for _ in range(_MOST_ROUNDS):
-        _run({task: options.baseline for task, options in every.items() if not options.configurations}, every, context)
-        division = _solve(every, budget_bytes)
-        chosen = {task: options.original(division.assignment[task]) for task, options in every.items()}
-        unknown = {task: one for task, one in chosen.items() if every[task].is_unknown(one)}
+        without = {task: options.baseline for task, options in options_of.items() if not options.configurations}
+        _run(without, options_of, context)
+        division = _solve(options_of, budget_bytes)
+        chosen = {task: options.original(division.assignment[task]) for task, options in options_of.items()}
+        unknown = {task: choice for task, choice in chosen.items() if options_of[task].is_unknown(choice)}
         if not unknown:
             break
-        _run(unknown, every, context)
+        _run(unknown, options_of, context)
     else:
-        for options in every.values():
+        for options in options_of.values():
             options.configurations = [c for c in options.configurations if not options.is_unknown(c)]
-        division = _solve(every, budget_bytes)
-    return {task: options.choice(division.assignment[task]) for task, options in every.items()}, division
+        division = _solve(options_of, budget_bytes)
+    return {task: options.choice(division.assignment[task]) for task, options in options_of.items()}, division
 
 
 @dataclass(slots=True)
@@ -101,9 +102,8 @@ class _Options:
             reason = "PyTorch's own: nothing else is worth a segment of the budget"
             return TunedProblem.of(task, chosen, self.baseline.time_s, self.baseline.time_s, reason)
         if run is None:
-            return TunedProblem.of(
-                task, chosen, baseline_s, chosen.time_s, "best use of the budget by prediction, not run"
-            )
+            reason = "best use of the budget by prediction, not run"
+            return TunedProblem.of(task, chosen, baseline_s, chosen.time_s, reason)
         reason = f"best use of the budget in whole runs, speedup {with_noise(run)}"
         if run.speedup < 1:
             reason += f"; PyTorch's own needs {format_bytes(self.baseline.workspace_bytes)}"
@@ -123,16 +123,17 @@ class _Options:
         return time_s if is_gain(run) else max(time_s, _NO_GAIN * self.baseline.time_s)
 
 
-def _run(wanted: Mapping[Task, Configuration], every: Mapping[Task, _Options], context: Context | None) -> None:
+def _run(wanted: Mapping[Task, Configuration], options_of: Mapping[Task, _Options], context: Context | None) -> None:
     """Run one configuration of each task in ``wanted`` whole, each on the rank that measures the task; learn all."""
     if context is not None and context.ranks is not None and wanted:
         for task, configuration in wanted.items():
-            run_whole(every[task].job, [configuration], context)
-        exchange([options.job for options in every.values()], context.ranks)
+            run_whole(options_of[task].job, [configuration], context)
+        exchange([options.job for options in options_of.values()], context.ranks)
     for task, configuration in wanted.items():
-        every[task].learn(configuration, run_whole(every[task].job, [configuration], context)[configuration])
+        options = options_of[task]
+        options.learn(configuration, run_whole(options.job, [configuration], context)[configuration])
 
 
-def _solve(every: Mapping[Task, _Options], budget_bytes: int | None) -> Division[Task]:
-    options = {task: options.costed() for task, options in every.items()}
-    return solve_wd(options, budget_bytes, counts={task: task.count for task in every})
+def _solve(options_of: Mapping[Task, _Options], budget_bytes: int | None) -> Division[Task]:
+    costed = {task: options.costed() for task, options in options_of.items()}
+    return solve_wd(costed, budget_bytes, counts={task: task.count for task in options_of})

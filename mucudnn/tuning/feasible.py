@@ -112,8 +112,8 @@ def _count_smallest(job: Job, candidates: Sequence[Candidate]) -> int | None:
 
 def _failed_candidates(job: Job) -> list[Failure]:
     """Return the failures of candidates that ran, without unsupported and skipped ones."""
-    known = (job.results.get(candidate.micro_config) for candidate in job.candidates)
-    return [result for result in known if isinstance(result, Failure) and not result.is_passed_over]
+    results = (job.results.get(candidate.micro_config) for candidate in job.candidates)
+    return [result for result in results if isinstance(result, Failure) and not result.is_passed_over]
 
 
 def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = None) -> InfeasibleError:
@@ -121,14 +121,13 @@ def infeasible(smallest: Mapping[Task, int | None], failed: _Failed | None = Non
 
     failed: the failures of each task's candidates, which the smallest workspaces ignore.
     """
-    lines = [
-        f"  {task}, batch {task.batch_size}, limit {format_bytes(task.limit_bytes)}: {_at_least(needed)}"
-        f"{_but_for(task, failed)}"
-        for task, needed in smallest.items()
-    ]
-    needed = [size for size in smallest.values() if size is not None]
-    most = max(needed) if len(needed) == len(smallest) else None
-    return _error("no configuration fits the workspace limit:", lines, "limit", most)
+    lines = []
+    for task, needed in smallest.items():
+        where = f"{task}, batch {task.batch_size}, limit {format_bytes(task.limit_bytes)}"
+        lines.append(f"  {where}: {_at_least(needed)}{_but_for(task, failed)}")
+    sizes = [size for size in smallest.values() if size is not None]
+    largest = max(sizes) if len(sizes) == len(smallest) else None
+    return _error("no configuration fits the workspace limit:", lines, "limit", largest)
 
 
 def unaffordable(
@@ -138,27 +137,26 @@ def unaffordable(
 
     failed: as for ``infeasible``.
     """
-    ranked = sorted(smallest.items(), key=lambda item: -(inf if item[1] is None else item[1]))
-    lines = [
-        f"  {task}, batch {task.batch_size}: {_at_least(needed)}{_but_for(task, failed)}"
-        for task, needed in ranked
-        if needed != 0
-    ]
-    needed = [size for size in smallest.values() if size is not None]
-    total = sum(needed) if len(needed) == len(smallest) else None
-    what = f"no division fits the workspace budget of {format_bytes(budget_bytes)} over {len(smallest)} problems:"
-    return _error(what, lines, "budget", total)
+    lines = []
+    for task, needed in sorted(smallest.items(), key=lambda pair: -(inf if pair[1] is None else pair[1])):
+        if needed != 0:
+            lines.append(f"  {task}, batch {task.batch_size}: {_at_least(needed)}{_but_for(task, failed)}")
+    sizes = [size for size in smallest.values() if size is not None]
+    total = sum(sizes) if len(sizes) == len(smallest) else None
+    summary = f"no division fits the workspace budget of {format_bytes(budget_bytes)} over {len(smallest)} problems:"
+    return _error(summary, lines, "budget", total)
 
 
-def _error(what: str, lines: Sequence[str], bound: str, least: int | None) -> InfeasibleError:
+def _error(summary: str, lines: Sequence[str], bound: str, least: int | None) -> InfeasibleError:
     """Return the error with its lines and the remedy.
 
-    bound: limit or budget; least: what it has to be; None if any.
+    bound: limit or budget.
+    least: what the bound has to be; None if no bound helps.
     """
     advice = _NEEDS_NOTHING[0].upper() + _NEEDS_NOTHING[1:]
     if least is not None:
         advice = f"Raise the workspace {bound} to {exact_bytes(least)} or more, or {_NEEDS_NOTHING}"
-    return InfeasibleError("\n".join((what, *lines, advice)), least)
+    return InfeasibleError("\n".join((summary, *lines, advice)), least)
 
 
 def _but_for(task: Task, failed: _Failed | None) -> str:

@@ -26,7 +26,8 @@ from mucudnn.core.errors import UnavailableError
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.memory import empty_activation, largest_within, peak_allocated_bytes
-from mucudnn.kernels.torch_convolution import torch_convolution
+from mucudnn.measuring.operands import Operands
+from mucudnn.measuring.whole_runs import run_torch
 from mucudnn.running.devices import device_of, made_current
 from mucudnn.running.executable import BUFFER_BYTES
 from mucudnn.tuning.training_step import TracedStep, trace_step
@@ -96,15 +97,9 @@ def torch_inner_bytes(problem: ConvProblem, batch_size: int, device_type: str = 
 @lru_cache(maxsize=4096)
 def _counted(problem: ConvProblem, n: int, device_type: str, _settings: tuple[object, ...]) -> int:
     shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
-    x, w, y = (empty_activation(problem, shape, device_type).zero_() for shape in shapes)
-    geometry = (problem.stride, problem.padding, problem.dilation, problem.groups)
-    third = None if problem.operation is Operation.FORWARD else y
-
-    @torch.no_grad()
-    def run() -> None:
-        torch_convolution(problem.operation, x, w, third, geometry)
-
+    operands = Operands(*(empty_activation(problem, shape, device_type).zero_() for shape in shapes))
+    run = torch.no_grad()(partial(run_torch, problem, operands))
     if device_type == "cuda":
         run()
-    written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}[problem.operation]
+    written = operands.written(problem.operation)
     return max(peak_allocated_bytes(run, device_type, in_blocks=False) - written.nbytes, 0)

@@ -99,10 +99,9 @@ class Job:
 
     def findings(self) -> Mapping[str, Any]:
         """Return the results that other ranks need for the same choice, with errors replaced by picklable ones."""
-        outcomes = self.outcomes.items()
-        readable = {of: MucudnnError(str(one)) if isinstance(one, Exception) else one for of, one in outcomes}
-        found = {name: getattr(self, name) for name in _FOUND}
-        return found | {"outcomes": readable, "is_chosen": self.choice is not None}
+        outcomes = {c: MucudnnError(str(o)) if isinstance(o, Exception) else o for c, o in self.outcomes.items()}
+        findings = {name: getattr(self, name) for name in _FOUND}
+        return findings | {"outcomes": outcomes, "is_chosen": self.choice is not None}
 
     def learn(self, told: Mapping[str, Any]) -> None:
         """Adopt the results of another rank, as returned by its ``findings``."""
@@ -118,15 +117,17 @@ class Job:
     def forget_failures(self) -> None:
         """Forget failed candidates, so that they are retried, except foreign code with a permanent failure."""
         foreign = {c.micro_config for c in self.candidates if c.is_foreign}
-        for failure in [result for result in self.results.values() if isinstance(result, Failure)]:
-            is_barred = failure.micro_config in foreign and failure.is_lasting
-            if not (failure.is_passed_over or is_barred):
-                del self.results[failure.micro_config]
+        for micro_config, result in [*self.results.items()]:
+            if isinstance(result, Measurement) or result.is_passed_over:
+                continue
+            if not (micro_config in foreign and result.is_lasting):
+                del self.results[micro_config]
 
     def measurements(self) -> list[Measurement]:
         """Return the measurements in the order of the candidates."""
-        known = (self.results.get(of) for of in [c.micro_config for c in self.candidates] or self.results)
-        return [result for result in known if isinstance(result, Measurement)]
+        micro_configs = [c.micro_config for c in self.candidates] or self.results
+        results = (self.results.get(micro_config) for micro_config in micro_configs)
+        return [result for result in results if isinstance(result, Measurement)]
 
     def allowed(self) -> list[Measurement]:
         """Return the measurements of algorithms whose errors are within the bound."""
@@ -172,12 +173,14 @@ def permitted_algorithms(
     names = [*(algorithm.name for algorithm in machine.algorithms), *(source.name for source in machine.sources)]
     if unknown := [name for name in config.algorithms or () if source_of(name) not in (TORCHS_OWN, *names)]:
         raise InvalidInputError(f"algorithms has {', '.join(unknown)}; this machine has {', '.join(names)}")
-    allowed = [algorithm for algorithm in machine.algorithms if _is_allowed(algorithm, config)]
-    if problem is None:
-        return allowed
-    offered = (algorithm for source in machine.sources for algorithm in source.offered(problem, sizes))
-    every = (*allowed, *(algorithm for algorithm in offered if _is_allowed(algorithm, config)))
-    return [one for one in every if not config.strict or one.name == TORCHS_OWN or is_local(one, problem)]
+    algorithms = [*machine.algorithms]
+    if problem is not None:
+        for source in machine.sources:
+            algorithms += source.offered(problem, sizes)
+    permitted = [algorithm for algorithm in algorithms if _is_allowed(algorithm, config)]
+    if problem is None or not config.strict:
+        return permitted
+    return [a for a in permitted if a.name == TORCHS_OWN or is_local(a, problem)]
 
 
 def _is_allowed(algorithm: Algorithm, config: Config) -> bool:

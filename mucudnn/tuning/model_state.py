@@ -105,8 +105,8 @@ def slots(part: Any) -> list[str]:
 
 def attributes(part: Any) -> dict[str, Any]:
     """Return a copy of an object's attributes, of which the class is the first."""
-    own = {name: getattr(part, name) for name in slots(part)}
-    return {"__class__": type(part), **getattr(part, "__dict__", {}), **own}
+    in_slots = {name: getattr(part, name) for name in slots(part)}
+    return {"__class__": type(part), **getattr(part, "__dict__", {}), **in_slots}
 
 
 def items(owner: Any) -> dict[Any, Any]:
@@ -126,15 +126,15 @@ def _assigned(entries: dict[Any, Any], before: dict[Any, Any]) -> dict[Any, Any]
 
 def additions(owners: Owners) -> list[tuple[Any, str, Any]] | None:
     """Return what has been assigned since: the owner, its key and the value; None if that is not all."""
-    found = []
+    new = []
     for owner, before in owners:
         entries = entries_of(owner)
         assigned, removed = _assigned(entries, before), before.keys() - entries.keys()
         is_listed = isinstance(owner, (set, list, deque)) or bool(slots(owner))
         if removed or "__class__" in assigned or (assigned and is_listed):
             return None
-        found += [(owner, key, value) for key, value in assigned.items()]
-    return found
+        new += [(owner, key, value) for key, value in assigned.items()]
+    return new
 
 
 @contextmanager
@@ -159,38 +159,47 @@ def undisturbed(model: nn.Module, *, with_values: bool | None = None) -> Iterato
 
     parts = [part for _, part in reachable(model, is_followed=belongs)]
     owners = _owners(part for part in parts if belongs(part))
-    scripted = chain(model.parameters(), model.buffers())  # ScriptModules do not have theirs in attributes
-    tensors = {id(part): part for part in chain(parts, scripted) if isinstance(part, Tensor) and not is_lazy(part)}
+    parts += (*model.parameters(), *model.buffers())  # ScriptModules do not have theirs in attributes
     if with_values is None:
         plain = [parameter for parameter in model.parameters() if is_plain(parameter)]
-        with_values = not plain or is_free(sum(one.nbytes for one in plain), plain[0].device)
+        with_values = not plain or is_free(sum(parameter.nbytes for parameter in plain), plain[0].device)
     with ExitStack() as stack:  # in which each is restored, whatever the others raise
+        # Random states, values, attributes, modes and gradients, in the reverse order.
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
-        for part in parts:
-            if isinstance(part, torch.Generator):
-                stack.callback(part.set_state, part.get_state())
-            elif isinstance(part, np.ndarray) and part.dtype.kind in "biufc":
-                stack.callback(_put_back_array, part, part.copy())
-        with torch._C.DisableTorchFunctionSubclass():
-            for tensor in tensors.values():
-                values = tensor.detach().clone() if with_values or not isinstance(tensor, nn.Parameter) else None
-                stack.callback(_put_back_tensor, tensor, tensor.detach(), values, tensor.requires_grad)
+        for part in {id(part): part for part in parts}.values():
+            _restore_values_after(stack, part, with_values=with_values)
         for owner, entries in owners:
             stack.callback(put_back, owner, entries)
         for module in model.modules():  # a ScriptModule's mode is no attribute of Python
-            stack.callback(_put_back_mode, module, is_training(module))
+            stack.callback(_put_back_mode, module, was_training=is_training(module))
             if isinstance(module, LazyModuleMixin):
                 stack.callback(_put_back_statistics, module)
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         stack.callback(set_gradients, gradients)
         set_gradients((parameter, None) for parameter, _ in gradients)
+        # The block, after which tuned modules stay tuned.
         gpus = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
         with torch.random.fork_rng(sorted(gpus)), torch.inference_mode(False), torch.enable_grad():
             yield owners
         for owner, entries in owners:
             if isinstance(owner, TunedModule):
                 entries |= {name: value for name, value in attributes(owner).items() if name in _OF_TUNING}
+
+
+def _restore_values_after(stack: ExitStack, part: Any, *, with_values: bool) -> None:
+    """Have the stack restore a generator's state, or the values of an array or tensor.
+
+    with_values: whether the values of parameters are restored, too.
+    """
+    if isinstance(part, torch.Generator):
+        stack.callback(part.set_state, part.get_state())
+    elif isinstance(part, np.ndarray) and part.dtype.kind in "biufc":
+        stack.callback(_put_back_array, part, part.copy())
+    elif isinstance(part, Tensor) and not is_lazy(part):
+        with torch._C.DisableTorchFunctionSubclass():
+            values = part.detach().clone() if with_values or not isinstance(part, nn.Parameter) else None
+            stack.callback(_put_back_tensor, part, part.detach(), values, requires_grad=part.requires_grad)
 
 
 def _owners(parts: Iterable[Any]) -> Owners:
@@ -203,9 +212,9 @@ def _put_back_array(array: Any, values: Any) -> None:
         array[...] = values
 
 
-def _put_back_mode(module: nn.Module, mode: bool) -> None:
-    if is_training(module) is not mode:
-        module.training = mode
+def _put_back_mode(module: nn.Module, *, was_training: bool) -> None:
+    if is_training(module) is not was_training:
+        module.training = was_training
 
 
 def _put_back_statistics(module: Any) -> None:
@@ -214,7 +223,7 @@ def _put_back_statistics(module: Any) -> None:
         module.reset_running_stats()
 
 
-def _put_back_tensor(tensor: Tensor, memory: Tensor, values: Any, requires_grad: bool) -> None:
+def _put_back_tensor(tensor: Tensor, memory: Tensor, values: Any, *, requires_grad: bool) -> None:
     """Restore a tensor's memory, and the values that this had; None if there is no copy."""
     with torch._C.DisableTorchFunctionSubclass():
         if is_plain(memory) and layout(tensor) != layout(memory):
@@ -266,8 +275,9 @@ def free_of_fakes(model: nn.Module) -> Iterator[list[Any]]:
     values = [value for space in (*spaces, *map(vars, kinds)) for value in [*space.values()]]
     values = [value.__func__ if isinstance(value, staticmethod) else value for value in values]
     misses = {value: value.cache_info().misses for value in values if isinstance(value, _lru_cache_wrapper)}
-    functions = [one for one in (*values, *(one.__wrapped__ for one in misses)) if isinstance(one, FunctionType)]
-    spaces += [one.__globals__ for one in functions if not _is_opaque(one)]
+    values += [cached.__wrapped__ for cached in misses]
+    functions = [value for value in values if isinstance(value, FunctionType)]
+    spaces += [function.__globals__ for function in functions if not _is_opaque(function)]
     beside = reachable(spaces, is_followed=lambda part: isinstance(part, (*CONTAINERS, tuple)))
     owners = _owners(part for _, part in chain(reachable(model), beside))
     changed: list[Any] = []

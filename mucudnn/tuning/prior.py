@@ -49,39 +49,41 @@ class Prior:
         Setup times are divided by the largest micro-batch, even for algorithms that were dropped after a run on a small
         part of the mini-batch.
         """
-        known, best = [r for r in results if isinstance(r, Measurement) or r.least_s is not None], dict[str, float]()
-        largest = max((r.micro_config.micro_batch_size for r in known), default=1)
-        for r in known:
+        timed = [r for r in results if isinstance(r, Measurement) or r.least_s is not None]
+        largest = max((r.micro_config.micro_batch_size for r in timed), default=1)
+        fastest_s: dict[str, float] = {}
+        for r in timed:
             if isinstance(r, Measurement):
                 per_sample_s = r.setup_s / largest + r.step_s / r.micro_config.micro_batch_size
             else:
                 per_sample_s = (r.least_s or 0.0) / largest
-            best[r.micro_config.algorithm] = min(per_sample_s, best.get(r.micro_config.algorithm, inf))
-        if len(best) > 1:
-            fastest_s = min(best.values())
-            self._known[_class(problem)][_place(problem)] = {name: s / fastest_s for name, s in best.items()}
+            name = r.micro_config.algorithm
+            fastest_s[name] = min(per_sample_s, fastest_s.get(name, inf))
+        if len(fastest_s) > 1:
+            least_s = min(fastest_s.values())
+            self._known[_class(problem)][_place(problem)] = {name: s / least_s for name, s in fastest_s.items()}
 
     def expected(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
         """Return the expectation for an algorithm from similar problems, else from other operations; None if unknown.
 
         Other operations differ too much to show more than that an algorithm is hopeless.
         """
-        if (own := self._near(problem, algorithm)) is not None:
-            return own
-        others = (problem.with_operation(op) for op in Operation if op is not problem.operation)
-        said = [expectation.ratio for other in others if (expectation := self._near(other, algorithm))]
-        is_bad = bool(said) and min(said) > _HOPELESS_ELSEWHERE
-        return Expectation(min(said), _HOPELESS_ELSEWHERE) if is_bad else None
+        expectation = self._near(problem, algorithm)
+        if expectation is not None:
+            return expectation
+        elsewhere = (problem.with_operation(operation) for operation in Operation if operation is not problem.operation)
+        expectations = (self._near(similar, algorithm) for similar in elsewhere)
+        lowest = min((expected.ratio for expected in expectations if expected), default=0.0)
+        return Expectation(lowest, _HOPELESS_ELSEWHERE) if lowest > _HOPELESS_ELSEWHERE else None
 
     def _near(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
         here = _place(problem)
-        alike = self._known.get(_class(problem), {})
-        known = sorted(
+        by_distance = sorted(
             (sum(abs(a - b) for a, b in zip(here, place, strict=True)), ratios[algorithm])
-            for place, ratios in alike.items()
+            for place, ratios in self._known.get(_class(problem), {}).items()
             if algorithm in ratios
         )
-        near = [ratio for distance, ratio in known[:_NEIGHBOURS] if distance <= _REACH]
+        near = [ratio for distance, ratio in by_distance[:_NEIGHBOURS] if distance <= _REACH]
         return Expectation(min(near), _HOPELESS_IN_LIKE[len(near)]) if len(near) in _HOPELESS_IN_LIKE else None
 
 

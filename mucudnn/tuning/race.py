@@ -86,13 +86,20 @@ class Race:
     standings: the table, with the results of earlier runs, which are not measured again.
     time_limit_s: limit for the whole race; None for none. The baseline and the first fitting candidate are measured
     even after it.
+    tell: called with a description of work that has no result.
 
     Raises ``UnavailableError`` if there is not enough memory for a single sample.
     """
 
-    def __init__(self, standings: Standings, machine: Machine, time_limit_s: float | None = None) -> None:
+    def __init__(
+        self,
+        standings: Standings,
+        machine: Machine,
+        time_limit_s: float | None = None,
+        tell: Callable[[str], object] = lambda text: None,
+    ) -> None:
         task = standings.task
-        self.standings, self.machine = standings, machine
+        self.standings, self.machine, self._tell = standings, machine, tell
         self._is_limited = time_limit_s is not None
         self._deadline_s = inf if time_limit_s is None else machine.clock.now() + time_limit_s
         self._workbench = Workbench(task.problem, task.batch_size, machine.device)
@@ -141,6 +148,7 @@ class Race:
         while candidates := self._in_time(uncounted()):
             for group in by_cost_of_counting(candidates, self.standings.task.baseline):
                 for candidate in self._in_time(group):
+                    self._tell(f"counting bytes of {candidate.algorithm.name} {candidate.micro_batch_size}")
                     count_once(candidate, self.standings.counted)
 
     def _look_unless_hopeless(self, candidate: Candidate) -> Iterator[Measurement | Failure]:
@@ -166,7 +174,8 @@ class Race:
         looks = [self._try_first_sample(part) for part in self.standings.parts() if not self._is_late()]
         entries = [entry for entry in looks if isinstance(entry, _Entry)]  # failures on a part are retried on the whole
         self._has_run |= {entry.candidate.algorithm.name for entry in entries}
-        beside = self.standings.beside({entry.candidate.micro_config: entry.measurement() for entry in entries})
+        provisional = {entry.candidate.micro_config: entry.measurement() for entry in entries}
+        beside = replace(self.standings, known=self.standings.known | provisional)
         for entry in entries:
             margin = beside.margin(entry.candidate, entry.measurement())
             if margin > HOPELESS_PART or beside.is_spared(entry.candidate):
@@ -227,8 +236,8 @@ class Race:
 
     def _can_win(self, entry: _Entry, margin: float) -> bool:
         """Whether the candidate's fastest sample is within ``margin`` times the fastest candidate's time."""
-        own = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
-        return self.standings.margin(entry.candidate, own) <= margin
+        fastest = replace(entry.measurement(), step_s=min(entry.timer.samples_s))
+        return self.standings.margin(entry.candidate, fastest) <= margin
 
     def _prove(self, candidates: Iterable[Candidate]) -> Iterator[Failure]:
         """Prove foreign candidates (run them in a separate process); yield failures of barred ones.
@@ -259,7 +268,9 @@ class Race:
         It is a probe with warm caches, unless our own algorithm has run at another size, since a first sample may load
         or build code.
         """
+        # First its result is checked.
         relative_error = self._relative_error(candidate)
+        # Then its times are taken.
         began = self.machine.watch.mark()
         setup_samples_s = self._samples_of_setup(candidate)
         clock, slices = self.machine.clock, self._workbench.slice_count(candidate)
@@ -277,6 +288,7 @@ class Race:
             short_s = _LONG_PROBE_S if self.standings.is_baseline(candidate) else 0.0
         if timer.samples_s[0] < short_s:
             timer.samples_s[0] = min(timer.samples_s[0], clock.time(timer.function, 1, slices))
+        # At last its bytes are counted, if nothing has done so.
         scratch_bytes = self.standings.counted[candidate.micro_config] = candidate.count_scratch_bytes()
         return _Entry(
             candidate,
@@ -299,8 +311,8 @@ class Race:
             proof = candidate.prove()
             return self._workbench.relative_error(candidate) if proof is None else proof.relative_error
         name = candidate.algorithm.name
-        of_algorithm = [c for c in self.standings.candidates if c.algorithm.name == name and not c.is_foreign]
-        smaller = [c for c in of_algorithm if c.micro_batch_size < candidate.micro_batch_size]
+        sizes = [c for c in self.standings.candidates if c.algorithm.name == name and not c.is_foreign]
+        smaller = [c for c in sizes if c.micro_batch_size < candidate.micro_batch_size]
         for part in [c for c in smaller if self.standings.is_large_enough(c)][:1]:
             with tolerated(*candidate.errors):
                 return self._checked(part)

@@ -81,10 +81,9 @@ class Sharing:
 
         Raises ``SharingError``, naming convolutions and ranks, if they differ.
         """
-        chosen = (
-            f"{one.configuration}, {(one.configuration.micro_configs, one.limit_bytes, one.refuted)}" for one in tuned
-        )
-        self.team.agree(dict(zip(map(_in_words, tasks), chosen, strict=True)))
+        exact = [(choice.configuration.micro_configs, choice.limit_bytes, choice.refuted) for choice in tuned]
+        choices = [f"{choice.configuration}, {details}" for choice, details in zip(tuned, exact, strict=True)]
+        self.team.agree(dict(zip(map(_in_words, tasks), choices, strict=True)))
 
 
 def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file: Database) -> Fingerprint:
@@ -100,7 +99,7 @@ def fingerprint_of(tasks: Sequence[Task], config: Config, machine: Machine, file
         "compiled": environment.compiled,
         "threads": str(environment.threads),
         "numerics": environment.numerics,
-        "algorithms": ", ".join(f"{one.name} {one.version}" for one in machine.algorithms),
+        "algorithms": ", ".join(f"{algorithm.name} {algorithm.version}" for algorithm in machine.algorithms),
         "batch size": ", ".join(str(size) for size in sorted({task.batch_size for task in tasks}, reverse=True)),
     }
     kind = f"{environment.device_type}, {environment.device} ({environment.capability})"

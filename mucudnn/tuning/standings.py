@@ -8,7 +8,7 @@ too. Algorithms that were hopeless in similar problems are skipped. docs/decisio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
@@ -59,18 +59,21 @@ class Standings:
 
     # Workspaces
 
+    @property
+    def limit(self) -> float:
+        """The workspace limit in bytes; inf without one."""
+        return inf if self.task.limit_bytes is None else self.task.limit_bytes
+
     def fits(self, candidate: Candidate) -> bool:
         """Whether the candidate's workspace is within the limit, as far as it is known."""
-        limit_bytes = self.task.limit_bytes
-        if limit_bytes is None or (self.task.baseline_exempt and self.is_baseline(candidate)):
+        if self.task.baseline_exempt and self.is_baseline(candidate):
             return True
-        if self.may_keep:
-            limit_bytes += candidate.workspace.prepared_bytes
-        return self._is_within(candidate, limit_bytes)
+        prepared_bytes = 0 if self.may_keep else candidate.workspace.prepared_bytes
+        return prepared_bytes + self._scratch_bytes(candidate) <= self.limit
 
     def fastest_uncounted(self) -> list[Candidate]:
         """Return the candidate to count first: if the fastest in similar problems fits, others are hopeless."""
-        if self.task.limit_bytes is None or self.every_size:
+        if self.limit == inf or self.every_size:
             return []
         fastest = [c for _, c in self._by_expectation if self.fits(c)][:1]
         return [c for c in fastest if not self._is_counted(c)]
@@ -82,7 +85,7 @@ class Standings:
         """
         baselines = [c for c in self.candidates if self.is_baseline(c)]
         worth_a_probe = [c for c in self.unseen() if not (self.is_baseline(c) or self.hopeless(c))]
-        limited = [] if self.task.limit_bytes is None else [*worth_a_probe, *self.parts()]
+        limited = [] if self.limit == inf else [*worth_a_probe, *self.parts()]
         return [c for c in (*baselines, *limited) if self.fits(c) and not self._is_counted(c)]
 
     def too_large(self) -> list[Failure]:
@@ -96,18 +99,13 @@ class Standings:
                 failures.append(Failure(candidate.micro_config, reason, FailureKind.TOO_LARGE, needed_bytes))
         return failures
 
-    def _is_within(self, candidate: Candidate, limit_bytes: int) -> bool:
-        if candidate.from_source:
-            return candidate.handed_bytes <= limit_bytes
-        scratch_bytes = self._scratch_bytes(candidate)
-        return scratch_bytes is not None and candidate.workspace.prepared_bytes + scratch_bytes <= limit_bytes
-
-    def _scratch_bytes(self, candidate: Candidate) -> int | None:
-        """Return the scratch bytes as measured or counted, else as declared; None if they could not be counted."""
+    def _scratch_bytes(self, candidate: Candidate) -> float:
+        """Return the scratch bytes as measured or counted, else as declared; inf if they could not be counted."""
         measured = self.known.get(candidate.micro_config)
         if measured is not None:
             return measured.scratch_bytes
-        return self.counted.get(candidate.micro_config, candidate.workspace.scratch_bytes)
+        scratch_bytes = self.counted.get(candidate.micro_config, candidate.workspace.scratch_bytes)
+        return inf if scratch_bytes is None else scratch_bytes
 
     def _is_counted(self, candidate: Candidate) -> bool:
         return candidate.from_source or candidate.micro_config in self.known or candidate.micro_config in self.counted
@@ -124,8 +122,7 @@ class Standings:
 
     def has_answer(self) -> bool:
         """Return whether a candidate within the workspace limit was measured; the time limit applies from then on."""
-        limit_bytes = self.task.limit_bytes
-        fitting = (c for c, _ in self._measured() if limit_bytes is None or self._is_within(c, limit_bytes))
+        fitting = [c for c, m in self._measured() if m.prepared_bytes + m.scratch_bytes <= self.limit]
         return any(self.task.batch_size % c.micro_batch_size == 0 for c in fitting)
 
     def missing(self) -> list[Candidate]:
@@ -141,8 +138,7 @@ class Standings:
 
         Algorithms that were hopeless in similar problems are left out.
         """
-        limit = inf if self.task.limit_bytes is None else self.task.limit_bytes
-        declared = [c for c in self.candidates if c.is_foreign and c.handed_bytes <= limit]
+        declared = [c for c in self.candidates if c.is_foreign and c.handed_bytes <= self.limit]
         largest = {c.algorithm.name: c for c in sorted(declared, key=_by_size)}
         return [c for c in largest.values() if self._is_new(c) and not self.hopeless(c)]
 
@@ -177,7 +173,8 @@ class Standings:
         """
         leads: dict[str, Candidate] = {}
         baselines = [c for c in self.candidates if self.is_baseline(c)]
-        undivided = {c.algorithm.name for c in baselines if self.fits(c) and not self._takes_fresh_pages(c)}
+        fitting = [c for c in baselines if self.fits(c)]
+        undivided = {c.algorithm.name for c in fitting if not _MAPPED_BYTES <= self._scratch_bytes(c) < inf}
         without = undivided | self._hopeless_algorithms()
         divided = [c for c in self.candidates if c not in baselines and c.algorithm.name not in without]
         for candidate in sorted(divided, key=_by_size, reverse=True):
@@ -206,8 +203,8 @@ class Standings:
                 continue
             if self.is_baseline(lead) and not self.every_size:
                 continue
-            of_algorithm = [c for c in self.candidates if c.algorithm.name == lead.algorithm.name]
-            smaller = [c for c in of_algorithm if c.micro_batch_size < lead.micro_batch_size]
+            sizes = [c for c in self.candidates if c.algorithm.name == lead.algorithm.name]
+            smaller = [c for c in sizes if c.micro_batch_size < lead.micro_batch_size]
             smaller.sort(key=_by_size, reverse=True)
             wanted += smaller if self.every_size or not rank else smaller[:1]
         return [c for c in wanted if self._is_new(c)]
@@ -225,14 +222,11 @@ class Standings:
         failure = self.failed.get(candidate.micro_config)
         if failure is None:
             return True
-        if failure.kind is FailureKind.HOPELESS and self.task.limit_bytes is None:
-            return False  # under a limit, it may have been skipped under another one
-        return failure.kind in _HOPELESS_KINDS and self.hopeless(candidate) is None  # a higher rate may be known by now
-
-    def _takes_fresh_pages(self, candidate: Candidate) -> bool:
-        """Whether the candidate allocates so much that each call gets new, zeroed pages from the system."""
-        scratch_bytes = self._scratch_bytes(candidate)
-        return scratch_bytes is not None and scratch_bytes >= _MAPPED_BYTES
+        # A higher rate may have been measured by now, and it may have been skipped under another limit.
+        is_doubtful = (
+            failure.kind in _HOPELESS_KINDS if self.limit < inf else failure.kind is FailureKind.TOO_MANY_FLOPS
+        )
+        return is_doubtful and self.hopeless(candidate) is None
 
     def _ranked(self) -> list[tuple[Candidate, float]]:
         """Return the best measured candidate of each algorithm that may win, with its seconds, fastest first."""
@@ -276,16 +270,10 @@ class Standings:
             return inf
         return self.total_s(measurement) / self.fastest_s(self._bytes_of(measurement))
 
-    def beside(self, measurements: Mapping[MicroConfig, Measurement]) -> Standings:
-        """Return a copy that also knows these further measurements."""
-        return replace(self, known={**self.known, **measurements})
-
     def is_spared(self, candidate: Candidate) -> bool:
         """Whether a candidate's algorithm is a last resort and not needed, since another one is within all limits."""
-        if not candidate.algorithm.is_last_resort:
-            return False
         usual = [(c, m) for c, m in self._measured() if not c.algorithm.is_last_resort]
-        return any(self.can_win(c, m.relative_error) for c, m in usual)
+        return candidate.algorithm.is_last_resort and any(self.can_win(c, m.relative_error) for c, m in usual)
 
     def hopeless(self, candidate: Candidate) -> Failure | None:
         """Return a failure with the reason why a candidate that has not run cannot win; None if it is worth a probe."""
@@ -316,9 +304,7 @@ class Standings:
 
     def _least_bytes(self, candidate: Candidate) -> int:
         """Return the workspace bytes that count in comparisons, or their declared part if they were not counted."""
-        scratch_bytes = self.counted.get(candidate.micro_config)
-        if scratch_bytes is None:
-            scratch_bytes = candidate.workspace.scratch_bytes
+        scratch_bytes = self.counted.get(candidate.micro_config) or candidate.workspace.scratch_bytes
         return scratch_bytes + (0 if self.may_keep else candidate.workspace.prepared_bytes)
 
     # What similar problems and the arithmetic say
@@ -338,7 +324,7 @@ class Standings:
             sure = [c for c in alike if self.counted.get(c.micro_config) is not None or not c.counts_any_run]
             beside = [self._expected(c) for c in sure if self._least_bytes(c) <= own_bytes]
             return max(1.0, min((expected.ratio for expected in beside if expected), default=1.0))
-        if self.task.limit_bytes is None:
+        if self.limit == inf:
             return 1.0
         return max(1.0, next((ratio for ratio, c in self._by_expectation if self.fits(c)), 1.0))
 

@@ -101,10 +101,10 @@ def observed(model: nn.Module, observe: Callable[..., Tensor]) -> Iterator[None]
         for name, module in model.named_modules():
             if isinstance(module, TRACED):
                 method = "forward" if isinstance(module, nn.ConvTranspose2d) else "_conv_forward"
-                own = vars(module)
-                stack.callback(own.update, {method: own[method]} if method in own else {})
-                stack.callback(own.pop, method)
-                own[method] = partial(observe, name, module, getattr(module, method))
+                attributes = vars(module)
+                stack.callback(attributes.update, {method: attributes[method]} if method in attributes else {})
+                stack.callback(attributes.pop, method)
+                attributes[method] = partial(observe, name, module, getattr(module, method))
         yield
 
 
@@ -151,7 +151,9 @@ def _problem(module: nn.Module, x: Tensor, second: Any) -> ConvProblem | None:
         return None
     dtype, steps = _dtype(x), (module.stride, padding, module.dilation, module.groups)
     return problem_of_call(
-        *(x, w, *steps),
+        x,
+        w,
+        *steps,
         is_transposed=isinstance(module, nn.ConvTranspose2d),
         output_padding=output_padding,
         x_shape=shape,

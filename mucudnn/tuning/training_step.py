@@ -143,8 +143,8 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.device_type = device_type
         storages = [tensor.untyped_storage() for tensor in base if tensor.device.type == device_type]
-        own = {storage._cdata: self._block_bytes(storage.nbytes()) for storage in storages}
-        self.live_bytes = self.peak_bytes = sum(own.values())
+        sizes = {storage._cdata: self._block_bytes(storage.nbytes()) for storage in storages}
+        self.live_bytes = self.peak_bytes = sum(sizes.values())
         self.calls: list[ConvolutionCall] = []
         self.known: dict[int, ReferenceType[Any]] = {}
         self.made: dict[int, int] = {}  # bytes of the storages made in the step
@@ -167,9 +167,9 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tensor.device.type == self.device_type:
                 self._count(tensor.untyped_storage())
         if func is _FORWARD:
-            self._forward(args[0], args[1], args[6], result)
+            self._forward(args[0], args[1], result, transposed=args[6])
         elif func is _BACKWARD:
-            self._backward(args[0], args[1], args[2], args[7], result, before_bytes)
+            self._backward(args[0], args[1], args[2], result, before_bytes, transposed=args[7])
         self.peak_bytes = max(self.peak_bytes, self.live_bytes, *(call.in_use_bytes for call in self.calls[first:]))
         return result
 
@@ -197,7 +197,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _block_bytes(self, size_bytes: int) -> int:
         return block_bytes(size_bytes, self.device_type)
 
-    def _forward(self, read: Tensor, w: Tensor, transposed: bool, y: Tensor) -> None:
+    def _forward(self, read: Tensor, w: Tensor, y: Tensor, *, transposed: bool) -> None:
         x = y if transposed else read
         operation = problem_operation(Operation.FORWARD, transposed=transposed)
         call = self.running[-1] if self.running else None
@@ -207,16 +207,16 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._record(operation, x, w, (read, w), self.live_bytes)
 
     def _backward(
-        self, dy: Tensor, read: Tensor, w: Tensor, transposed: bool, gradients: Sequence[Any], before_bytes: int
+        self, dy: Tensor, read: Tensor, w: Tensor, gradients: Sequence[Any], before_bytes: int, *, transposed: bool
     ) -> None:
         """Record dx, and dw while dx is allocated, as torch computes them."""
         x, in_use_bytes = dy if transposed else read, before_bytes
-        each = zip((Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER), gradients, (w, read), strict=False)
-        for of, gradient, other in each:
+        computed = zip((Operation.BACKWARD_DATA, Operation.BACKWARD_FILTER), gradients, (w, read), strict=False)
+        for module_operation, gradient, second in computed:
             if gradient is not None:
                 in_use_bytes += self._block_bytes(gradient.untyped_storage().nbytes())
-                operation = problem_operation(of, transposed=transposed)
-                self._record(operation, x, w, (dy, other), in_use_bytes)
+                operation = problem_operation(module_operation, transposed=transposed)
+                self._record(operation, x, w, (dy, second), in_use_bytes)
 
     def _record(
         self, operation: Operation, x: Tensor, w: Tensor, operands: tuple[Tensor, Tensor], in_use_bytes: int

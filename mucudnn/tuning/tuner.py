@@ -108,10 +108,13 @@ def tune(
     config, place = without_cache_budget(config_or_default(config)), device_named(device)
     names = instance(Mapping, {} if names is None else names, "names")  # type: ignore[type-abstract]
     samples, limit = whole(batch_size, "batch_size", 1), config.workspace_limit_bytes
-    given = [instance(ConvProblem, problem, "one of problems") for problem in several(problems)]
-    wanted = dict.fromkeys(problem for problem in given if problem.operation in config.operations)
-    fits = config.baseline_exempt
-    tasks = [Task(p, samples, limit, name=names.get(p, ""), baseline_exempt=fits) for p in wanted]
+    wanted = dict.fromkeys(instance(ConvProblem, problem, "one of problems") for problem in several(problems))
+    is_exempt = config.baseline_exempt
+    tasks = [
+        Task(problem, samples, limit, name=names.get(problem, ""), baseline_exempt=is_exempt)
+        for problem in wanted
+        if problem.operation in config.operations
+    ]
     team = team_of(process_group) if config.share_tuning else ALONE
     with made_current(place):
         return tune_tasks(
@@ -157,16 +160,19 @@ def tune_tasks(
     if machine is not None:
         instance(Machine, machine, "machine")
     with ExitStack() as stack:
+        # The surroundings: errors go to all ranks, torch's kernels are its own, and the heap is as in use.
         as_in_use = nullcontext() if config.keep_heap is False else kept_heap()
         for around in (team.propagate_errors(), untouched, as_in_use):
             stack.enter_context(around)
         on, opened = stack.enter_context(machine_and_database(config, device, machine, database))
         for task in tasks:
-            if task.batch_size > (most := largest_batch_size(task.problem, on.device)):
+            largest = largest_batch_size(task.problem, on.device)
+            if task.batch_size > largest:
                 raise InvalidInputError(
-                    f"{task}: batch_size is {task.batch_size}; it must be at most {most} on device {on.device!r}, so "
-                    f"that x and y have at most {MOST_ELEMENTS} elements"
+                    f"{task}: batch_size is {task.batch_size}; it must be at most {largest} on device {on.device!r}, "
+                    f"so that x and y have at most {MOST_ELEMENTS} elements"
                 )
+        # What the steps share, with the results of all ranks.
         tell = progress or silent
         quiet = Quiet(on.watch, tell, 0.0 if in_passing else MOST_WAITED_S)
         versions = {algorithm.name: algorithm.version for algorithm in permitted_algorithms(on, config)}
@@ -177,6 +183,7 @@ def tune_tasks(
             shared = stack.enter_context(sharing(team, tasks, config, on, opened))
         store = EnvironmentStore(opened if shared is None else shared.known, on.environment)
         context = Context(config, on, store, quiet, tell, {} if priors is None else priors, shared, versions)
+        # The steps themselves, after which all ranks must have chosen the same.
         tuning = _tune(context, tasks)
         if not in_passing:
             quiet.end()
@@ -230,12 +237,13 @@ def _tune_each(context: Context, jobs: Sequence[Job]) -> None:
     Raises ``InfeasibleError``, which names all tasks without a configuration within their workspace limit.
     """
     for job in jobs:
+        context.progress(f"{job.task}: counting bytes", 0.0)
         if not count_until_feasible(job):
             job.forget_failures()
     require_feasible(jobs)  # before minutes are spent on measuring
-    own = _own(context, jobs)
-    for number, job in enumerate(own):
-        _measure(context, job, job.task.limit_bytes, number / len(own), 1 / len(own))
+    jobs_here = _own(context, jobs)
+    for number, job in enumerate(jobs_here):
+        _measure(context, job, job.task.limit_bytes, number / len(jobs_here), 1 / len(jobs_here))
         if count_until_feasible(job):
             job.choice = choose(job, context)
             context.ready.append(_tuned(context, job, job.choice))
@@ -256,16 +264,18 @@ def _tune_together(context: Context, jobs: Sequence[Job], budget_bytes: int) -> 
     """
     from mucudnn.tuning.divide import divide  # only needed with a budget
 
+    context.progress("counting bytes", 0.0)
     if not count_until_affordable(jobs, budget_bytes):
         for job in jobs:
             job.forget_failures()
     require_affordable(jobs, budget_bytes)  # before minutes are spent on measuring
-    own, ranks = _own(context, jobs), context.ranks
+    jobs_here, ranks = _own(context, jobs), context.ranks
     for attempt in range(_MOST_ATTEMPTS):
-        for number, job in enumerate(own):
+        for number, job in enumerate(jobs_here):
             # A race measures one candidate within its limit, even if there is no time left.
             limit = budget_bytes if attempt < 2 else count_smallest(job)
-            _measure(context, job, limit, number / len(own), 1 / len(own), is_all_wanted=attempt == 1)
+            start, share = number / len(jobs_here), 1 / len(jobs_here)
+            _measure(context, job, limit, start, share, is_all_wanted=attempt == 1)
         if ranks is not None:
             exchange(jobs, ranks)
         is_enough = is_divisible(jobs, budget_bytes)
@@ -336,16 +346,19 @@ def _measure(
     context.quiet.at = start
     tell = share_of(context.progress, start, share)
     tell(f"{job.task}: measuring", 0.0)
-    if config.time_limit_s is not None:  # this problem's part, less what earlier problems took beyond theirs
+    # The time: this problem's part, less what earlier problems took beyond theirs.
+    if config.time_limit_s is not None:
         now_s = machine.clock.now()
         context.due_s = config.time_limit_s + (now_s if context.due_s is None else context.due_s)
         context.race_ends_s = now_s + _RACED * max(0.0, min(config.time_limit_s, context.due_s - now_s))
+    # The races.
     with ExitStack() as measuring:
         for source in machine.sources:
             measuring.enter_context(source.measuring())
         _race_in_quiet(context, job, limit_bytes, job.candidates, tell)
         if is_all_wanted or not _is_solvable(job, limit_bytes):
             _race_by_algorithm(context, job, limit_bytes, tell)
+    # What stays unknown: the time of torch's own, of which bytes are counted at least, and what there was no time for.
     job.declared_bytes = None
     if job.barred() is None and not isinstance(job.results.get(job.task.baseline), Measurement):
         baseline = next(c for c in job.candidates if c.micro_config == job.task.baseline)
@@ -412,14 +425,18 @@ def _race_in_quiet(
 def _race(context: Context, job: Job, standings: Standings, tell: Progress) -> dict[MicroConfig, Measurement | Failure]:
     """Run a race, store each result at once, and return them all."""
     left_s = None if context.race_ends_s is None else max(0.0, context.race_ends_s - context.machine.clock.now())
+
+    def say(text: str) -> None:
+        done = sum(candidate.micro_config in job.results for candidate in job.candidates)
+        tell(f"{job.task}: {text}", done / len(job.candidates))
+
     results: dict[MicroConfig, Measurement | Failure] = {}
-    for result in Race(standings, context.machine, left_s).measure():
+    for result in Race(standings, context.machine, left_s, say).measure():
         micro_config, load = result.micro_config, result.load if isinstance(result, Measurement) else None
         results[micro_config] = job.results[micro_config] = result
         context.store.add(job.task.problem, context.versions[micro_config.algorithm], result)
         context.quiet.remember(job.task.problem, micro_config, load)
-        done = sum(candidate.micro_config in job.results for candidate in job.candidates) / len(job.candidates)
-        tell(f"{job.task}: {micro_config.algorithm} {micro_config.micro_batch_size}", done)
+        say(f"{micro_config.algorithm} {micro_config.micro_batch_size}")
     return results
 
 

@@ -345,3 +345,16 @@ def test_a_pass_is_over_all_slices() -> None:
     candidates, _ = find_candidates(FORWARD, [FakeAlgorithm("one", clock, linear(0.02))], SIZES)
     list(race_on(FORWARD, max(SIZES), candidates, clock).measure())
     assert passes == {8, 4, 2, 1}
+
+
+def test_after_the_time_limit_nothing_is_counted_if_there_is_an_answer() -> None:
+    def asked(seconds: float) -> list[int]:
+        native, late = fake("native"), fake("late", internal_bytes_per_sample=1)
+        (stored, *_) = race_of(native).measure()
+        race = race_of(native, late, stored=[stored], limit_bytes=100, time_limit_s=1.0)
+        CLOCK.advance(seconds)
+        list(race.measure())
+        return late.internals_asked
+
+    assert asked(0.0)
+    assert not asked(2.0)

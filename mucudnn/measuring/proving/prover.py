@@ -66,16 +66,16 @@ class Prover:
         """
         if not candidates:
             return []
-        bench = self._bench(candidates[0].problem, batch_size, device, has_bias)
-        made = [_trial_or_error(bench, candidate) for candidate in candidates]
-        batch = [one for one in made if isinstance(one, Trial)]
+        bench = self._bench(candidates[0].problem, batch_size, device, has_bias=has_bias)
+        trials = [_trial_or_error(bench, candidate) for candidate in candidates]
+        batch = [trial for trial in trials if isinstance(trial, Trial)]
         try:
             with self._lock:
                 verdicts = iter(self._ask(batch) if batch else ())
         except (OSError, EOFError, subprocess.SubprocessError) as error:
             raise_interruption(error)
             return [_unproven(error) for _ in candidates]
-        return [next(verdicts) if isinstance(one, Trial) else one for one in made]
+        return [next(verdicts) if isinstance(trial, Trial) else trial for trial in trials]
 
     def start(self) -> None:
         """Start the proving process, and wait until it is ready; ignore a failure, which ``prove`` reports."""
@@ -111,7 +111,7 @@ class Prover:
             self._process.wait()
         self._process = self._connection = None
 
-    def _bench(self, problem: ConvProblem, batch_size: int, device: str, has_bias: bool) -> Bench:
+    def _bench(self, problem: ConvProblem, batch_size: int, device: str, *, has_bias: bool) -> Bench:
         limit_s = self._least_limit_s + problem.flops(batch_size) / _SLOWEST_FLOPS_PER_S
         threads, deterministic = torch.get_num_threads(), TorchSettings.current().deterministic
         bench = Bench(problem, batch_size, device, threads, deterministic, limit_s, has_bias)
@@ -144,14 +144,14 @@ class Prover:
         self.close()
         if not sys.executable:
             raise OSError("the path of the Python interpreter is not known")
-        ours, theirs = socket.socketpair()
-        with theirs, open_red_zones() as red_zones:
+        client, server = socket.socketpair()
+        with server, open_red_zones() as red_zones:
             preload = os.environ.get("LD_PRELOAD", "")
-            program = _PROGRAM.format(path=sys.path, fd=theirs.fileno(), preload=preload)
+            program = _PROGRAM.format(path=sys.path, fd=server.fileno(), preload=preload)
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, *_args_from_interpreter_flags(), "-c", program],
-                    pass_fds=(theirs.fileno(), red_zones.fileno()),
+                    pass_fds=(server.fileno(), red_zones.fileno()),
                     env=checked_environment(red_zones),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -159,9 +159,9 @@ class Prover:
                     start_new_session=True,
                 )
             except BaseException:
-                ours.close()
+                client.close()
                 raise
-        self._connection, self._owner, self._checks = Connection(ours.detach()), os.getpid(), None
+        self._connection, self._owner, self._checks = Connection(client.detach()), os.getpid(), None
 
     def _ready(self) -> tuple[Connection, dict[str, bool]]:
         """Wait until the process is ready; return the connection to it, and the checks of its heap."""
@@ -212,9 +212,9 @@ def checked_environment(red_zones: BinaryIO) -> dict[str, str]:
     spaces and colons, which a path may have. What cannot be loaded is left out, as on systems without glibc. Libraries
     already in ``LD_PRELOAD`` are kept after ours, except that AddressSanitizer must come first.
     """
-    ours = [f"/proc/self/fd/{red_zones.fileno()}"]
-    given = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
-    preloaded = [*given, *ours] if any("libasan" in name for name in given) else [*ours, *given]
+    checked = f"/proc/self/fd/{red_zones.fileno()}"
+    preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    preloaded.insert(len(preloaded) if any("libasan" in name for name in preloaded) else 0, checked)
     checks = {"MALLOC_CHECK_": "3", "LIBC_FATAL_STDERR_": "1", "MUCUDNN_ENABLE": "0"}
     kept = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**40)}  # fresh pages are slow
     return {**os.environ, **checks, **kept, "LD_PRELOAD": ":".join([*preloaded, MALLOC_DEBUG])}

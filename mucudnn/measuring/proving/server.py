@@ -122,10 +122,10 @@ class Server:
                 return verdicts
             if isinstance(answer, str):
                 self._worker = None
-                return self._without_culprit(batch, answer, is_new)
+                return self._without_culprit(batch, answer, is_new=is_new)
             verdicts.append(answer)
 
-    def _without_culprit(self, batch: Sequence[Trial], how: str, is_new: bool) -> list[Verdict]:
+    def _without_culprit(self, batch: Sequence[Trial], how: str, *, is_new: bool) -> list[Verdict]:
         """Return verdicts after a worker has died: bisect the batch to find the candidate that killed the worker.
 
         Earlier batches are not suspected, since the heap was checked after each of them.
@@ -156,18 +156,18 @@ class Server:
         return answer
 
     def _fork(self) -> _Worker:
-        ours, theirs = Pipe()
+        here, there = Pipe()
         errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (the worker's end closes it)
         pid = os.fork()
         if pid:
-            theirs.close()
-            return _Worker(pid, ours, errors)
+            there.close()
+            return _Worker(pid, here, errors)
         try:
-            ours.close()
+            here.close()
             self._client.close()
             os.dup2(errors.fileno(), 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            _work(theirs)
+            _work(there)
         except EOFError:
             os._exit(0)
         except BaseException:
@@ -179,17 +179,17 @@ def _work(connection: Connection) -> None:
     """Run batches of trials in a worker until the connection is closed; send each result before the next trial."""
     while True:
         batch = connection.recv()
-        for one in batch:
+        for trial in batch:
             os.ftruncate(2, 0)
             os.lseek(2, 0, os.SEEK_SET)
-            connection.send(_verdict(one))
+            connection.send(_verdict(trial))
         trials.forget()
         connection.send(_DONE)
 
 
-def _verdict(one: Trial) -> Verdict:
+def _verdict(trial: Trial) -> Verdict:
     try:
-        return trials.run(one)
+        return trials.run(trial)
     except BarredError as error:
         return error
     except Exception as error:

@@ -39,8 +39,8 @@ def run(trial: Trial) -> Proof:
     torch.set_num_threads(trial.bench.threads)
     with deterministic_torch(trial.bench.deterministic):
         name, device, pickled = trial.name, trial.bench.device, trial.pickled
-        found = algorithm(name, device) if pickled is None else pickle.loads(pickled)
-        candidate = Candidate(trial.bench.problem, found, trial.micro_batch_size)
+        proven = algorithm(name, device) if pickled is None else pickle.loads(pickled)
+        candidate = Candidate(trial.bench.problem, proven, trial.micro_batch_size)
         bench = _workbench(trial.bench)
         slow_s = trial.bench.slow_s / (1 if trial.name == TORCHS_OWN else _RIVALS)
         few = max(_FEWEST, ceil(_LEAST_S / slow_s * trial.bench.batch_size))
@@ -50,8 +50,8 @@ def run(trial: Trial) -> Proof:
         if proofs[0].time_s < _REPEATED_S:
             proofs += [bench.proof(candidate, has_bias=trial.bench.has_bias) for _ in range(_REPEATS)]
     check_heap(since_last_batch=True)
-    worst = max(proofs, key=lambda one: one.relative_error)
-    return replace(worst, time_s=min(one.time_s for one in proofs))
+    worst = max(proofs, key=lambda proof: proof.relative_error)
+    return replace(worst, time_s=min(proof.time_s for proof in proofs))
 
 
 def _require_speed(step: Callable[[], None], few: int, batch_size: int, slow_s: float) -> None:
@@ -98,7 +98,7 @@ _kept_bytes = 0
 
 
 @lru_cache(maxsize=1)
-def _workbench(of: Bench) -> Workbench:
+def _workbench(bench: Bench) -> Workbench:
     global _kept_bytes
-    _kept_bytes = operand_bytes(of.problem, of.batch_size)
-    return Workbench(of.problem, of.batch_size, of.device)
+    _kept_bytes = operand_bytes(bench.problem, bench.batch_size)
+    return Workbench(bench.problem, bench.batch_size, bench.device)
