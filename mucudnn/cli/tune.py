@@ -108,8 +108,10 @@ def load_limited(
 ) -> tuple[LayerTable, Limits | None]:
     """Load the layers of a source, and the limit of each module if the workspace limit is the headroom, else None.
 
-    Headroom is the memory that is free in a training step; the table then has a layer per module. sizes: further
-    arguments of ``load_source``. device: where the training step runs.
+    Headroom is the memory that is free in a training step; the table then has a layer per module.
+
+    sizes: further arguments of ``load_source``.
+    device: where the training step runs.
     """
     if not config.has_headroom_limit:
         from mucudnn.bench.sources.layers import load_source

@@ -349,15 +349,10 @@ def _passes(rounds: TimedRounds) -> Passes:
     operations = grouped((call.layer, operation) for call in calls for operation in call.operations)
     passes = {}
     for layer, computed in operations.items():
-        seconds = partial(_layer_s, layer)
+        seconds = partial(_convolutions_s, layer=layer)
         if all(seconds(times) for pair in rounds for times in pair):
             passes[layer] = frozenset(computed), compared(rounds, seconds)
     return passes
-
-
-def _layer_s(layer: Layer, times: StepTimes) -> float:
-    """Return the seconds of a pass of a layer in a step."""
-    return sum(spent.time_s for call, spent in times.convolutions.items() if call.layer == layer)
 
 
 def _pass_of(tuned: TunedProblem, passes: Passes) -> tuple[frozenset[Operation], Comparison | None]:
@@ -442,5 +437,6 @@ def _is_slowed(rounds: TimedRounds) -> bool:
     )
 
 
-def _convolutions_s(times: StepTimes) -> float:
-    return sum(spent.time_s for spent in times.convolutions.values())
+def _convolutions_s(times: StepTimes, layer: Layer | None = None) -> float:
+    """Return the seconds of a layer's convolutions in a step, in one pass; of all without a layer."""
+    return sum(spent.time_s for call, spent in times.convolutions.items() if layer in (None, call.layer))

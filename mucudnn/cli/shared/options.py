@@ -50,21 +50,22 @@ def batch(default: int | None = None) -> Decorator:
 
 
 def rounds(default: int, text: str) -> Decorator:
-    """Return a decorator that adds the option ``--rounds`` to a command. text: help of the option."""
+    """Return a decorator that adds the option ``--rounds`` to a command, with this help."""
     return option("rounds", count(), text, default)
 
 
 def option(name: str, kind: Any, text: str, default: object = None, variable: str = "") -> Decorator:
     """Return a decorator that adds the option ``--name`` to a command.
 
-    text: help of the option. variable: name of the command's argument, if it differs from the option's.
+    text: help of the option.
+    variable: name of the command's argument, if it differs from the option's.
     """
     variable = variable or name.replace("-", "_")
     return click.option(f"--{name}", variable, type=kind, default=default, help=text)
 
 
 def flag(name: str, text: str, variable: str = "") -> Decorator:
-    """Return a decorator that adds the flag ``--name``, which is off by default. text: help of the flag."""
+    """Return a decorator that adds the flag ``--name``, which is off by default, with this help."""
     return click.option(f"--{name}", variable or name.replace("-", "_"), is_flag=True, help=text)
 
 
@@ -193,7 +194,10 @@ def is_given(name: str) -> bool:
 
 
 def refuse_given(reason: str, *names: str) -> None:
-    """Raise ``UsageError`` if one of these parameters was given on the command line. reason: why, and what to do."""
+    """Raise ``UsageError`` if one of these parameters was given on the command line.
+
+    reason: why that is wrong, and what to do.
+    """
     context = click.get_current_context()
     refused = [param for param in context.command.params if param.name in names and is_given(param.name)]
     if refused:
@@ -241,8 +245,10 @@ def outputs(*kinds: str) -> Decorator:
 def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
     """Return a decorator that adds options of fields of ``Config``, by name or as decorators, to a command.
 
-    The command gets their values as one argument, ``config``. fixed: values of other fields. Settings of
-    measuring that are neither options nor fixed have the values of their variables, such as ``MUCUDNN_STRICT``.
+    The command gets their values as one argument, ``config``. Settings of measuring that are neither options nor fixed
+    have the values of their variables, such as ``MUCUDNN_STRICT``.
+
+    fixed: values of other fields.
     """
 
     def make(**options: Any) -> Config:

@@ -54,8 +54,10 @@ def cores_of_each(processes: int) -> int:
 def on_every_rank(job: Callable[[], T], ranks: int, device: str, *, timeout_s: float = 86400.0) -> T | None:
     """Run a job on every rank of a process group. Return the result of rank 0; None on other ranks.
 
-    job: a picklable function. ranks: number of ranks to start, ignored under torchrun. device: ``cpu`` or ``cuda``,
-    where each rank of a machine uses the GPU of its number. timeout_s: timeout of a rank that waits for another one.
+    job: a picklable function.
+    ranks: number of ranks to start, ignored under torchrun.
+    device: ``cpu`` or ``cuda``, where each rank of a machine uses the GPU of its number.
+    timeout_s: timeout of a rank that waits for another one.
 
     Raises ``SharingError``, naming the rank that failed first, if ranks were started here.
     """
