@@ -193,18 +193,6 @@ def is_given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def refuse_given(reason: str, *names: str) -> None:
-    """Raise ``UsageError`` if one of these parameters was given on the command line.
-
-    reason: why that is wrong, and what to do.
-    """
-    context = click.get_current_context()
-    refused = [param for param in context.command.params if param.name in names and is_given(param.name)]
-    if refused:
-        names_given = " and ".join(max(param.opts, key=len) for param in refused)
-        raise click.UsageError(f"{names_given}: {reason}", context)
-
-
 def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
     """Return a decorator that adds options whose values are bundled into one argument of the command, ``name``.
 
@@ -254,9 +242,8 @@ def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
     def make(**options: Any) -> Config:
         values = {**options, **fixed}
         if values.get("workspace_budget") is not None:
-            refuse_given(
-                "--workspace-limit and --workspace-budget exclude each other: give one of them", "workspace_limit"
-            )
+            if is_given("workspace_limit"):
+                raise click.UsageError("--workspace-limit and --workspace-budget exclude each other: give one of them")
             del values["workspace_limit"]
         measuring = {name: value for name, value in variables(os.environ).items() if name in (*MEASURING, "keep_heap")}
         return Config(**{**measuring, **values})
