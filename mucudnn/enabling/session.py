@@ -49,7 +49,7 @@ class DispatchedCall:
 
     problem: the FORWARD problem of the convolution; a transposed call runs its backward data.
     is_1d: whether the tensors have no height; then they are images of height 1.
-    sizes: statistics by operation, once it was asked for; None for those that the config excludes.
+    stats: statistics by operation, once it was asked for; None for those that the config excludes.
     """
 
     problem: ConvProblem
@@ -57,7 +57,7 @@ class DispatchedCall:
     device: torch.device
     is_1d: bool
     is_transposed: bool
-    sizes: dict[Operation, ShapeStats | None] = field(default_factory=dict)
+    stats: dict[Operation, ShapeStats | None] = field(default_factory=dict)
 
 
 class Session:
@@ -130,15 +130,15 @@ class Session:
         call = self._call(x, w, geometry)
         if call is None:
             return following(dy, x, w, bias_sizes, *geometry_and_mask)
-        data = self._stats_of(call, Operation.BACKWARD_DATA) if needs_dx else None
-        filter_ = self._stats_of(call, Operation.BACKWARD_FILTER) if needs_dw else None
-        timed = self._counted(data, filter_)
+        dx_stats = self._stats_of(call, Operation.BACKWARD_DATA) if needs_dx else None
+        dw_stats = self._stats_of(call, Operation.BACKWARD_FILTER) if needs_dw else None
+        timed = self._counted(dx_stats, dw_stats)
         began = self._now(call.device) if timed else 0.0
-        dx, dw, db = self._computed(data, call, x, w, dy), self._computed(filter_, call, x, w, dy), None
+        dx, dw, db = self._computed(dx_stats, call, x, w, dy), self._computed(dw_stats, call, x, w, dy), None
         lacks_dx, lacks_dw = needs_dx and dx is None, needs_dw and dw is None
         if lacks_dx or lacks_dw:
-            self._make_room(data if lacks_dx else None)
-            self._make_room(filter_ if lacks_dw else None)
+            self._make_room(dx_stats if lacks_dx else None)
+            self._make_room(dw_stats if lacks_dw else None)
             torchs_dx, torchs_dw, db = following(dy, x, w, bias_sizes, *geometry, [lacks_dx, lacks_dw, needs_db])
             dx, dw = torchs_dx if lacks_dx else dx, torchs_dw if lacks_dw else dw
         elif needs_db:
@@ -230,10 +230,10 @@ class Session:
 
     def _stats_of(self, call: DispatchedCall, call_operation: Operation) -> ShapeStats | None:
         """Return the statistics of an operation of a call; None if the config excludes the operation."""
-        if call_operation in call.sizes:
-            return call.sizes[call_operation]
+        if call_operation in call.stats:
+            return call.stats[call_operation]
         if call_operation not in self.config.operations:
-            call.sizes[call_operation] = None
+            call.stats[call_operation] = None
             return None
         operation = problem_operation(call_operation, transposed=call.is_transposed)
         threads = torch.get_num_threads()
@@ -245,7 +245,7 @@ class Session:
                 problem = call.problem.with_operation(operation)
                 stats = self.sizes[key] = ShapeStats(problem, call.batch_size, call.device, threads)
                 self._layers[stats.layer].append(stats)
-            call.sizes[call_operation] = self.sizes[key]
+            call.stats[call_operation] = self.sizes[key]
             return self.sizes[key]
 
     def _forget(self) -> None:

@@ -37,7 +37,9 @@ _SIZES = {"workspace_limit", "workspace_budget", "cache_budget"}  # settings in 
 # Labels that differ from the setting's name in the file.
 _NAMES = {"time_limit": "most measuring for each problem"}
 # Texts for null values: the words of the settings.
-_NONE = {name: setting.metadata["word"] for name, setting in SETTINGS.items() if setting.metadata["word"]}
+_NONE: dict[str, str] = {
+    name: setting.metadata["word"] for name, setting in SETTINGS.items() if setting.metadata["word"]
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
