@@ -24,7 +24,7 @@ import click
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.commands import FileCommand
 from mucudnn.cli.shared.parameters import OutputFile
-from mucudnn.cli.shared.ranks import rank_of_torchrun
+from mucudnn.cli.shared.ranks import of_torchrun
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, OutputError
 from mucudnn.core.files import whole_text
@@ -55,7 +55,7 @@ class Program(BaseException):
         name = self.arguments[0]
         has_modules = not self.is_module and _holds_modules(name)
         enable_with_torch(lambda: self.config)
-        if not rank_of_torchrun():
+        if not of_torchrun("RANK"):
             self._tell_at_the_end()
         if not sys.flags.safe_path or has_modules:
             if self.is_module:

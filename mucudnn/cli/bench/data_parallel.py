@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from mucudnn.bench.results.variants import Communication
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.options import outputs
-from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
+from mucudnn.cli.shared.ranks import of_torchrun, on_every_rank
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, SharingError, UnavailableError
 from mucudnn.core.problem import MemoryFormat
@@ -145,22 +146,22 @@ def data_parallel(
             f"PyTorch's averaging leaves parameters contiguous, so {communication} does not go with "
             "--memory-format channels-last: leave it out, or give another --communication"
         )
-    started = ranks_of_torchrun()
+    started = of_torchrun("WORLD_SIZE")
     if started is not None and ranks not in (None, started):
         raise click.UsageError(f"torchrun has started {started} ranks, not {ranks}: leave --ranks out")
     ranks = started or ranks or 2
-    here = ranks_here(ranks)
+    here = of_torchrun("LOCAL_WORLD_SIZE") or ranks
     if device == "cuda":
         require_cuda()
         if here > torch.cuda.device_count():
             raise UnavailableError(
                 f"{here} ranks need as many GPUs, and there are {torch.cuda.device_count()}: give fewer --ranks"
             )
-    threads = threads or cores_of_each(here)
+    threads = threads or max(1, len(os.sched_getaffinity(0)) // here)
     batch_size = batch or _BATCH[device]
     setting = Setting(**trained, ranks=ranks, batch_size=batch_size, device=device, communication=communication)
     measuring = partial(_measured, setting, input_shape, rounds, threads, config)
-    if rank_of_torchrun() not in (None, 0):
+    if of_torchrun("RANK") not in (None, 0):
         on_every_rank(measuring, ranks, device)
         return
     header = setting.header(config, rounds, replace(current_environment(device), threads=threads))

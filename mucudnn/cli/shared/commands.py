@@ -97,8 +97,13 @@ class CommandError(click.ClickException):
 class FileCommand(click.Command):
     """A command that checks its output files before it runs, so that no measured result is lost.
 
-    mucudnn's errors are shown as one paragraph, without a traceback, and exit with status 2.
+    Variables such as ``MUCUDNN_WORKSPACE_LIMIT`` set its options. mucudnn's errors are shown as one paragraph, without
+    a traceback, and exit with status 2.
     """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.context_settings = {**self.context_settings, "auto_envvar_prefix": "MUCUDNN"}
 
     def invoke(self, ctx: click.Context) -> Any:
         _check_outputs(ctx)
