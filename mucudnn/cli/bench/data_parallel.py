@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,10 @@ def parse_caps(text: str) -> tuple[float | None, ...]:
     """
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
-        is_size = re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,9})?|\.[0-9]{1,9}", part) and 0 < float(part) <= _LARGEST_CAP
-        if not is_size and part != "default":
+        is_cap = part == "default"
+        with suppress(ValueError):
+            is_cap = is_cap or 0 < float(part) <= _LARGEST_CAP
+        if not is_cap:
             raise InvalidInputError(
                 f"{part!r} in {text!r} is not a bucket size in MiB; write for example default,1,5,25"
             )
