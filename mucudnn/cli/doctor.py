@@ -64,8 +64,8 @@ def load(watch: Watch) -> str:
     """Describe the load of the machine by other processes, which is watched for half a second."""
     mark = watch.mark()
     watch.pause()
-    found = watch.since(mark)
-    return str(found) if found.is_quiet else f"{found}; end other processes, or measure later"
+    foreign = watch.since(mark)
+    return str(foreign) if foreign.is_quiet else f"{foreign}; end other processes, or measure later"
 
 
 def compiled() -> str:
@@ -93,9 +93,9 @@ def usable(device_type: str) -> list[str]:
     problems = [geometry(name, Operation.FORWARD, memory_format=form)[0] for name, form in cases]
     problems.append(ConvProblem(Operation.FORWARD, 3, 9, 9, 3, 5, 5, stride=(2, 2)))
     return [
-        one.name
-        for one in algorithms(device_type)
-        if package_of(one.name) or any(why_unsupported(one, problem) is None for problem in problems)
+        algorithm.name
+        for algorithm in algorithms(device_type)
+        if package_of(algorithm.name) or any(why_unsupported(algorithm, problem) is None for problem in problems)
     ]
 
 
@@ -155,20 +155,22 @@ def _gpus() -> Iterator[Finding]:
         driver = f"unknown: {error}"
     yield "driver", f"{driver}; PyTorch is built for CUDA {torch.version.cuda}"
     for index in range(torch.cuda.device_count()):
-        of = torch.cuda.get_device_properties(index)
+        gpu = torch.cuda.get_device_properties(index)
         with torch.cuda.device(index):
             names = usable("cuda")
             try:
-                names += [f"{one.name} ({len(one.offered(_EXAMPLE, [32]))} for 3x3)" for one in sources("cuda")]
+                for source in sources("cuda"):
+                    names.append(f"{source.name} ({len(source.offered(_EXAMPLE, [32]))} for 3x3)")
             except MucudnnError:
                 names.append("none of cuDNN")
-        yield f"cuda:{index}", f"{of.name}, sm{of.major}{of.minor}, {format_bytes(of.total_memory)}; {', '.join(names)}"
+        properties = f"{gpu.name}, sm{gpu.major}{gpu.minor}, {format_bytes(gpu.total_memory)}"
+        yield f"cuda:{index}", f"{properties}; {', '.join(names)}"
 
 
 def packages() -> Iterator[Finding]:
     """Yield findings on installed packages that provide algorithms."""
     from mucudnn.kernels.registry import installed_plug_ins
 
-    for one in installed_plug_ins():
-        lack = f"none: {one.error}; fix it, or pip uninstall {one.name}"
-        yield one.package, lack if one.error else f"brings {', '.join(one.algorithms)}"
+    for plug_in in installed_plug_ins():
+        lack = f"none: {plug_in.error}; fix it, or pip uninstall {plug_in.name}"
+        yield plug_in.package, lack if plug_in.error else f"brings {', '.join(plug_in.algorithms)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,13 +33,21 @@ def layers_table(table: LayerTable) -> Table:
     printed = new_table(f"{table.source}: {len(table.layers)} convolutions", ("layer",), columns)
     for layer in table.layers:
         problem = layer.problem
-        geometry = (problem.window, problem.stride, problem.padding, problem.dilation)
         printed.add_row(
             short_name(layer.names) + ", transposed" * layer.transposed,
             str(layer.batch_size),
-            "×".join(map(str, (problem.c, *problem.extent))),
+            _by((problem.c, *problem.extent)),
             str(problem.k),
-            *("×".join(map(str, sizes)) for sizes in geometry),
-            *(str(problem.groups), str(layer.count), f"{problem.flops(layer.batch_size) / 1e9:.2f}"),
+            _by(problem.window),
+            _by(problem.stride),
+            _by(problem.padding),
+            _by(problem.dilation),
+            str(problem.groups),
+            str(layer.count),
+            f"{problem.flops(layer.batch_size) / 1e9:.2f}",
         )
     return printed
+
+
+def _by(sizes: Iterable[int]) -> str:
+    return "×".join(map(str, sizes))

@@ -13,18 +13,13 @@ import click
 import mucudnn
 from mucudnn.cli.run import Program
 from mucudnn.cli.shared.commands import CommandError, guarded_streams, show_warning
-from mucudnn.cli.shared.ranks import ranks_of_torchrun
+from mucudnn.cli.shared.ranks import of_torchrun
 from mucudnn.core.config import unknown_variables
 from mucudnn.core.errors import first_line
 from mucudnn.enabling.switch import not_with_torch
 
 COMMANDS = ("bench", "check", "database", "doctor", "layers", "report", "run", "scale", "tune")
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
-
-
-def commands_of(command: click.Command) -> list[click.Command]:
-    """Return the commands of a group; none of another command."""
-    return [*command.commands.values()] if isinstance(command, click.Group) else []
 
 
 class CommandGroup(click.Group):
@@ -37,21 +32,17 @@ class CommandGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = getattr(import_module(f"mucudnn.cli.{cmd_name}"), cmd_name)
-        for inner in (command, *commands_of(command)):  # variables such as MUCUDNN_WORKSPACE_LIMIT set their options
-            inner.context_settings = {**inner.context_settings, "auto_envvar_prefix": "MUCUDNN"}
-        return command
+        return getattr(import_module(f"mucudnn.cli.{cmd_name}"), cmd_name) if cmd_name in COMMANDS else None
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning
                 if unknown_variables(os.environ):  # imports all commands only if need be
-                    groups = [command for name in COMMANDS if (command := self.get_command(ctx, name)) is not None]
-                    commands = [*groups, *(inner for group in groups for inner in commands_of(group))]
-                    options = {param.name or "" for command in commands for param in command.params}
+                    commands = [self.get_command(ctx, name) for name in COMMANDS]
+                    for group in (command for command in [*commands] if isinstance(command, click.Group)):
+                        commands += group.commands.values()
+                    options = {param.name or "" for command in commands if command for param in command.params}
                     for sentence in unknown_variables(os.environ, options):
                         warnings.warn(sentence, stacklevel=1)
                 return super().invoke(ctx)
@@ -107,6 +98,6 @@ def run() -> NoReturn:
                 click.echo(f"Error: standard output could not be written: {reason}; {kept}", err=True)
     if program is not None:
         program.run()
-    if ranks_of_torchrun() is not None:
+    if of_torchrun("RANK") is not None:
         os._exit(status if isinstance(status, int) else int(status is not None))
     raise SystemExit(status)

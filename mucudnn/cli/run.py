@@ -24,7 +24,7 @@ import click
 from mucudnn.cli.shared import options
 from mucudnn.cli.shared.commands import FileCommand
 from mucudnn.cli.shared.parameters import OutputFile
-from mucudnn.cli.shared.ranks import rank_of_torchrun
+from mucudnn.cli.shared.ranks import of_torchrun
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, OutputError
 from mucudnn.core.files import whole_text
@@ -55,7 +55,7 @@ class Program(BaseException):
         name = self.arguments[0]
         has_modules = not self.is_module and _holds_modules(name)
         enable_with_torch(lambda: self.config)
-        if not rank_of_torchrun():
+        if not of_torchrun("RANK"):
             self._tell_at_the_end()
         if not sys.flags.safe_path or has_modules:
             if self.is_module:
@@ -92,26 +92,30 @@ class Program(BaseException):
         number = getattr(signal, _SIGNAL, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, lambda *_: _tell())
-        own = os.getpid()
+        process = os.getpid()
 
         def end() -> None:
-            if os.getpid() != own:  # a forked process
+            if os.getpid() != process:  # a forked one
                 return
             _tell()
             if self.report is not None:
-                from mucudnn.enabling.switch import status
-
-                found, title = status(), escape(f"mucudnn run {' '.join(self.arguments)}")
-                frame = found.to_frame()
-                every = Table("", [Column(str(name)) for name in frame], [*frame.astype(str).to_numpy().tolist()])
-                told = f"<h1>{title}</h1>\n<pre>{escape(str(found))}</pre>\n{every.html()}"
                 try:
-                    with whole_text(self.report) as page:
-                        page.write(f"<!doctype html><meta charset='utf-8'><title>{title}</title>\n{told}\n")
+                    self._write_report(self.report)
                 except OutputError as error:
                     click.echo(f"mucudnn: {error}", err=True)
 
         atexit.register(end)
+
+    def _write_report(self, path: Path) -> None:
+        """Write a page of the status of all convolutions."""
+        from mucudnn.enabling.switch import status
+
+        title, tuned = escape(f"mucudnn run {' '.join(self.arguments)}"), status()
+        frame = tuned.to_frame()
+        table = Table("", [Column(str(name)) for name in frame], [*frame.astype(str).to_numpy().tolist()])
+        body = f"<h1>{title}</h1>\n<pre>{escape(str(tuned))}</pre>\n{table.html()}"
+        with whole_text(path) as page:
+            page.write(f"<!doctype html><meta charset='utf-8'><title>{title}</title>\n{body}\n")
 
 
 def _tell() -> None:

@@ -11,18 +11,10 @@ from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.options import outputs
 from mucudnn.core.config import Config
-from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.values import parse_bandwidth, parse_seconds
 from mucudnn.solver.all_reduce import AllReduce, Link
 
 _SIZES = 3  # number of local batches at which steps are measured
-
-
-def _latency(text: str) -> float:
-    seconds = parse_seconds(text)
-    if seconds is None:
-        raise InvalidInputError(f"{text!r} is not a latency; write for example 5us")
-    return seconds
 
 
 @click.command(cls=FileCommand)
@@ -40,7 +32,7 @@ def _latency(text: str) -> float:
 @options.bundled(
     "link",
     lambda latency, bandwidth: Link(latency, bandwidth),
-    options.option("latency", parameters.Text("TIME", _latency), "Latency of a message between two ranks.", "5us"),
+    options.option("latency", parameters.Text("TIME", parse_seconds), "Latency of a message between two ranks.", "5us"),
     options.option(
         "bandwidth",
         parameters.Text("SPEED", parse_bandwidth),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from mucudnn.cli.shared import options
 from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.options import outputs
 from mucudnn.cli.shared.parameters import OutputFile
-from mucudnn.cli.shared.ranks import on_every_rank, ranks_of_torchrun
+from mucudnn.cli.shared.ranks import of_torchrun, on_every_rank
 from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.files import whole_text
 
@@ -108,8 +107,10 @@ def load_limited(
 ) -> tuple[LayerTable, Limits | None]:
     """Load the layers of a source, and the limit of each module if the workspace limit is the headroom, else None.
 
-    Headroom is the memory that is free in a training step; the table then has a layer per module. sizes: further
-    arguments of ``load_source``. device: where the training step runs.
+    Headroom is the memory that is free in a training step; the table then has a layer per module.
+
+    sizes: further arguments of ``load_source``.
+    device: where the training step runs.
     """
     if not config.has_headroom_limit:
         from mucudnn.bench.sources.layers import load_source
@@ -140,15 +141,16 @@ def tune_now(
         from mucudnn.running.devices import current_environment, device_named, made_current
 
         options.use_threads(threads)
-        gpus = torch.cuda.device_count() if device == "cuda" and ranks_of_torchrun() is not None else 0
-        place = device_named(f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % gpus}" if gpus > 1 else device)
+        local_rank = of_torchrun("LOCAL_RANK")
+        gpus = 0 if local_rank is None or device != "cuda" else torch.cuda.device_count()
+        place = device_named(f"cuda:{(local_rank or 0) % gpus}" if gpus > 1 else device)
         with made_current(place):
             current_environment(place.type)  # fails early if the device is missing
             table, limits = load_limited(source, sizes, config, place.type)
             with progress_bar() as progress:
                 return tune_table(table, config, limits=limits, device=place.type, progress=progress)
 
-    ranks = ranks_of_torchrun() or 1
+    ranks = of_torchrun("WORLD_SIZE") or 1
     if ranks == 1:
         return tuned()
     return on_every_rank(tuned, ranks, "cpu", timeout_s=_TIMEOUT_S)  # gloo suffices, since they exchange only text

@@ -64,18 +64,8 @@ _bytes = partial(_amount, parse_bytes)
 _time = partial(_amount, parse_time_limit)
 
 
-def _limit(value: int | str | None, name: str) -> int | str | None:
-    is_headroom = isinstance(value, str) and value == HEADROOM
-    return HEADROOM if is_headroom else _bytes(value, name)
-
-
-def _open_flag(value: object, name: str) -> bool | None:
-    return None if value is None else flag(value, name)
-
-
 def _operations(value: object, name: str) -> tuple[Operation, ...]:
-    named = Operation if value is None else several(_separated(value))
-    chosen = {member(Operation, operation, f"one of {name}") for operation in named}
+    chosen = {member(Operation, operation, f"one of {name}") for operation in several(_separated(value))}
     if not chosen:
         raise InvalidInputError(f"{name} is empty; name at least one of " + ", ".join(Operation))
     return tuple(operation for operation in Operation if operation in chosen)
@@ -86,9 +76,9 @@ def _separated(value: object) -> object:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
-def _algorithms(value: object, name: str) -> tuple[str, ...] | None:
-    names = None if value is None else texts(_separated(value), name)
-    if names is not None and not all(names or [""]):
+def _algorithms(value: object, name: str) -> tuple[str, ...]:
+    names = texts(_separated(value), name)
+    if not all(names or [""]):
         raise InvalidInputError(
             f"{name} is empty or has an empty name; name some (mucudnn doctor lists them, "
             f"{TORCHS_OWN} is PyTorch's own alone)"
@@ -96,9 +86,9 @@ def _algorithms(value: object, name: str) -> tuple[str, ...] | None:
     return names
 
 
-def _error_bound(value: object, name: str) -> float | None:
-    bound = None if value is None else real(value, name)
-    if bound is not None and bound < LEAST_MAX_RELATIVE_ERROR:
+def _error_bound(value: object, name: str) -> float:
+    bound = real(value, name)
+    if bound < LEAST_MAX_RELATIVE_ERROR:
         raise InvalidInputError(
             f"{name} is {shown(value)}; it must be at least {LEAST_MAX_RELATIVE_ERROR}, the machine "
             "epsilon of float64, against which errors are measured"
@@ -118,29 +108,39 @@ def _file(value: Path | str | None, name: str) -> Path | None:
     return path
 
 
-def or_word(check: Check, *words: str) -> Check:
-    """Return a check that also takes ``words``, in place of None; its messages name the first one."""
+def or_word(check: Check, *words: str, meaning: object = None) -> Check:
+    """Return a check that takes None and ``words``, too, and returns their meaning; messages name the first word."""
 
     def checked(value: object, name: str) -> Any:
-        is_word = isinstance(value, str) and value.strip().lower() in words
+        if value is None or (isinstance(value, str) and value.strip().lower() in words):
+            return meaning
         try:
-            return check(None if is_word else value, name)
+            return check(value, name)
         except InvalidInputError as error:
             raise InvalidInputError(f"{error}, or {words[0]}") from None
 
     return checked
 
 
-def _setting(default: object, check: Check, text: str, metavar: str = "", words: tuple[str, ...] = ()) -> Any:
+def _setting(
+    default: object,
+    check: Check,
+    text: str,
+    metavar: str = "",
+    words: tuple[str, ...] = (),
+    meaning: object = None,
+) -> Any:
     """Return a field of ``Config`` from which its check and its command-line option are made.
 
     check: takes a value and its name, and returns the converted value; raises ``InvalidInputError``.
     text: help of the option.
     metavar: placeholder of the option's value; empty for a flag.
-    words: what may be given in place of None; the first is what is printed.
+    words: what may be given in place of a value, as None may; the first is what is printed.
+    meaning: what the field then is.
     """
-    word, checked = (words[0], or_word(check, *words)) if words else ("", check)
-    return field(default=default, metadata={"check": checked, "text": text, "metavar": metavar, "word": word})
+    word, checked = (words[0], or_word(check, *words, meaning=meaning)) if words else ("", check)
+    option = {"text": text, "metavar": metavar}
+    return field(default=default, metadata={"check": checked, "word": word, "meaning": meaning, **option})
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class Config:
 
     workspace_limit: int | str | None = _setting(
         DEFAULT_WORKSPACE_LIMIT,
-        _limit,
+        or_word(_bytes, HEADROOM, meaning=HEADROOM),
         "Largest workspace of any one operation: a size such as 64MiB, or none. The right limit if calls run one after "
         "another, since they share one buffer. Any but 64MiB applies to PyTorch's own convolution too.",
         "SIZE",
@@ -234,7 +234,12 @@ class Config:
         f"[{'|'.join(BatchSizePolicy)}]",
     )
     operations: tuple[Operation, ...] = _setting(
-        tuple(Operation), _operations, "Operations to use.", ",".join(Operation).replace("_", "-"), ("all",)
+        tuple(Operation),
+        _operations,
+        "Operations to use.",
+        ",".join(Operation).replace("_", "-"),
+        ("all",),
+        meaning=tuple(Operation),
     )
     algorithms: tuple[str, ...] | None = _setting(
         None,
@@ -267,13 +272,13 @@ class Config:
     )
     keep_heap: bool | None = _setting(
         None,
-        _open_flag,
+        flag,
         "Keep freed memory of the heap for the next tensors. Default: auto, if that is measured to save time.",
         words=("auto",),
     )
     confirm: bool | None = _setting(
         None,
-        _open_flag,
+        flag,
         "After tuning, time steps interleaved with PyTorch's, and restore PyTorch's where faster. Default: auto, if "
         "steps are short.",
         words=("auto",),
@@ -372,16 +377,16 @@ def in_words(config: Config) -> dict[str, Any]:
     >>> words["operations"], words["workspace_limit"], words["algorithms"], words["confirm"]
     (('forward',), 'none', 'all', 'auto')
     """
-    return {name: _in_words(setting, getattr(config, name)) for name, setting in SETTINGS.items()}
-
-
-def _in_words(setting: Field[Any], value: Any) -> Any:
-    word = setting.metadata["word"]
-    if word and value == setting.metadata["check"](None, setting.name):
-        return word
-    if isinstance(value, tuple):
-        return tuple(map(str, value))
-    return str(value) if isinstance(value, (StrEnum, Path)) else value
+    words: dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        value = getattr(config, name)
+        if setting.metadata["word"] and value == setting.metadata["meaning"]:
+            words[name] = setting.metadata["word"]
+        elif isinstance(value, tuple):
+            words[name] = tuple(map(str, value))
+        else:
+            words[name] = str(value) if isinstance(value, (StrEnum, Path)) else value
+    return words
 
 
 _init = Config.__init__
@@ -426,7 +431,9 @@ _OTHER_VARIABLES = (
 
 
 def unknown_variables(environment: Mapping[str, str], options: Iterable[str] = ()) -> list[str]:
-    """Return a sentence for each variable ``MUCUDNN_...`` that nothing reads. options: names of other settings.
+    """Return a sentence for each variable ``MUCUDNN_...`` that nothing reads.
+
+    options: names of other settings.
 
     >>> unknown_variables({"MUCUDNN_WORKSPACE_LIMT": "3", "MUCUDNN_STRICT": "1"})
     ['MUCUDNN_WORKSPACE_LIMT is ignored: there is no such setting; did you mean WORKSPACE_LIMIT?']

@@ -15,7 +15,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import monotonic
 from typing import Any
@@ -49,8 +49,7 @@ class DispatchedCall:
 
     problem: the FORWARD problem of the convolution; a transposed call runs its backward data.
     is_1d: whether the tensors have no height; then they are images of height 1.
-    y, dx, dw: statistics of the result and both gradients; None until first needed, and for operations that the config
-    excludes.
+    stats: statistics by operation, once it was asked for; None for those that the config excludes.
     """
 
     problem: ConvProblem
@@ -58,9 +57,7 @@ class DispatchedCall:
     device: torch.device
     is_1d: bool
     is_transposed: bool
-    y: ShapeStats | None = None
-    dx: ShapeStats | None = None
-    dw: ShapeStats | None = None
+    stats: dict[Operation, ShapeStats | None] = field(default_factory=dict)
 
 
 class Session:
@@ -97,13 +94,14 @@ class Session:
     def forward(self, following: Kernel, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
         """Return the result of ``aten::convolution`` by the choice, or by torch's kernel ``following`` without one.
 
-        x: (N, C, H, W) or (N, C, W), w: (K, C // groups, R, S) or (K, C // groups, S), if transposed (C, K // groups,
-        R, S). geometry: the arguments from stride to groups.
+        x: (N, C, H, W) or (N, C, W).
+        w: (K, C // groups, R, S) or (K, C // groups, S), if transposed (C, K // groups, R, S).
+        geometry: the arguments from stride to groups.
         """
         call = self._call(x, w, geometry)
         if call is None:
             return following(x, w, bias, *geometry)
-        stats = call.y = call.y or self._stats_of(call, Operation.FORWARD)
+        stats = self._stats_of(call, Operation.FORWARD)
         timed = self._counted(stats)
         began = self._now(call.device) if timed else 0.0
         y = self._computed(stats, call, x, w, None, None if call.is_transposed else bias)
@@ -132,19 +130,15 @@ class Session:
         call = self._call(x, w, geometry)
         if call is None:
             return following(dy, x, w, bias_sizes, *geometry_and_mask)
-        if needs_dx:
-            call.dx = call.dx or self._stats_of(call, Operation.BACKWARD_DATA)
-        if needs_dw:
-            call.dw = call.dw or self._stats_of(call, Operation.BACKWARD_FILTER)
-        timed = self._counted(call.dx if needs_dx else None, call.dw if needs_dw else None)
+        dx_stats = self._stats_of(call, Operation.BACKWARD_DATA) if needs_dx else None
+        dw_stats = self._stats_of(call, Operation.BACKWARD_FILTER) if needs_dw else None
+        timed = self._counted(dx_stats, dw_stats)
         began = self._now(call.device) if timed else 0.0
-        dx = self._computed(call.dx, call, x, w, dy) if needs_dx else None
-        dw = self._computed(call.dw, call, x, w, dy) if needs_dw else None
-        db = None
+        dx, dw, db = self._computed(dx_stats, call, x, w, dy), self._computed(dw_stats, call, x, w, dy), None
         lacks_dx, lacks_dw = needs_dx and dx is None, needs_dw and dw is None
         if lacks_dx or lacks_dw:
-            self._make_room(call.dx if lacks_dx else None)
-            self._make_room(call.dw if lacks_dw else None)
+            self._make_room(dx_stats if lacks_dx else None)
+            self._make_room(dw_stats if lacks_dw else None)
             torchs_dx, torchs_dw, db = following(dy, x, w, bias_sizes, *geometry, [lacks_dx, lacks_dw, needs_db])
             dx, dw = torchs_dx if lacks_dx else dx, torchs_dw if lacks_dw else dw
         elif needs_db:
@@ -236,7 +230,10 @@ class Session:
 
     def _stats_of(self, call: DispatchedCall, call_operation: Operation) -> ShapeStats | None:
         """Return the statistics of an operation of a call; None if the config excludes the operation."""
+        if call_operation in call.stats:
+            return call.stats[call_operation]
         if call_operation not in self.config.operations:
+            call.stats[call_operation] = None
             return None
         operation = problem_operation(call_operation, transposed=call.is_transposed)
         threads = torch.get_num_threads()
@@ -248,6 +245,7 @@ class Session:
                 problem = call.problem.with_operation(operation)
                 stats = self.sizes[key] = ShapeStats(problem, call.batch_size, call.device, threads)
                 self._layers[stats.layer].append(stats)
+            call.stats[call_operation] = self.sizes[key]
             return self.sizes[key]
 
     def _forget(self) -> None:

@@ -109,7 +109,10 @@ class ShapeStats:
             self.choices = Choices(chosen, self.device.type, keeps_workspace=True, limit_bytes=decision.limit_bytes)
 
     def settle(self, decision: Decision, tuned: TunedProblem | None = None) -> None:
-        """Run this for good. tuned: the result of tuning this exact size, if it was tuned."""
+        """Run this for good.
+
+        tuned: the result of tuning this exact size, if it was tuned.
+        """
         self.run(decision)
         self.state, self.ask_at, self.tuned = State.SETTLED, inf, tuned
 

@@ -67,12 +67,8 @@ def tuned(config: Config | None = None) -> Iterator[None]:
     ...     torch.nn.functional.conv2d(torch.zeros(4, 3, 8, 8), torch.zeros(6, 3, 3, 3)).shape
     torch.Size([4, 6, 6, 6])
     """
-    session = _session(config)
-    _state.begin(session)
-    try:
+    with _state.nesting(_session(config)):
         yield
-    finally:
-        _state.end(session)
 
 
 def status() -> Status:
@@ -85,7 +81,10 @@ def status() -> Status:
 class _State:
     """State of the switch: which sessions (tunings under one config) are active.
 
+    enabled: the session of ``enable``.
+    nested: those of ``tuned`` blocks, the innermost last.
     last: the active session, or the last active one.
+    wrapper: what wraps torch's kernels for the active session.
     """
 
     def __init__(self) -> None:
@@ -94,15 +93,17 @@ class _State:
         self.last: Session | None = None
         self.wrapper: Wrapper | None = None
 
-    def begin(self, session: Session) -> None:
+    @contextmanager
+    def nesting(self, session: Session) -> Iterator[None]:
+        """Make a session the active one in the block; at the end, another thread's block inside it stays active."""
         with _switching:
             self.switch(self.enabled, (*self.nested, session))
-
-    def end(self, session: Session) -> None:
-        """End the innermost ``tuned`` block of this session; another thread's block inside it stays active."""
-        with _switching:
-            index = len(self.nested) - 1 - self.nested[::-1].index(session)
-            self.switch(self.enabled, (*self.nested[:index], *self.nested[index + 1 :]))
+        try:
+            yield
+        finally:
+            with _switching:
+                index = len(self.nested) - 1 - self.nested[::-1].index(session)
+                self.switch(self.enabled, (*self.nested[:index], *self.nested[index + 1 :]))
 
     def switch(self, enabled: Session | None, nested: tuple[Session, ...]) -> None:
         """Wrap torch's kernels for the new active session, and unwrap the previous one; on failure change nothing."""

@@ -257,6 +257,7 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
     Raises any error of a step; the model then keeps the choices that it ran last.
     """
     of_rank_0 = steps.ranks.of_rank_0
+
     # Warm up, and see whether a step can be compared at all.
     steps.quiet.wait()
     torchs_s = of_rank_0(steps.run(ours=False, recorded=False).time_s)
@@ -268,13 +269,14 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
     heap = compare_heaps(steps)
 
     # Compare the passes of each layer in the step, and put torch's own back where they are slower.
-    recorded = steps_in_turns(steps, steps.torchs_and_ours(recorded=True))
-    passes, is_disturbed = of_rank_0((_passes(recorded), is_busy(load_of(recorded))))
+    tuned_rounds = steps_in_turns(steps, steps.torchs_and_ours(recorded=True))
+    passes, is_disturbed = of_rank_0((_passes(tuned_rounds), is_busy(load_of(tuned_rounds))))
     slower = [] if is_disturbed else _slower_in_place(steps.tuned, passes)
     steps.put_in(_changed(steps.tuned, lambda _, tuned: replace(tuned, in_place=_in_words(_pass_of(tuned, passes)))))
     put_back, kept = _put_back(steps, slower)
 
     # Compare the whole step with the choices that remain: again if there are others, or recording slows it.
+    recorded = tuned_rounds
     if of_rank_0(bool(put_back)):
         recorded = steps_in_turns(steps, steps.torchs_and_ours(recorded=True))
     is_slowed = _is_slowed(recorded) and not is_busy(load_of(recorded))
@@ -303,6 +305,7 @@ def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
 
     Where the times are not clear, or other programs disturbed them, the kernel's share of the processor time decides
     whether the gain is real.
+
     Returns None, and changes nothing, if the config or the C library decides, if the heap is kept already, if the peak
     of memory must not rise, or if a step has too few page faults to gain from it. All ranks do the same.
     """
@@ -347,15 +350,10 @@ def _passes(rounds: TimedRounds) -> Passes:
     operations = grouped((call.layer, operation) for call in calls for operation in call.operations)
     passes = {}
     for layer, computed in operations.items():
-        seconds = partial(_layer_s, layer)
+        seconds = partial(_convolutions_s, layer=layer)
         if all(seconds(times) for pair in rounds for times in pair):
             passes[layer] = frozenset(computed), compared(rounds, seconds)
     return passes
-
-
-def _layer_s(layer: Layer, times: StepTimes) -> float:
-    """Return the seconds of a pass of a layer in a step."""
-    return sum(spent.time_s for call, spent in times.convolutions.items() if call.layer == layer)
 
 
 def _pass_of(tuned: TunedProblem, passes: Passes) -> tuple[frozenset[Operation], Comparison | None]:
@@ -440,5 +438,6 @@ def _is_slowed(rounds: TimedRounds) -> bool:
     )
 
 
-def _convolutions_s(times: StepTimes) -> float:
-    return sum(spent.time_s for spent in times.convolutions.values())
+def _convolutions_s(times: StepTimes, layer: Layer | None = None) -> float:
+    """Return the seconds of a layer's convolutions in a step, in one pass; of all without a layer."""
+    return sum(spent.time_s for call, spent in times.convolutions.items() if layer in (None, call.layer))

@@ -57,32 +57,37 @@ def optimize(
     others, such as ``ConvTranspose3d``, are left alone. Modules are converted in place: parameters, hooks, names, mode
     and device stay the same, and shared modules stay shared. An instance of a subclass stays an instance of it and
     keeps its ``forward``: tuned is the convolution in which ``super().forward(...)`` ends. What runs of the model
-    assign, in attributes, containers, buffers, gradients or random states, is put back. ``progress`` is called with a
-    description of the current measurement and the fraction done. None shows a bar on standard error if that is a
-    terminal; False shows nothing. ``report(model)`` returns the choices.
+    assign, in attributes, containers, buffers, gradients or random states, is put back. ``report(model)`` returns the
+    choices.
+
+    sample_input: what the model is called with; with ``config.memory_budget`` it may be a list of samples, one for each
+    size to tune for.
+    progress: called with a description of the current measurement and the fraction done. None shows a bar on standard
+    error if that is a terminal; False shows nothing.
+    step: ``step(model)`` runs one step as in training. If it is None, a step is a forward and backward pass on the
+    sample input, in ``eval()`` mode a forward pass.
+    process_group: the ranks that tune together, in place of the default group.
 
     Tuning ends with a few interleaved steps of the whole model, with torch's own convolutions and with ours, unless
     ``config.confirm`` is False. Torch's convolution is restored where ours is slower, and
-    ``report(model).confirmation`` has the speedup of the step. ``step(model)`` runs one step as in training. If it is
-    None, a step is a forward and backward pass on the sample input, in ``eval()`` mode a forward pass. Parameters,
-    gradients, buffers, mode and random state are restored; the state of an optimizer that ``step`` uses is not. First,
-    steps with a kept heap of the C library are compared with others, and it stays kept if that saves more than 3 %
-    (``config.keep_heap``, docs/memory.md).
+    ``report(model).confirmation`` has the speedup of the step. Parameters, gradients, buffers, mode and random state
+    are restored; the state of an optimizer that ``step`` uses is not. First, steps with a kept heap of the C library
+    are compared with others, and it stays kept if that saves more than 3 % (``config.keep_heap``, docs/memory.md).
 
     With ``config.fuse``, for inference on the CPU, the model is not changed. Another instance of its class is returned,
     with the same attributes, that runs it as a graph, for inputs of this size (docs/inference.md). Where that is not
     possible, a warning says why, and the forward operations of the model are tuned as without ``fuse``.
 
     With ``config.memory_budget``, for inference on the CPU or on CUDA, the model is not changed either. What is
-    returned computes the same in bands of rows, within the budget; ``sample_input`` may then be a list of samples, one
-    for each size to tune for. The model itself is returned, with a warning, if its graph cannot be captured.
+    returned computes the same in bands of rows, within the budget. The model itself is returned, with a warning, if its
+    graph cannot be captured.
 
     A model on a GPU is tuned on that GPU, even if another one is current. Optimize a model before wrapping it in
     ``DistributedDataParallel`` or ``DataParallel``, with the input of one device.
 
     In an initialized ``torch.distributed`` process group, all ranks must call this with the same model and an input of
     the same shape. Each measures its share, all make the same choices, and all run the same steps to confirm them. So
-    ``step`` may contain collectives; pass it on all ranks or on none. ``process_group`` replaces the default group.
+    ``step`` may contain collectives; pass it on all ranks or on none.
 
     A model whose convolutions are neither on the CPU nor on CUDA is returned as it is, with a warning.
 

@@ -219,7 +219,7 @@ def _layers(by_name: Iterable[tuple[str, Sequence[TunedProblem]]]) -> tuple[tupl
 
 
 def _by_reason(what: str, places: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield a line of ``what`` for each reason. places: each with its reason."""
+    """Yield a line of ``what`` for each reason, of places with their reasons."""
     for reason, names in grouped((reason, place) for place, reason in places).items():
         yield filled(f"{what} {listed(names)}: {reason}")
 

@@ -152,7 +152,7 @@ class ModelSteps:
 def steps_in_turns(
     steps: ModelSteps, kinds: tuple[Callable[[], StepTimes], Callable[[], StepTimes]], rounds: Rounds = ROUNDS
 ) -> TimedRounds:
-    """Run two kinds of steps in turns, until the result is clear to rank 0 or time is up. kinds: each runs a step.
+    """Run two kinds of steps in turns, until the result is clear to rank 0 or time is up.
 
     Rounds that other processes disturbed are repeated; they are returned only if there are too few others.
     """
@@ -181,7 +181,7 @@ def step_s(times: StepTimes) -> float:
 def compared(rounds: TimedRounds, seconds: Callable[[StepTimes], float]) -> Comparison:
     """Compare the second kind of step with the first.
 
-    seconds: of what is compared in a step; steps without it count as equal.
+    seconds: returns those of what is compared in a step; steps without it count as equal.
     """
     first_s, second_s = ([seconds(times) or 1e-9 for times in side] for side in zip(*rounds, strict=True))
     comparison = Comparison.of(first_s, second_s)

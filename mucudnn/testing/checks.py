@@ -59,7 +59,7 @@ class GuardedMemory:
         return guarded.part(size_bytes)
 
     def tensor(self, problem: ConvProblem, shape: Sequence[int]) -> Tensor:
-        """Return a new tensor between guard zones, in the problem's dtype and memory format. shape: (N, C, ...)."""
+        """Return a new tensor of shape (N, C, ...) between guard zones, in the problem's dtype and memory format."""
         return self.vector(problem, prod(shape)).as_strided(shape, dense_strides(shape, problem.memory_format))
 
     def vector(self, problem: ConvProblem, count: int) -> Tensor:
@@ -69,9 +69,9 @@ class GuardedMemory:
     def trespass(self) -> str | None:
         """Return a description of a write in a guard zone around a buffer; None if there was none."""
         self._tell_sanitizer("unpoison")
-        found = [where for buffer, size in self.buffers if (where := buffer.trespass(size)) is not None]
+        places = [place for buffer, size in self.buffers if (place := buffer.trespass(size)) is not None]
         self._tell_sanitizer("poison")
-        return found[0] if found else None
+        return places[0] if places else None
 
     def _tell_sanitizer(self, action: str) -> None:
         runtime = sanitizer() if self.device == "cpu" else None
@@ -86,6 +86,7 @@ class Call:
     """One call of one operation of an algorithm, on random numbers of torch's global generator.
 
     written: the tensor that the call writes, initially filled with NaN, or with zeros if the algorithm adds to it.
+    read: the other two tensors.
     undeclared_bytes: after ``run``, the largest excess of the bytes that an open, step or close allocated over the
     declared ones; may be negative.
     """
@@ -122,20 +123,17 @@ class Call:
         """
         before = [tensor.clone() for tensor in self.read]
         workspaces = {n: algorithm.workspace(self.problem, n) for n in micro_batches}
-        prepared = self.memory.buffer(max(each.prepared_bytes for each in workspaces.values()))
+        prepared = self.memory.buffer(max(workspace.prepared_bytes for workspace in workspaces.values()))
         slices = [slice(end - n, end) for end, n in zip(accumulate(micro_batches), micro_batches, strict=True)]
         if epilogue is not None:
-            scratch_bytes = max(each.scratch_bytes for each in workspaces.values())
-            workspace = Workspace(prepared.nbytes, scratch_bytes)
+            scratch = self.memory.buffer(max(workspace.scratch_bytes for workspace in workspaces.values()))
+            workspace = Workspace(prepared.nbytes, scratch.nbytes)
             stage = algorithm.bound(self.problem, self.batch_size, slices, workspace)
             assert stage is not None
-            addresses = (
-                self.x.data_ptr(),
-                self.w.data_ptr(),
-                self.y.data_ptr(),
-                None if bias is None else bias.data_ptr(),
+            x, w, y, prepared_at, scratch_at = (
+                tensor.data_ptr() for tensor in (self.x, self.w, self.y, prepared, scratch)
             )
-            stage(*addresses, prepared.data_ptr(), self.memory.buffer(scratch_bytes).data_ptr(), epilogue)
+            stage(x, w, y, None if bias is None else bias.data_ptr(), prepared_at, scratch_at, epilogue)
         else:
             internal = {n: algorithm.internal_bytes(self.problem, n) for n in micro_batches}
             calls = [(max(internal.values()), partial(algorithm.open, self.problem, self.w, prepared))]
@@ -147,11 +145,12 @@ class Call:
             for declared_bytes, call in calls:
                 excess_bytes = peak_allocated_bytes(call, self.x.device.type) - declared_bytes
                 self.undeclared_bytes = max(self.undeclared_bytes, excess_bytes)
-        if (where := self.memory.trespass()) is not None:
-            raise AssertionError(f"written outside the output, prepared or scratch: {where}")
-        as_bytes = ([tensor.flatten().view(torch.uint8) for tensor in read] for read in (self.read, before))
-        if not all(map(torch.equal, *as_bytes)):  # bytes, since NaN does not equal itself
-            raise AssertionError("an input was changed")
+        if (place := self.memory.trespass()) is not None:
+            raise AssertionError(f"written outside the output, prepared or scratch: {place}")
+        for tensor, copy in zip(self.read, before, strict=True):
+            as_bytes = (operand.flatten().view(torch.uint8) for operand in (tensor, copy))
+            if not torch.equal(*as_bytes):  # bytes, since NaN does not equal itself
+                raise AssertionError("an input was changed")
         return self.written
 
 
@@ -190,7 +189,7 @@ def dependent(problem: ConvProblem, operand: str, batch_size: int = SAMPLES, *, 
     on_padding: also mark results of products with the zeros of the padding.
     """
     if on_padding:
-        padded = tuple(size + 2 * more for size, more in zip(problem.extent, problem.padding, strict=True))
+        padded = tuple(size + 2 * border for size, border in zip(problem.extent, problem.padding, strict=True))
         problem = replace(problem.with_extent(padded), padding=(0,) * len(padded))
     shapes = {"x": problem.x_shape(batch_size), "w": problem.w_shape(), "y": problem.y_shape(batch_size)}
     ones = {name: torch.ones(shape) for name, shape in shapes.items()}
@@ -208,8 +207,8 @@ def split(algorithm: Algorithm, problem: ConvProblem, batch_size: int, micro_bat
 
     The mini-batch stays undivided if the algorithm does not support such slices.
     """
-    rest = batch_size % micro_batch_size
-    sizes = [micro_batch_size] * (batch_size // micro_batch_size) + [rest] * bool(rest)
+    remainder = batch_size % micro_batch_size
+    sizes = [micro_batch_size] * (batch_size // micro_batch_size) + [remainder] * bool(remainder)
     return sizes if all(algorithm.supports_micro_batch(problem, n) is None for n in sizes) else [batch_size]
 
 
@@ -232,7 +231,8 @@ def check_result(
 ) -> None:
     """Require that the algorithm's result is correct, computed in the declared bytes of memory between guard zones.
 
-    bound: largest relative L2 error against float64. has_bias: whether to add a bias, in FORWARD.
+    bound: largest relative L2 error against float64.
+    has_bias: whether to add a bias, in FORWARD.
     """
     call = Call(problem, sum(micro_batches))
     bias = call.memory.vector(problem, problem.k).normal_() if has_bias else None
@@ -305,12 +305,12 @@ def check_float32_sums(algorithm: Algorithm, problem: ConvProblem) -> None:
 
     The call has 128 equal slices: below float32 the sum would stop growing, or lose its last bits at every addition.
     """
-    call, one = Call(problem, 128), Call(problem, 1)
+    call, sample = Call(problem, 128), Call(problem, 1)
     call.x.copy_(call.x[:1].expand_as(call.x))
     call.y.copy_(call.y[:1].expand_as(call.y) / 16)
-    one.x.copy_(call.x[:1])
-    one.y.copy_(call.y[:1])
-    expected = 128 * one.run(algorithm, [1]).double()
+    sample.x.copy_(call.x[:1])
+    sample.y.copy_(call.y[:1])
+    expected = 128 * sample.run(algorithm, [1]).double()
     bound = 2 * torch.finfo(torch_dtype(problem)).eps
     _require_close("the sum of 128 equal slices", call.run(algorithm, [1] * 128), expected, bound)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
+from itertools import chain, islice, product
 from random import Random
 from typing import Any
 
@@ -122,11 +122,12 @@ def random_problem(random: Random, *, volumes: bool = False) -> ConvProblem | No
     d = t = 0
     if volumes and random.random() < 0.5:
         d, t = random.choice(_FRAMES), random.choice(_FRAMES[:4])
-        more = random.choice(_STEPS), random.choice(_PADDINGS), random.choice(_STEPS)
-        stride, padding, dilation = ((one, *two) for one, two in zip(more, (stride, padding, dilation), strict=True))
+        stride = (random.choice(_STEPS), *stride)
+        padding = (random.choice(_PADDINGS), *padding)
+        dilation = (random.choice(_STEPS), *dilation)
         if random.random() < 0.4:  # rows before frames
             (d, t), r, extent = (extent[0], r), t, (d, extent[1])
-            stride, padding, dilation = ((b, a, *rest) for a, b, *rest in (stride, padding, dilation))
+            stride, padding, dilation = ((height, depth, width) for depth, height, width in (stride, padding, dilation))
     if volumes and random.random() < 0.2:  # patches
         stride, padding, dilation = (t, r, s)[-len(stride) :], (0,) * len(stride), (1,) * len(stride)
     steps_and_kind: Any = stride, padding, dilation, groups, dtype, memory_format, d, t
@@ -149,7 +150,7 @@ def random_micro_batches(random: Random, algorithm: Algorithm, problem: ConvProb
         return supported
     if algorithm.can_run_undivided(problem):
         return sizes[:1]
-    return tuple([n for n in range(1, 64) if algorithm.supports_micro_batch(problem, n) is None][:1])
+    return tuple(islice((n for n in range(1, 64) if algorithm.supports_micro_batch(problem, n) is None), 1))
 
 
 # The suite
@@ -159,6 +160,7 @@ _UNEVEN_THREADS = 3  # divides no size of the suite
 _MOST_DRAWS = 300  # attempts to draw a random problem that the algorithm supports
 
 _Check = Callable[[], None]
+_Call = tuple[_Check, ConvProblem, Sequence[int], int]  # a check, its problem and micro-batches, and the seed
 
 
 def check_algorithm(
@@ -174,14 +176,16 @@ def check_algorithm(
 
     Each call runs on the CPU between guard zones, in exactly the bytes that ``workspace`` declares, and is compared
     with a result in float64. The checks are: results with and without a bias, for every split; bytes allocated inside;
-    sums in float32; reasons of ``supports``; bitwise identical runs if ``deterministic`` is true; the spread of NaN if
-    ``is_local`` is true; and random calls.
+    sums in float32; reasons of ``supports``, each a sentence of more than three words; bitwise identical runs if
+    ``deterministic`` is true; the spread of NaN if ``is_local`` is true; and random calls.
 
     problems: additional problems, each checked on 3 samples, for an algorithm made for a certain size.
     max_relative_error: largest relative L2 error by dtype, such as ``{"float32": 1e-4}``; for other dtypes that of
-    ``Config``. random_problems: number of random calls. seed: seed of the operands and the random calls. report: called
-    at the end with one line that counts the problems, memory formats, dtypes and splits checked, such as ``print``. A
-    reason of ``supports`` must be a sentence of more than three words.
+    ``Config``.
+    random_problems: number of random calls.
+    seed: seed of the operands and the random calls.
+    report: called at the end with one line that counts the problems, memory formats, dtypes and splits checked, such as
+    ``print``.
 
     Raises ``AssertionError`` for the first broken promise, with the problem, the micro-batches, the seed, and the
     actual and allowed values; and if the algorithm supports no problem of the suite.
@@ -193,38 +197,14 @@ def check_algorithm(
             raise AssertionError(str(error)) from None
     bounds = DEFAULT_MAX_RELATIVE_ERROR | dict(max_relative_error or {})
     passed: list[tuple[ConvProblem, tuple[int, ...]]] = []  # problem and micro-batches of each check
-
-    def run(check: _Check, problem: ConvProblem, micro_batches: Sequence[int], seed: int) -> None:
-        sizes = " + ".join(map(str, micro_batches))
-        with _told_of(f"{algorithm.name}: {problem}, micro-batches {sizes}, seed {seed}"):
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack for each other backend
-            check()
-        passed.append((problem, tuple(micro_batches)))
-
+    calls = _suite(algorithm, problems, bounds, seed), _random_calls(algorithm, bounds, seed, random_problems)
     with torch.random.fork_rng(devices=[]), threads(1):  # the tensors are too small for more
-        for problem, batch_size, n, is_thorough in _cases(problems):
-            with _told_of(f"{algorithm.name}: {problem}, slices of {n}"):
-                reason = why_unsupported(algorithm, problem)
-                of_size = algorithm.supports_micro_batch(problem, n) if reason is None else None
-                for why in (reason, of_size):
-                    if why is not None and len(why.split()) <= 3:
-                        raise AssertionError(
-                            f"the reason why not is {why!r}; it must be a sentence of more than three words"
-                        )
-            if reason is None:
-                micro_batches = split(algorithm, problem, batch_size, n)
-                for check in _checks(algorithm, problem, micro_batches, bounds[problem.dtype], is_thorough):
-                    run(check, problem, micro_batches, seed)
-        if not passed:
-            raise AssertionError(f"{algorithm.name}: it supports no problem of the suite; give some in problems")
-        for number in range(seed, seed + random_problems):
-            random = Random(number)
-            drawn = (random_problem(random, volumes=algorithm.takes_volumes) for _ in range(_MOST_DRAWS))
-            found = next((p for p in drawn if p is not None and why_unsupported(algorithm, p) is None), None)
-            if found is not None and (sizes := random_micro_batches(random, algorithm, found)):
-                has_bias = found.operation is Operation.FORWARD and random.random() < 0.5
-                check = partial(check_result, algorithm, found, sizes, bounds[found.dtype], has_bias=has_bias)
-                run(check, found, sizes, number)
+        for check, problem, micro_batches, call_seed in chain(*calls):
+            sizes = " + ".join(map(str, micro_batches))
+            with _told_of(f"{algorithm.name}: {problem}, micro-batches {sizes}, seed {call_seed}"):
+                torch.default_generator.manual_seed(call_seed)  # torch.manual_seed formats a stack for other backends
+                check()
+            passed.append((problem, tuple(micro_batches)))
     if report is not None:
         cuts = set(passed)
         checked = {problem for problem, _ in cuts}
@@ -236,23 +216,61 @@ def check_algorithm(
     return len(passed)
 
 
-def _cases(own: Iterable[ConvProblem]) -> Iterator[tuple[ConvProblem, int, int, bool]]:
+def _suite(
+    algorithm: Algorithm, problems: Iterable[ConvProblem], bounds: Mapping[str, float], seed: int
+) -> Iterator[_Call]:
+    """Yield the checks of all problems that the algorithm supports; check that its reasons not to are sentences.
+
+    Raises ``AssertionError`` if it supports none.
+    """
+    is_supported = False
+    for problem, batch_size, n, is_thorough in _cases(problems):
+        with _told_of(f"{algorithm.name}: {problem}, slices of {n}"):
+            reason = why_unsupported(algorithm, problem)
+            size_reason = algorithm.supports_micro_batch(problem, n) if reason is None else None
+            for why in filter(None, (reason, size_reason)):
+                if len(why.split()) <= 3:
+                    raise AssertionError(
+                        f"the reason why not is {why!r}; it must be a sentence of more than three words"
+                    )
+        if reason is None:
+            is_supported = True
+            micro_batches = split(algorithm, problem, batch_size, n)
+            for check in _checks(algorithm, problem, micro_batches, bounds[problem.dtype], is_thorough=is_thorough):
+                yield check, problem, micro_batches, seed
+    if not is_supported:
+        raise AssertionError(f"{algorithm.name}: it supports no problem of the suite; give some in problems")
+
+
+def _random_calls(algorithm: Algorithm, bounds: Mapping[str, float], seed: int, number: int) -> Iterator[_Call]:
+    """Yield checks of the results of random calls, as many as there are seeds whose draws the algorithm supports."""
+    for call_seed in range(seed, seed + number):
+        random = Random(call_seed)
+        draws = (random_problem(random, volumes=algorithm.takes_volumes) for _ in range(_MOST_DRAWS))
+        supported = (draw for draw in draws if draw is not None and why_unsupported(algorithm, draw) is None)
+        problem = next(supported, None)
+        if problem is not None and (sizes := random_micro_batches(random, algorithm, problem)):
+            has_bias = problem.operation is Operation.FORWARD and random.random() < 0.5
+            check = partial(check_result, algorithm, problem, sizes, bounds[problem.dtype], has_bias=has_bias)
+            yield check, problem, sizes, call_seed
+
+
+def _cases(problems: Iterable[ConvProblem]) -> Iterator[tuple[ConvProblem, int, int, bool]]:
     """Yield problems with mini-batch and micro-batch size, and whether to check them thoroughly.
 
     Every geometry comes in float32, then one of each kind in every dtype, and the caller's own.
     """
     for operation, name, memory_format in product(Operation, (*GEOMETRIES, *VOLUMES), MemoryFormat):
         yield *geometry(name, operation, memory_format=memory_format), False
-    every = (*ONE_OF_EACH_KIND, "patches", "volume", "patches-of-volume")
-    kinds = product(Operation, every, MemoryFormat, DEFAULT_MAX_RELATIVE_ERROR)
-    for operation, name, memory_format, dtype in kinds:
+    names = (*ONE_OF_EACH_KIND, "patches", "volume", "patches-of-volume")
+    for operation, name, memory_format, dtype in product(Operation, names, MemoryFormat, DEFAULT_MAX_RELATIVE_ERROR):
         yield *geometry(name, operation, memory_format=memory_format, dtype=dtype), True
-    for problem in own:
+    for problem in problems:
         yield problem, *_OWN_SIZES, True
 
 
 def _checks(
-    algorithm: Algorithm, problem: ConvProblem, micro_batches: list[int], bound: float, is_thorough: bool
+    algorithm: Algorithm, problem: ConvProblem, micro_batches: list[int], bound: float, *, is_thorough: bool
 ) -> Iterator[_Check]:
     """Yield checks of the result and of how NaN and Inf spread; thorough ones also of cuts, threads, sums and bias."""
     call, operation = (algorithm, problem, micro_batches), problem.operation

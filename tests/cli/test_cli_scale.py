@@ -32,7 +32,7 @@ def test_it_prints_and_writes(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("--ranks", "4,2"), "do not ascend"),
-        (("--latency", "none"), "is not a latency"),
+        (("--latency", "none"), "latency_s is None; it must be a finite number"),
         (("--bandwidth", "25GB"), "write for example 25GB/s"),
     ],
 )

@@ -30,7 +30,7 @@ EVERY_WORD = [(name, word, meaning) for name, words, meaning in WORDS for word i
 FLAGS = ("keep_heap", "confirm")  # of which the option has no value: what is not given is "auto"
 REFUSED = (  # value in Python, and in which words it is refused
     ({"workspace_limit": "off"}, "size 'off' is not understood; write a number and a unit, for example 64MiB"),
-    ({"workspace_limit": "auto"}, "(B, KiB, MiB, GiB, TiB), or none"),
+    ({"workspace_limit": "auto"}, "(B, KiB, MiB, GiB, TiB), or headroom, or none"),
     ({"workspace_budget": "all"}, "(B, KiB, MiB, GiB, TiB), or off"),
     ({"cache_budget": "off"}, "(B, KiB, MiB, GiB, TiB), or none"),
     ({"memory_budget": "auto"}, "(B, KiB, MiB, GiB, TiB), or off"),

@@ -70,9 +70,5 @@ class MadeUpWorkshop:
 def enabled(workshop: MadeUpWorkshop, config: Config | None = None, *, patience: float = 0.0) -> Iterator[Session]:
     """Have everything in the process tuned by a made-up workshop inside; without patience, at the first call."""
     session = Session(config or Config(workspace_limit=None, keep_heap=False), workshop, workshop.clock.now)  # type: ignore[arg-type]
-    switch._state.begin(session)
-    try:
-        with patch("mucudnn.enabling.session.PATIENCE", patience):
-            yield session
-    finally:
-        switch._state.end(session)
+    with switch._state.nesting(session), patch("mucudnn.enabling.session.PATIENCE", patience):
+        yield session

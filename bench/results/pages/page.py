@@ -21,6 +21,7 @@ from mucudnn.bench.results.pages.measured import (
 from mucudnn.bench.results.pages.pictures import KINDS, drawn
 from mucudnn.bench.results.pages.tables import DEEPBENCH, layer_table, problem_table, summary_table
 from mucudnn.bench.results.reading import HEADER_FILE, ResultFolder, folders_below, read_folder
+from mucudnn.core.config import SETTINGS
 from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.core.files import explained, whole_file, whole_text
 from mucudnn.core.records import BUSY
@@ -35,8 +36,10 @@ _FILTERED = {"operation", "contestant", "policy", "limit_bytes", "kind", "memory
 _SIZES = {"workspace_limit", "workspace_budget", "cache_budget"}  # settings in bytes
 # Labels that differ from the setting's name in the file.
 _NAMES = {"time_limit": "most measuring for each problem"}
-# Text for a null value, if it is not "none".
-_NONE = {"algorithms": "all", "max_relative_error": "by data type"}
+# Texts for null values: the words of the settings.
+_NONE: dict[str, str] = {
+    name: setting.metadata["word"] for name, setting in SETTINGS.items() if setting.metadata["word"]
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

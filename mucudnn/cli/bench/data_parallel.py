@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import os
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from mucudnn.bench.results.variants import Communication
 from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.options import outputs
-from mucudnn.cli.shared.ranks import cores_of_each, on_every_rank, rank_of_torchrun, ranks_here, ranks_of_torchrun
+from mucudnn.cli.shared.ranks import of_torchrun, on_every_rank
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, SharingError, UnavailableError
 from mucudnn.core.problem import MemoryFormat
@@ -36,8 +37,10 @@ def parse_caps(text: str) -> tuple[float | None, ...]:
     """
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
-        is_size = re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,9})?|\.[0-9]{1,9}", part) and 0 < float(part) <= _LARGEST_CAP
-        if not is_size and part != "default":
+        is_cap = part == "default"
+        with suppress(ValueError):
+            is_cap = is_cap or 0 < float(part) <= _LARGEST_CAP
+        if not is_cap:
             raise InvalidInputError(
                 f"{part!r} in {text!r} is not a bucket size in MiB; write for example default,1,5,25"
             )
@@ -145,22 +148,22 @@ def data_parallel(
             f"PyTorch's averaging leaves parameters contiguous, so {communication} does not go with "
             "--memory-format channels-last: leave it out, or give another --communication"
         )
-    started = ranks_of_torchrun()
+    started = of_torchrun("WORLD_SIZE")
     if started is not None and ranks not in (None, started):
         raise click.UsageError(f"torchrun has started {started} ranks, not {ranks}: leave --ranks out")
     ranks = started or ranks or 2
-    here = ranks_here(ranks)
+    here = of_torchrun("LOCAL_WORLD_SIZE") or ranks
     if device == "cuda":
         require_cuda()
         if here > torch.cuda.device_count():
             raise UnavailableError(
                 f"{here} ranks need as many GPUs, and there are {torch.cuda.device_count()}: give fewer --ranks"
             )
-    threads = threads or cores_of_each(here)
+    threads = threads or max(1, len(os.sched_getaffinity(0)) // here)
     batch_size = batch or _BATCH[device]
     setting = Setting(**trained, ranks=ranks, batch_size=batch_size, device=device, communication=communication)
     measuring = partial(_measured, setting, input_shape, rounds, threads, config)
-    if rank_of_torchrun() not in (None, 0):
+    if of_torchrun("RANK") not in (None, 0):
         on_every_rank(measuring, ranks, device)
         return
     header = setting.header(config, rounds, replace(current_environment(device), threads=threads))

@@ -94,7 +94,8 @@ def metrics(
     with importable(source):
         model_and_shape = None if is_layer else model_of(source, sizes["input_shape"], initialised=True)
     if model_and_shape is None:
-        options.refuse_given("it is for a step of the whole model: leave --layer out", "error_bounds")
+        if options.is_given("error_bounds"):
+            raise click.UsageError("--max-relative-error is for a step of the whole model: leave --layer out")
         layer = named_layer(load_source(source, **sizes), layer_name)
         with outputs.shown(layer_tables) as folder, progress_bar() as progress:
             benchmark_layer(

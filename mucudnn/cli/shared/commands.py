@@ -97,8 +97,13 @@ class CommandError(click.ClickException):
 class FileCommand(click.Command):
     """A command that checks its output files before it runs, so that no measured result is lost.
 
-    mucudnn's errors are shown as one paragraph, without a traceback, and exit with status 2.
+    Variables such as ``MUCUDNN_WORKSPACE_LIMIT`` set its options. mucudnn's errors are shown as one paragraph, without
+    a traceback, and exit with status 2.
     """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.context_settings = {**self.context_settings, "auto_envvar_prefix": "MUCUDNN"}
 
     def invoke(self, ctx: click.Context) -> Any:
         _check_outputs(ctx)
@@ -165,24 +170,21 @@ class Outputs:
     def shown(self, tables: Callable[[ResultFolder], Iterable[Table | str]]) -> Iterator[Path]:
         """Yield a result folder for a benchmark to write to; then show its results, even after an exception.
 
-        The folder is given by ``--out``, or temporary. tables: makes what is printed of the folder's content.
+        The folder is given by ``--out``, or temporary.
+
+        tables: makes what is printed of the folder's content.
         """
-
-        def show() -> None:
-            from mucudnn.bench.results.reading import HEADER_FILE, read_folder
-
-            if (path / HEADER_FILE).exists():
-                folder = read_folder(path)
-                nothing = [f"nothing was measured: {reason}" for reason in folder.left_out]
-                self.tell(str(folder.header.environment), *(tables(folder) if folder.lines else nothing))
+        from mucudnn.bench.results.reading import HEADER_FILE, read_folder
 
         with ExitStack() as stack:
-            path = self.out or Path(stack.enter_context(TemporaryDirectory(prefix="mucudnn-")))
+            path, is_valid = self.out or Path(stack.enter_context(TemporaryDirectory(prefix="mucudnn-"))), True
             try:
                 yield path
             except (InvalidInputError, OutputError):
+                is_valid = False
                 raise
-            except BaseException:
-                show()
-                raise
-            show()
+            finally:
+                if is_valid and (path / HEADER_FILE).exists():
+                    folder = read_folder(path)
+                    nothing = [f"nothing was measured: {reason}" for reason in folder.left_out]
+                    self.tell(str(folder.header.environment), *(tables(folder) if folder.lines else nothing))

@@ -50,21 +50,22 @@ def batch(default: int | None = None) -> Decorator:
 
 
 def rounds(default: int, text: str) -> Decorator:
-    """Return a decorator that adds the option ``--rounds`` to a command. text: help of the option."""
+    """Return a decorator that adds the option ``--rounds`` to a command, with this help."""
     return option("rounds", count(), text, default)
 
 
 def option(name: str, kind: Any, text: str, default: object = None, variable: str = "") -> Decorator:
     """Return a decorator that adds the option ``--name`` to a command.
 
-    text: help of the option. variable: name of the command's argument, if it differs from the option's.
+    text: help of the option.
+    variable: name of the command's argument, if it differs from the option's.
     """
     variable = variable or name.replace("-", "_")
     return click.option(f"--{name}", variable, type=kind, default=default, help=text)
 
 
 def flag(name: str, text: str, variable: str = "") -> Decorator:
-    """Return a decorator that adds the flag ``--name``, which is off by default. text: help of the flag."""
+    """Return a decorator that adds the flag ``--name``, which is off by default, with this help."""
     return click.option(f"--{name}", variable or name.replace("-", "_"), is_flag=True, help=text)
 
 
@@ -192,15 +193,6 @@ def is_given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def refuse_given(reason: str, *names: str) -> None:
-    """Raise ``UsageError`` if one of these parameters was given on the command line. reason: why, and what to do."""
-    context = click.get_current_context()
-    refused = [param for param in context.command.params if param.name in names and is_given(param.name)]
-    if refused:
-        names_given = " and ".join(max(param.opts, key=len) for param in refused)
-        raise click.UsageError(f"{names_given}: {reason}", context)
-
-
 def bundled(name: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
     """Return a decorator that adds options whose values are bundled into one argument of the command, ``name``.
 
@@ -241,16 +233,17 @@ def outputs(*kinds: str) -> Decorator:
 def config(*settings: Decorator | str, **fixed: Any) -> Decorator:
     """Return a decorator that adds options of fields of ``Config``, by name or as decorators, to a command.
 
-    The command gets their values as one argument, ``config``. fixed: values of other fields. Settings of
-    measuring that are neither options nor fixed have the values of their variables, such as ``MUCUDNN_STRICT``.
+    The command gets their values as one argument, ``config``. Settings of measuring that are neither options nor fixed
+    have the values of their variables, such as ``MUCUDNN_STRICT``.
+
+    fixed: values of other fields.
     """
 
     def make(**options: Any) -> Config:
         values = {**options, **fixed}
         if values.get("workspace_budget") is not None:
-            refuse_given(
-                "--workspace-limit and --workspace-budget exclude each other: give one of them", "workspace_limit"
-            )
+            if is_given("workspace_limit"):
+                raise click.UsageError("--workspace-limit and --workspace-budget exclude each other: give one of them")
             del values["workspace_limit"]
         measuring = {name: value for name, value in variables(os.environ).items() if name in (*MEASURING, "keep_heap")}
         return Config(**{**measuring, **values})

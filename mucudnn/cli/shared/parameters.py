@@ -161,7 +161,11 @@ def parse_device(text: str) -> str:
 
 
 class GivenPath(click.Path):
-    """Parameter type of a path that is not empty. name: placeholder in --help. empty: what is said of an empty one."""
+    """Parameter type of a path that is not empty.
+
+    name: placeholder in --help.
+    empty: what is said of an empty one.
+    """
 
     def __init__(
         self,

@@ -30,40 +30,31 @@ _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables
 _OTHERS_S = 2.0  # grace period for other ranks after a failure: one of them may be the cause
 
 
-def ranks_of_torchrun() -> int | None:
-    """Return the number of ranks (processes) that torchrun started; None if this process is not one of them."""
-    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _OF_TORCHRUN) else None
+def of_torchrun(variable: str) -> int | None:
+    """Return a number that torchrun gave to this process, a rank: its ``RANK``, the ``WORLD_SIZE``, or another one.
 
-
-def rank_of_torchrun() -> int | None:
-    """Return the rank that torchrun gave to this process; None without torchrun."""
-    return None if ranks_of_torchrun() is None else int(os.environ["RANK"])
-
-
-def ranks_here(ranks: int) -> int:
-    """Return the number of the ``ranks`` processes that run on this machine."""
-    return ranks if ranks_of_torchrun() is None else int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-
-
-def cores_of_each(processes: int) -> int:
-    """Return the number of CPU cores for each of several processes, at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // processes)
+    Returns None if torchrun did not start this process.
+    """
+    is_rank = all(name in os.environ for name in _OF_TORCHRUN)
+    return int(os.environ[variable]) if is_rank and variable in os.environ else None
 
 
 def on_every_rank(job: Callable[[], T], ranks: int, device: str, *, timeout_s: float = 86400.0) -> T | None:
     """Run a job on every rank of a process group. Return the result of rank 0; None on other ranks.
 
-    job: a picklable function. ranks: number of ranks to start, ignored under torchrun. device: ``cpu`` or ``cuda``,
-    where each rank of a machine uses the GPU of its number. timeout_s: timeout of a rank that waits for another one.
+    job: a picklable function.
+    ranks: number of ranks to start, ignored under torchrun.
+    device: ``cpu`` or ``cuda``, where each rank of a machine uses the GPU of its number.
+    timeout_s: timeout of a rank that waits for another one.
 
     Raises ``SharingError``, naming the rank that failed first, if ranks were started here.
     """
-    if ranks_of_torchrun() is None:
+    rank = of_torchrun("RANK")
+    if rank is None:
         return _in_workers(job, ranks, device, timeout_s)
     from mucudnn.distributed import joined
 
-    is_first = os.environ["RANK"] == "0"
+    is_first = rank == 0
     with joined(device, timeout_s=timeout_s):
         if not is_first:
             warnings.simplefilter("ignore")  # rank 0 shows warnings

@@ -145,7 +145,7 @@ def test_settings_are_told_as_users_know_them_and_unknown_machine_limits_too(fol
     (folder / "environment.json").write_text(json.dumps(header))
     settings = settings_of(read_folder(folder))
     assert settings["algorithms"] == "all"
-    assert settings["max relative error"] == "by data type"
+    assert settings["max relative error"] == "auto"
     assert settings["most measuring for each problem"] == "2s"
     page = PageParser(page_of(folder))
     assert "limits were not measured" in page.text
