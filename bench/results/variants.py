@@ -89,10 +89,13 @@ PRECISIONS = {"cuda": tuple(Precision), "cpu": _ON_CPU}  # by type of device
 
 
 def require_supported(name: str, asked: Sequence[str], supported: Sequence[str], device: str) -> None:
-    """Raise ``InvalidInputError`` if the device does not support a variant or precision. name: of what is asked for."""
-    for one in asked:
-        if one not in supported:
-            raise InvalidInputError(f"{name} is {one}; device {device!r} has {', '.join(supported)}")
+    """Raise ``InvalidInputError`` if the device does not support a variant or precision.
+
+    name: of what is asked for.
+    """
+    for value in asked:
+        if value not in supported:
+            raise InvalidInputError(f"{name} is {value}; device {device!r} has {', '.join(supported)}")
 
 
 class How(StrEnum):

@@ -180,8 +180,14 @@ class Contests:
             contestant = UNDIVIDED if policy is BatchSizePolicy.UNDIVIDED else OURS
             start_s, part = self.machine.clock.now(), share_of(progress, index / len(wanted), 1 / len(wanted))
             config = replace(self.config, policy=policy, workspace_limit=limit)
-            name = f"{layer.name}, {problem}"
-            task = Task(problem, layer.batch_size, limit, layer.count, name, baseline_exempt=config.baseline_exempt)
+            task = Task(
+                problem,
+                layer.batch_size,
+                limit,
+                layer.count,
+                name=f"{layer.name}, {problem}",
+                baseline_exempt=config.baseline_exempt,
+            )
             try:
                 tuned: TunedProblem | str = self._tune([task], config, part)[0]
             except InfeasibleError as error:
@@ -281,6 +287,7 @@ def benchmark_convolutions(
         open_folder(out, _header(table, config, compared, on)) as folder,
     ):
         contests = Contests(config, on, opened, variants, compared)
+        # What the folder has, and what it lacks.
         met, left = [], dict[_Wanted, str]()
         for layer, problem in wanted:
             if all(folder.known(subject_of(layer, stored)) for stored in compared.of(problem)):
@@ -291,6 +298,7 @@ def benchmark_convolutions(
             if left and compared.budgets:
                 contests.divide(table, share_of(progress, 0.0, 0.5))
                 progress = share_of(progress, 0.5, 0.5)
+            # Measure one problem after the other, as far as the time limit goes.
             end_s = inf if limit_s is None else on.clock.now() + limit_s
             ratio_s, ratios, count = 0.0, list[float](), len(left)  # of measured to expected seconds; 0: none is known
             while fitting := [pair for pair in left if on.clock.now() + ratio_s * _expected_s(pair) <= end_s]:
@@ -335,21 +343,20 @@ def least_met(left: Iterable[_Wanted], met: Iterable[_Wanted]) -> _Wanted:
 def _header(table: LayerTable, config: Config, compared: Compared, machine: Machine) -> Header:
     kinds = compared.of(table.layers[0].problem)
     dtypes = [*dict.fromkeys(kind.dtype for kind in kinds)]
-    settings = {
-        **config_record(config),
-        "batch_sizes": sorted({layer.batch_size for layer in table.layers}),
-        "layers": [layer.name for layer in table.layers],
-        "dtype": dtypes,
-        "memory_format": [*dict.fromkeys(str(kind.memory_format) for kind in kinds)],
-        "rounds": compared.rounds,
-        "policy": [str(policy) for policy in compared.policies],
-        "workspace_limit": list(compared.limits),
-        "workspace_budget": list(compared.budgets) or None,
-    }
     return Header(
         "convolutions",
         table.source,
-        settings,
+        {
+            **config_record(config),
+            "batch_sizes": sorted({layer.batch_size for layer in table.layers}),
+            "layers": [layer.name for layer in table.layers],
+            "dtype": dtypes,
+            "memory_format": [*dict.fromkeys(str(kind.memory_format) for kind in kinds)],
+            "rounds": compared.rounds,
+            "policy": [str(policy) for policy in compared.policies],
+            "workspace_limit": list(compared.limits),
+            "workspace_budget": list(compared.budgets) or None,
+        },
         machine.environment,
         subject_columns=("layer", *PROBLEM_COLUMNS),
         wanted=len(table.problems(config.operations)) * len(kinds),
@@ -367,17 +374,17 @@ def convolutions_tables(folder: ResultFolder) -> Iterator[Table | str]:
     The last text compares PyTorch with mucudnn, each in the better memory format.
     """
     rows = measured(folder)
-    ours = _choices_rows(rows)
-    if len(ours[_CONTESTANT].drop_duplicates()) == 1:
+    choices = _choices_rows(rows)
+    if len(choices[_CONTESTANT].drop_duplicates()) == 1:
         yield _layers_table(folder, rows)
     yield summary_table(summary_rows(rows))
     yield left_out_in_words(folder)
     for name, untimed in rows[rows["failure"].notna()].groupby("contestant", sort=False):
         yield f"{shown_name(str(name))}: no time in {len(untimed)} rows, as {untimed['failure'].iloc[0]}"
-    timed = ours.dropna(subset=["time_s"])
+    timed = choices.dropna(subset=["time_s"])
     if len(timed):
-        errors = (timed["predicted_s"].astype(float) / timed["time_s"] - 1).abs()
-        yield f"predicted against measured time: median error {errors.median():.1%}"
+        error = (timed["predicted_s"].astype(float) / timed["time_s"] - 1).abs().median()
+        yield f"predicted against measured time: median error {error:.1%}"
     dtypes = list(rows["dtype"].unique())
     for dtype in dtypes:
         told = _in_words(rows[rows["dtype"] == dtype])
@@ -397,19 +404,22 @@ def _layers_table(folder: ResultFolder, rows: pandas.DataFrame) -> Table:
     for dtype, memory_format in kinds:
         kind = memory_format if rows["dtype"].nunique() == 1 else f"{dtype} {memory_format}"
         columns += [*(f"{shown_name(name)} ms {kind}" for name in names), "speedup"]
-    title = f"{folder.header.source}, batch {', '.join(map(str, folder.header.settings['batch_sizes']))}"
-    printed = new_table(title, ("layer", "operation", "faster configuration"), columns)
+    printed = new_table(
+        f"{folder.header.source}, batch {', '.join(map(str, folder.header.settings['batch_sizes']))}",
+        ("layer", "operation", "faster configuration"),
+        columns,
+    )
     for _, group in rows.groupby("turns", sort=False):
         calls = group.set_index([*_KIND, "contestant"], drop=False).to_dict("index")
-        ours = group[group["contestant"] == names[-1]]
-        faster = ours.loc[ours["time_s"].fillna(np.inf).idxmin()]
+        chosen_rows = group[group["contestant"] == names[-1]]
+        faster = chosen_rows.loc[chosen_rows["time_s"].fillna(np.inf).idxmin()]
         cells = [_known(faster[key], str) for key in ("layer", "operation", "configuration")]
         cells.append(f"{faster['count']:.0f}")
         for kind in kinds:
             chosen = calls[*kind, names[-1]]
             for name in names:
-                time_s = calls[*kind, name]["time_s"]
-                cells.append("same" if name == chosen["same_as"] else _known(time_s, milliseconds))
+                is_same = name == chosen["same_as"]
+                cells.append("same" if is_same else _known(calls[*kind, name]["time_s"], milliseconds))
             cells.append(_known(chosen["speedup"], ratio))
         printed.add_row(*cells)
     printed.caption = "same: the best undivided configuration is mucudnn's, and was timed once"
@@ -426,22 +436,22 @@ def _in_words(rows: pandas.DataFrame) -> str:
     Limits under which more problems have no choice than under others do not count, nor problems without a time of each;
     the text is empty if there are none.
     """
-    choice, ours = ["memory_format", *_CONTESTANT], _choices_rows(rows)
-    timed = ours.groupby(choice, dropna=False)["time_s"].transform("count")
+    choice, choices = ["memory_format", *_CONTESTANT], _choices_rows(rows)
+    timed = choices.groupby(choice, dropna=False)["time_s"].transform("count")
     torchs = rows[rows["contestant"] == TORCH]
     torchs = torchs.assign(time_s=torchs["time_s"].fillna(torchs["least_s"].astype(float)))
-    rows = pandas.concat([torchs, ours[timed == timed.max()]])
+    rows = pandas.concat([torchs, choices[timed == timed.max()]])
     rows = rows[rows["time_s"].notna().groupby(rows["turns"]).transform("all")]
     rows = rows.assign(s=rows["count"] * rows["time_s"])
     total_s = rows.groupby(choice, dropna=False)["s"].sum().reset_index()
     is_torch = total_s["contestant"] == TORCH
     if is_torch.all() or not is_torch.any():
         return ""
-    more = "" if rows["samples_s"].map(len).all() else "more than "
+    least = "" if rows["samples_s"].map(len).all() else "more than "
     busy = rows[rows["load"] > BUSY]["turns"].nunique()
     doubt = f" ({busy} problems were measured while others took more than {BUSY:.0%} of the machine)" if busy else ""
     speedup = total_s[is_torch]["s"].min() / total_s[~is_torch]["s"].min()
-    return f"better PyTorch / better mucudnn: {more}{ratio(speedup)}{doubt}"
+    return f"better PyTorch / better mucudnn: {least}{ratio(speedup)}{doubt}"
 
 
 def left_out_in_words(folder: ResultFolder) -> str:

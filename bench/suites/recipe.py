@@ -31,7 +31,10 @@ _SPEEDUP = "speedup"
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """An inclusive bound on the rows of the contestant ``of``; other keys are as in the file. limit: as a number."""
+    """An inclusive bound on the rows of the contestant ``of``; other keys are as in the file.
+
+    limit: the bound as a number.
+    """
 
     name: str
     bound: Any
@@ -51,7 +54,10 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """An experiment on one type of device. runs: options of each run of the command, by the name of its folder."""
+    """An experiment on one type of device.
+
+    runs: options of each run of the command, by the name of its folder.
+    """
 
     title: str
     takes: str

@@ -73,7 +73,10 @@ def report_of(folder: ResultFolder) -> Report:
 
 
 def missing_in(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield the items that the report does not show, as pairs of reason and item. rows: the result of ``measured``."""
+    """Yield the items that the report does not show, as pairs of reason and item.
+
+    rows: the result of ``measured``.
+    """
     for reason, subjects in folder.left_out.items():
         yield from ((f"not measured: {reason}", subject) for subject in subjects)
     for problem in folder.problems:

@@ -26,7 +26,10 @@ DEEPBENCH = {
 
 
 def _group(name: str, *columns: tuple[Any, ...]) -> list[Column]:
-    """Return the columns of a group. columns: key in the data frame, title, format and factor of numbers."""
+    """Return the columns of a group.
+
+    columns: key in the data frame, title, format and factor of numbers.
+    """
     return [Column(title, *numbers, group=name, key=key) for key, title, *numbers in columns]
 
 

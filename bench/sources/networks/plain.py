@@ -82,7 +82,7 @@ def squeezenet(num_classes: int) -> nn.Module:
         _fire(512, 64, 256),
     )
     scores = nn.Sequential(
-        *(nn.Dropout(), nn.Conv2d(512, num_classes, 1), nn.ReLU()), *(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        nn.Dropout(), nn.Conv2d(512, num_classes, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     )
     return named(features=features, scores=scores)
 

@@ -16,7 +16,9 @@ class QwenImageDecoder(nn.Module):
     """Decodes a latent of one frame, (N, 16, 1, H, W), to an image, (N, 3, 1, 8 H, 8 W): that of Qwen-Image and Wan.
 
     A clip of one frame goes through 3-D convolutions that are causal: two frames of zeros are before it. The layers
-    that double the number of frames do not run for the first one, and are left out. width: channels of the last level.
+    that double the number of frames do not run for the first one, and are left out.
+
+    width: channels of the last level.
     """
 
     def __init__(self, width: int = 96) -> None:
@@ -56,7 +58,10 @@ class _Causal(nn.Conv3d):
 
 
 class _Norm(nn.Module):
-    """Divides by the root mean square of the channels. dims: spatial ones."""
+    """Divides by the root mean square of the channels.
+
+    dims: number of spatial ones.
+    """
 
     def __init__(self, channels: int, dims: int) -> None:
         super().__init__()
