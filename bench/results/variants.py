@@ -84,8 +84,10 @@ class Precision(StrEnum):
         return self in (Precision.BFLOAT16, Precision.FLOAT16)
 
 
-_ON_CPU = (Precision.FLOAT32, Precision.BFLOAT16, Precision.FLOAT16)
-PRECISIONS = {"cuda": tuple(Precision), "cpu": _ON_CPU}  # by type of device
+PRECISIONS = {  # by type of device
+    "cuda": tuple(Precision),
+    "cpu": tuple(precision for precision in Precision if precision is not Precision.TF32),
+}
 
 
 def require_supported(name: str, asked: Sequence[str], supported: Sequence[str], device: str) -> None:

@@ -18,7 +18,7 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import MOST_SAMPLES, ConvProblem, MemoryFormat, Operation, Sizes
 from mucudnn.core.values import did_you_mean, flag, instance, member, settle, several, shown, text, whole
 from mucudnn.running.problems import problem_operation
-from mucudnn.tuning.trace import Call, trace
+from mucudnn.tuning.trace import trace
 
 _DATA = Path(__file__).parent / "data"
 _REQUIRED = ("c", "h", "w", "k", "r", "s", "pad_h", "pad_w", "stride_h", "stride_w")
@@ -120,7 +120,18 @@ def load_source(
             model, input_shape = built
             with blamed_in_computing(source, (1, *input_shape)):
                 calls = trace(model.eval(), torch.zeros(1, *input_shape))
-            layers = [_layer_of_call(call, batch or 1) for call in calls]
+            # Batch sizes of the calls are multiplied, because some models fold other axes into the batch axis.
+            layers = [
+                Layer(
+                    (call.name,),
+                    call.problem.with_operation(Operation.FORWARD),
+                    call.batch_size * (batch or 1),
+                    input_needs_gradient=call.input_needs_gradient,
+                    transposed=call.is_transposed,
+                    has_bias=call.has_bias,
+                )
+                for call in calls
+            ]
     if built is None:
         if shape is not None:
             raise InvalidInputError(f"input shape is {shape}, but {source} has its own; leave the input shape out")
@@ -244,21 +255,6 @@ def _geometry(problem: ConvProblem) -> str:
 
 def _by(sizes: Iterable[int]) -> str:
     return "x".join(map(str, sizes))
-
-
-def _layer_of_call(call: Call, batch: int) -> Layer:
-    """Return a convolution call on one sample as a layer for ``batch`` samples.
-
-    Batch sizes of calls are multiplied, because some models fold other axes into the batch axis.
-    """
-    return Layer(
-        (call.name,),
-        call.problem.with_operation(Operation.FORWARD),
-        call.batch_size * batch,
-        input_needs_gradient=call.input_needs_gradient,
-        transposed=call.is_transposed,
-        has_bias=call.has_bias,
-    )
 
 
 def with_filters(table: LayerTable, filters: Sequence[Sizes]) -> LayerTable:

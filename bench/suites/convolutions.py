@@ -51,7 +51,8 @@ from mucudnn.running.choices import TunedProblem
 from mucudnn.store.database import Database
 from mucudnn.store.exports import export_json_lines
 from mucudnn.tuning.job import expected_s
-from mucudnn.tuning.tuner import Priors, machine_and_database, tune_tasks
+from mucudnn.tuning.result import Tuning
+from mucudnn.tuning.tuner import machine_and_database, tune_tasks
 
 UNDIVIDED, OURS, DIVIDED = "undivided", "mucudnn", "mucudnn-wd"  # contestants; the last one has a budget
 
@@ -96,6 +97,7 @@ class Compared:
 class Contests:
     """The settings and resources shared by all contests; a contest times one problem's contestants, interleaved.
 
+    tune: ``tune_tasks`` on the machine, with its database.
     variants: torch's variants, by name.
     divided: under each policy and budget, the choice for the layer's name, batch size and problem, or why there is
     none.
@@ -103,10 +105,9 @@ class Contests:
 
     config: Config
     machine: Machine
-    database: Database
+    tune: Callable[..., Tuning]
     variants: Mapping[str, Runner]
     compared: Compared
-    priors: Priors = field(default_factory=dict)
     divided: dict[tuple[BatchSizePolicy, int], dict[tuple[str, int, ConvProblem], TunedProblem | str]] = field(
         default_factory=dict
     )
@@ -189,7 +190,7 @@ class Contests:
                 baseline_exempt=config.baseline_exempt,
             )
             try:
-                tuned: TunedProblem | str = self._tune([task], config, part)[0]
+                tuned: TunedProblem | str = self.tune([task], config, progress=part).problems[0]
             except InfeasibleError as error:
                 tuned = " ".join(str(error).split())
             except CANDIDATE_ERRORS as error:
@@ -198,12 +199,6 @@ class Contests:
         for (policy, budget), divided in self.divided.items():
             chosen[DIVIDED, policy, budget] = divided[layer.name, layer.batch_size, problem], None
         return chosen
-
-    def _tune(self, tasks: Sequence[Task], config: Config, progress: Progress) -> Sequence[TunedProblem]:
-        tuning = tune_tasks(
-            tasks, config, progress=progress, machine=self.machine, database=self.database, priors=self.priors
-        )
-        return tuning.problems
 
     def _timers(self, problem: ConvProblem, n: int, tunings: Sequence[TunedProblem]) -> dict[_Call, Timer]:
         """Return timers of torch's variants and of the configurations, each once; those that cannot run have failed."""
@@ -241,7 +236,8 @@ class Contests:
             part = share_of(progress, index / len(wanted), 1 / len(wanted))
             choices = self.divided.setdefault((policy, budget), {})
             try:
-                choices.update(zip(names, self._tune(table_tasks(stored, config), config, part), strict=True))
+                tuning = self.tune(table_tasks(stored, config), config, progress=part)
+                choices.update(zip(names, tuning.problems, strict=True))
             except InfeasibleError as error:
                 choices.update(dict.fromkeys(names, " ".join(str(error).split())))
 
@@ -286,29 +282,31 @@ def benchmark_convolutions(
         kept_heap(),
         open_folder(out, _header(table, config, compared, on)) as folder,
     ):
-        contests = Contests(config, on, opened, variants, compared)
+        tune = partial(tune_tasks, machine=on, database=opened, priors={})
+        contests = Contests(config, on, tune, variants, compared)
         # What the folder has, and what it lacks.
-        met, left = [], dict[_Wanted, str]()
-        for layer, problem in wanted:
-            if all(folder.known(subject_of(layer, stored)) for stored in compared.of(problem)):
-                met.append((layer, problem))
-            else:
-                left[layer, problem] = "the run was stopped before"
+        left = {
+            (layer, problem): "the run was stopped before"
+            for layer, problem in wanted
+            if not all(folder.known(subject_of(layer, stored)) for stored in compared.of(problem))
+        }
+        met = [pair for pair in wanted if pair not in left]
         try:
             if left and compared.budgets:
                 contests.divide(table, share_of(progress, 0.0, 0.5))
                 progress = share_of(progress, 0.5, 0.5)
             # Measure one problem after the other, as far as the time limit goes.
             end_s = inf if limit_s is None else on.clock.now() + limit_s
+            expected = {(layer, problem): expected_s(problem, layer.batch_size) for layer, problem in left}
             ratio_s, ratios, count = 0.0, list[float](), len(left)  # of measured to expected seconds; 0: none is known
-            while fitting := [pair for pair in left if on.clock.now() + ratio_s * _expected_s(pair) <= end_s]:
+            while fitting := [pair for pair in left if on.clock.now() + ratio_s * expected[pair] <= end_s]:
                 pair = fitting[0] if limit_s is None else least_met(fitting, met)
                 begun_s, mark = on.clock.now(), on.watch.mark()
                 rows = contests.rows(*pair, share_of(progress, 1 - len(left) / count, 1 / count))
                 folder.add(rows, on.watch.since(mark))
                 del left[pair]
                 met.append(pair)
-                ratios.append((on.clock.now() - begun_s) / _expected_s(pair))
+                ratios.append((on.clock.now() - begun_s) / expected[pair])
                 ratio_s = median(ratios)
             if limit_s is not None:
                 left = dict.fromkeys(left, f"the {format_seconds(limit_s)} would not have sufficed")
@@ -318,11 +316,6 @@ def benchmark_convolutions(
                 export_json_lines(opened, stream, on.environment, problems)
             folder.write_summary((f"{layer.name}, {problem}", reason) for (layer, problem), reason in left.items())
         folder.improve_limits({dtype: MachineLimits.measured(on.device, dtype) for dtype in folder.header.limits})
-
-
-def _expected_s(wanted: _Wanted) -> float:
-    layer, problem = wanted
-    return expected_s(problem, layer.batch_size)
 
 
 def least_met(left: Iterable[_Wanted], met: Iterable[_Wanted]) -> _Wanted:

@@ -299,8 +299,12 @@ def inference_tables(folder: ResultFolder) -> Iterator[Table]:
         failure=lambda call: "" if call["failure"] else None,  # the notes have the reason
     )
     if timed := [call for call in calls if call.get("kinds_s")]:
-        caption = "timed in place in separate calls, if layers are not compiled"
-        yield kinds_table(timed, folder.header.source, {"runtime": itemgetter("contestant")}, caption=caption)
+        yield kinds_table(
+            timed,
+            folder.header.source,
+            {"runtime": itemgetter("contestant")},
+            caption="timed in place in separate calls, if layers are not compiled",
+        )
 
 
 def _notes(folder: ResultFolder, calls: Sequence[Line]) -> Iterator[str]:

@@ -358,8 +358,12 @@ def training_tables(folder: ResultFolder) -> Iterator[Table | str]:
                 "not a convolution",
             )
         if timed := [cell for cell in group if cell.get("kinds_s")]:
-            caption = "timed in place in separate steps; in compiled steps, all but convolutions is the rest"
-            yield kinds_table(timed, title, _LEFT, caption=caption)
+            yield kinds_table(
+                timed,
+                title,
+                _LEFT,
+                caption="timed in place in separate steps; in compiled steps, all but convolutions is the rest",
+            )
     if len(networks) > 1:
         yield table_of(
             (cell for cell in cells if cell["contestant"] == Variant.MUCUDNN),
