@@ -49,7 +49,7 @@ _TUNING = 0.5  # fraction of the displayed progress that tuning takes
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RanksSetting:
     """The settings of all training steps of a data-parallel run.
 
     batch_size: samples of each rank in a step.
@@ -102,7 +102,7 @@ class Setting:
 
 
 def measure_data_parallel(
-    setting: Setting,
+    setting: RanksSetting,
     model: nn.Module,
     input_shape: tuple[int, ...],
     loss: Loss,
@@ -184,7 +184,7 @@ class _Together:
         variant: Variant,
         model: nn.Module,
         bucket_cap_mb: float | None,
-        setting: Setting,
+        setting: RanksSetting,
         batch: Batch,
         loss: Loss,
         clock: Clock,
@@ -206,7 +206,7 @@ class _Together:
         self._samples_s.append(self._clock.time(self._step, self._steps) / self._steps)
         self._compared.append(are_equal(self._model))
 
-    def row(self, setting: Setting, alone: dict[str, float]) -> Row:
+    def row(self, setting: RanksSetting, alone: dict[str, float]) -> Row:
         """Return the result row of a setting.
 
         alone: columns of steps without communication, which the row includes.

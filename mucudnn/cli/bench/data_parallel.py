@@ -20,7 +20,7 @@ from mucudnn.core.problem import MemoryFormat
 
 if TYPE_CHECKING:
     from mucudnn.bench.results.writing import Row
-    from mucudnn.bench.suites.data_parallel import Setting
+    from mucudnn.bench.suites.data_parallel import RanksSetting
 
 _MOST_RANKS = 64  # processes on one machine
 _BATCH = {"cuda": 64, "cpu": 8}  # samples of each rank
@@ -49,7 +49,7 @@ def parse_caps(text: str) -> tuple[float | None, ...]:
 
 
 def _measured(
-    setting: Setting, input_shape: tuple[int, ...] | None, rounds: int, threads: int, config: Config
+    setting: RanksSetting, input_shape: tuple[int, ...] | None, rounds: int, threads: int, config: Config
 ) -> list[Row]:
     """Measure training steps on this rank (process). The arguments are options of the command."""
     import torch
@@ -138,7 +138,7 @@ def data_parallel(
     import torch
 
     from mucudnn.bench.results.writing import open_folder
-    from mucudnn.bench.suites.data_parallel import Setting, data_parallel_tables
+    from mucudnn.bench.suites.data_parallel import RanksSetting, data_parallel_tables
     from mucudnn.running.environment import current_environment, require_cuda
 
     if communication is Communication.BF16 and device == "cpu":
@@ -160,7 +160,7 @@ def data_parallel(
                 f"{here} ranks need as many GPUs, and there are {torch.cuda.device_count()}: give fewer --ranks"
             )
     threads = threads or cores_of_each(here)
-    setting = Setting(
+    setting = RanksSetting(
         *(source, ranks, batch or _BATCH[device], device, dtype, memory_format, communication, period, bucket_caps)
     )
     measuring = partial(_measured, setting, input_shape, rounds, threads, config)
