@@ -121,8 +121,9 @@ class Contests:
         problems = self.compared.of(problem)
         entries: list[tuple[Row, Timer | None]] = []
         for index, stored in enumerate(problems):
-            part = share_of(progress, 0.9 * index / len(problems), 0.9 / len(problems))
-            entries += self._entries(layer, stored, part)
+            entries += self._entries(
+                layer, stored, share_of(progress, 0.9 * index / len(problems), 0.9 / len(problems))
+            )
         # Time each call once, however many rows show it.
         progress(f"{layer.name}, {problem}: in turns", 0.9)
         timers = dict.fromkeys(timer for _, timer in entries if timer is not None and timer.stop is None)

@@ -130,8 +130,7 @@ def measure_data_parallel(
     torchs = copy.deepcopy(model).to(setting.device).train()
     with blamed_in_training(setting.source, images.shape):  # errors of the model are reported before ours
         Trainee(copy.deepcopy(torchs), loss=loss).learn(*batch)
-    tuning = share_of(progress, 0.0, _TUNING)
-    ours = mucudnn.optimize(copy.deepcopy(torchs), images, config, progress=tuning)
+    ours = mucudnn.optimize(copy.deepcopy(torchs), images, config, progress=share_of(progress, 0.0, _TUNING))
     models = {Variant.TORCH: torchs, Variant.MUCUDNN: ours}
     alone = {
         variant: _Alone(Trainee(copy.deepcopy(model), loss=loss), batch, clock) for variant, model in models.items()

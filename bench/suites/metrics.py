@@ -160,8 +160,11 @@ def _variants(
         if missing is None:
             variants[name] = configuration, [offered[part] for part in distinct]
         else:
-            not_offered = f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
-            reasons[name] = failures.get(missing) or failures.get(MicroConfig(missing.algorithm, n)) or not_offered
+            reasons[name] = (
+                failures.get(missing)
+                or failures.get(MicroConfig(missing.algorithm, n))
+                or f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
+            )
     return variants, reasons
 
 
@@ -190,8 +193,8 @@ def _layer_rows(
         row = Row(subject, name, configuration=str(configuration))
         try:
             prepared = {part.algorithm.name: part.workspace.prepared_bytes for part in candidates}
-            workspace_bytes = sum(prepared.values()) + max(part.scratch_bytes() for part in candidates)
-            row = replace(row, workspace_bytes=workspace_bytes)
+            scratch_bytes = max(part.scratch_bytes() for part in candidates)
+            row = replace(row, workspace_bytes=sum(prepared.values()) + scratch_bytes)
             call = through_module(configuration, problem, operands)
             first = call().detach()
             more = {
@@ -210,8 +213,8 @@ def _layer_rows(
             entries.append((row, Timer(call, machine.clock, rule)))
     # Their times.
     progress(f"{subject['layer']}, {problem}: {rounds} samples of each time, or more", 1 - 1 / (len(variants) + 1))
-    timers = [timer for _, timer in entries if timer.stop is None]
-    time_in_turns(timers, Rounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S))
+    count = Rounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S)
+    time_in_turns([timer for _, timer in entries if timer.stop is None], count)
     return [with_samples(row, timer) for row, timer in entries]
 
 

@@ -145,8 +145,12 @@ def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
         most = len({operation for operations in contestants.values() for operation in operations})
         for contestant, operations in contestants.items():
             reference = {} if contestant[0] == TORCH else contestants.get((TORCH, None, None), {})
-            identity = dict(zip((*names, *CONTESTANT), (*layer, *contestant), strict=True))
-            records.append(identity | _layer_record(operations, reference, is_whole=len(operations) == most))
+            records.append(
+                {
+                    **dict(zip((*names, *CONTESTANT), (*layer, *contestant), strict=True)),
+                    **_layer_record(operations, reference, is_whole=len(operations) == most),
+                }
+            )
     return pandas.DataFrame(records)
 
 
@@ -268,9 +272,13 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
         for (contestant, policy, limit), operations in contestants.items():
             undivided = contestants.get((UNDIVIDED, UNDIVIDED, limit))
             if contestant == "mucudnn" and undivided is not None:
-                gain = _ratio(undivided, operations).columns("gain{}")
-                is_same = all(row["same_as"] == UNDIVIDED for row in operations.values())
-                records.append(dict(zip(names, (*layer, policy, limit), strict=True)) | gain | {"is_same": is_same})
+                records.append(
+                    {
+                        **dict(zip(names, (*layer, policy, limit), strict=True)),
+                        **_ratio(undivided, operations).columns("gain{}"),
+                        "is_same": all(row["same_as"] == UNDIVIDED for row in operations.values()),
+                    }
+                )
     return pandas.DataFrame(records)
 
 

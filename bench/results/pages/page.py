@@ -92,8 +92,10 @@ def missing_in(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[s
             yield "time / bound", "the machine's limits were not measured for all data types"
         divided = gains(rows)
         if len(divided) and (same := int(divided["is_same"].sum())):
-            where = f"{same} of {len(divided)} layers and limits"
-            yield "what dividing gains", f"nothing in {where}: same configuration as the undivided"
+            yield (
+                "what dividing gains",
+                f"nothing in {same} of {len(divided)} layers and limits: same configuration as the undivided",
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

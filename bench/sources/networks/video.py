@@ -75,15 +75,17 @@ class _Norm(nn.Module):
 
 def _block(in_channels: int, channels: int) -> nn.Module:
     """Return a residual block."""
-    body = nn.Sequential(
-        _Norm(in_channels, 3),
-        nn.SiLU(),
-        _Causal(in_channels, channels, 3),
-        _Norm(channels, 3),
-        nn.SiLU(),
-        _Causal(channels, channels, 3),
+    return Added(
+        body=nn.Sequential(
+            _Norm(in_channels, 3),
+            nn.SiLU(),
+            _Causal(in_channels, channels, 3),
+            _Norm(channels, 3),
+            nn.SiLU(),
+            _Causal(channels, channels, 3),
+        ),
+        shortcut=None if in_channels == channels else _Causal(in_channels, channels, 1),
     )
-    return Added(body, None if in_channels == channels else _Causal(in_channels, channels, 1))
 
 
 class _Attention(nn.Module):
