@@ -113,8 +113,7 @@ def seeded_model(
     torch.manual_seed(0)
     model, shape = load_model(source, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
     x = torch.randn(operands.input_shape(batch, shape), dtype=getattr(torch, dtype_name(dtype)))
-    x = x.to(device=device, memory_format=format_of(memory_format, x.dim()))
-    return model.to(device=device), x
+    return model.to(device=device), x.to(device=device, memory_format=format_of(memory_format, x.dim()))
 
 
 def _user_model(source: str) -> nn.Module:

@@ -69,8 +69,8 @@ class Training:
 def train_in_turns(models: Sequence[nn.Module], batches: Sequence[Batch]) -> list[Training]:
     """Train the models, interleaved, for one step per batch, with the same random numbers for dropout."""
     trainings = [Training() for _ in models]
-    steps = [training.steps(model, batches) for training, model in zip(trainings, models, strict=True)]
-    turns = in_turns([partial(next, iterator) for iterator in steps])
+    pairs = zip(trainings, models, strict=True)
+    turns = in_turns([partial(next, training.steps(model, batches)) for training, model in pairs])
     for _ in batches:
         next(turns)
     return trainings
