@@ -84,15 +84,20 @@ class Precision(StrEnum):
         return self in (Precision.BFLOAT16, Precision.FLOAT16)
 
 
-_ON_CPU = (Precision.FLOAT32, Precision.BFLOAT16, Precision.FLOAT16)
-PRECISIONS = {"cuda": tuple(Precision), "cpu": _ON_CPU}  # by type of device
+PRECISIONS = {  # by type of device
+    "cuda": tuple(Precision),
+    "cpu": tuple(precision for precision in Precision if precision is not Precision.TF32),
+}
 
 
 def require_supported(name: str, asked: Sequence[str], supported: Sequence[str], device: str) -> None:
-    """Raise ``InvalidInputError`` if the device does not support a variant or precision. name: of what is asked for."""
-    for one in asked:
-        if one not in supported:
-            raise InvalidInputError(f"{name} is {one}; device {device!r} has {', '.join(supported)}")
+    """Raise ``InvalidInputError`` if the device does not support a variant or precision.
+
+    name: of what is asked for.
+    """
+    for value in asked:
+        if value not in supported:
+            raise InvalidInputError(f"{name} is {value}; device {device!r} has {', '.join(supported)}")
 
 
 class How(StrEnum):

@@ -88,7 +88,9 @@ class FolderWriter:
     def add(self, rows: Sequence[Row], load: Load | None = None) -> None:
         """Write to disk the rows of contestants that were timed interleaved.
 
-        load: how busy the machine was during the measurement. Raises ``OutputError`` if the rows cannot be written.
+        load: how busy the machine was during the measurement.
+
+        Raises ``OutputError`` if the rows cannot be written.
         """
         self._turns += 1
         load = load or Load()
@@ -174,7 +176,9 @@ def open_folder(path: Path, header: Header) -> Iterator[FolderWriter]:
             raise OutputError(
                 f"{path} is being written by another process; wait for it, or name another folder"
             ) from error
-        _end_last_line(rows, stream)
+        if rows.read_bytes()[-1:] not in (b"", b"\n"):
+            stream.write(b"\n")  # ends a line that a killed process left incomplete
+            stream.flush()
         lines, _ = read_rows(rows, header)
         yield FolderWriter(path, header, stream, lines)
 
@@ -205,12 +209,3 @@ def write_missing(
                 rows = [*rows_of(subject, share_of(progress, index / len(wanted), 1 / len(wanted)))]
                 folder.add(rows, watch.since(mark))
         folder.write_summary(left_out)
-
-
-def _end_last_line(path: Path, stream: IO[bytes]) -> None:
-    """Terminate a line that a killed process left incomplete, so that the next row begins on a new line."""
-    with path.open("rb") as written:
-        size = written.seek(0, os.SEEK_END)
-        written.seek(max(size - 1, 0))
-        if written.read() not in (b"", b"\n"):
-            stream.write(b"\n")

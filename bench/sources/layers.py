@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from torch import nn
 
 from mucudnn.bench.sources.models import blamed_in_computing, checked_shape, importable, model_of
 from mucudnn.bench.sources.networks import NETWORKS
@@ -114,10 +113,25 @@ def load_source(
     """
     batch = None if batch is None else whole(batch, "batch", 1, MOST_SAMPLES)
     shape = checked_shape(input_shape)
+    # The layers as they are in the source.
     with importable(source):
         built = model_of(source, shape, initialised=False)
         if built is not None:
-            layers = _layers_of_model(source, *built, batch)
+            model, input_shape = built
+            with blamed_in_computing(source, (1, *input_shape)):
+                calls = trace(model.eval(), torch.zeros(1, *input_shape))
+            # Batch sizes of the calls are multiplied, because some models fold other axes into the batch axis.
+            layers = [
+                Layer(
+                    (call.name,),
+                    call.problem.with_operation(Operation.FORWARD),
+                    call.batch_size * (batch or 1),
+                    input_needs_gradient=call.input_needs_gradient,
+                    transposed=call.is_transposed,
+                    has_bias=call.has_bias,
+                )
+                for call in calls
+            ]
     if built is None:
         if shape is not None:
             raise InvalidInputError(f"input shape is {shape}, but {source} has its own; leave the input shape out")
@@ -167,7 +181,7 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
 
     Raises ``InvalidInputError`` with file and line if the file is invalid.
     """
-    known = (*_REQUIRED, *_OPTIONAL, *_TEXT)
+    allowed = (*_REQUIRED, *_OPTIONAL, *_TEXT)
     try:
         # csv, because error messages need line numbers, and importing pandas takes longer than reading.
         with path.open(newline="", encoding="utf-8-sig") as stream:
@@ -175,20 +189,21 @@ def read_csv(path: Path, *, only_set: str | None = None) -> list[Layer]:
             columns = reader.fieldnames or ()
             if missing := [name for name in _REQUIRED if name not in columns]:
                 raise InvalidInputError(
-                    f"{path}, line 1: no column {', '.join(missing)}; the columns are {', '.join(known)}"
+                    f"{path}, line 1: no column {', '.join(missing)}; the columns are {', '.join(allowed)}"
                 )
-            if unknown := [repr(name) for name in columns if name not in known]:
+            if unknown := [repr(name) for name in columns if name not in allowed]:
                 raise InvalidInputError(
-                    f"{path}, line 1: unknown column {', '.join(unknown)}; allowed are {', '.join(known)}"
+                    f"{path}, line 1: unknown column {', '.join(unknown)}; allowed are {', '.join(allowed)}"
                 )
             if twice := [name for name, times in Counter(columns).items() if times > 1]:
                 raise InvalidInputError(
                     f"{path}, line 1: column {', '.join(twice)} occurs more than once; keep one of each"
                 )
             lines = [(reader.line_num, line) for line in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidInputError(f"{path} cannot be read as a CSV file of layers: {reason}") from error
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read as a CSV file of layers: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInputError(f"{path} cannot be read as a CSV file of layers: {error}") from error
     return [_layer(f"{path}, line {number}", line) for number, line in lines if only_set in (None, line.get("set"))]
 
 
@@ -203,7 +218,6 @@ def _layer(where: str, line: Mapping[str, str | None]) -> Layer:
         except ValueError:
             raise InvalidInputError(f"{where}: {name} is {shown(value)}; write a whole number") from None
     try:
-        batch_size = whole(size["n"], "n", 1, MOST_SAMPLES)
         axes = ("d", "h", "w") if size["d"] or size["t"] else ("h", "w")
         problem = ConvProblem(
             Operation.FORWARD,
@@ -221,7 +235,7 @@ def _layer(where: str, line: Mapping[str, str | None]) -> Layer:
             dilation=(size["dilation"],) * len(axes),
         )
         names = (line.get("name") or _geometry(problem)).split(", ")
-        return Layer(tuple(names), problem, batch_size, size["count"])
+        return Layer(tuple(names), problem, whole(size["n"], "n", 1, MOST_SAMPLES), size["count"])
     except InvalidInputError as error:
         raise InvalidInputError(f"{where}: {error}") from None
 
@@ -241,26 +255,6 @@ def _geometry(problem: ConvProblem) -> str:
 
 def _by(sizes: Iterable[int]) -> str:
     return "x".join(map(str, sizes))
-
-
-def _layers_of_model(source: str, model: nn.Module, input_shape: Sequence[int], batch: int | None) -> list[Layer]:
-    """Run a model on one sample, and return its convolution calls as layers for ``batch`` samples.
-
-    Batch sizes of the calls are multiplied by ``batch``, because some models fold other axes into the batch axis.
-    """
-    with blamed_in_computing(source, (1, *input_shape)):
-        calls = trace(model.eval(), torch.zeros(1, *input_shape))
-    return [
-        Layer(
-            (call.name,),
-            call.problem.with_operation(Operation.FORWARD),
-            call.batch_size * (batch or 1),
-            input_needs_gradient=call.input_needs_gradient,
-            transposed=call.is_transposed,
-            has_bias=call.has_bias,
-        )
-        for call in calls
-    ]
 
 
 def with_filters(table: LayerTable, filters: Sequence[Sizes]) -> LayerTable:

@@ -62,8 +62,7 @@ def model_of(
         # Meta tensors are used for building only: a forward pass on them would load torch's compiler, which takes
         # longer.
         with torch.device("meta"):
-            model = build(source)
-        return model.to_empty(device="cpu"), shape
+            return build(source).to_empty(device="cpu"), shape
     if ":" not in source or Path(source).exists():
         return None
     if input_shape is None:
@@ -114,14 +113,12 @@ def seeded_model(
     torch.manual_seed(0)
     model, shape = load_model(source, input_shape=input_shape, dtype=dtype, memory_format=memory_format)
     x = torch.randn(operands.input_shape(batch, shape), dtype=getattr(torch, dtype_name(dtype)))
-    x = x.to(device=device, memory_format=format_of(memory_format, x.dim()))
-    return model.to(device=device), x
+    return model.to(device=device), x.to(device=device, memory_format=format_of(memory_format, x.dim()))
 
 
 def _user_model(source: str) -> nn.Module:
     """Return the model that a user's module or file gives under a name, itself or by a function without arguments."""
-    advice = "name a function that needs no arguments and returns a torch.nn.Module"
-    with _blamed(source, "cannot be built", advice):
+    with _blamed(source, "cannot be built", "name a function that needs no arguments and returns a torch.nn.Module"):
         place, _, attribute = source.rpartition(":")
         module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         if not hasattr(module, attribute):
@@ -186,8 +183,12 @@ def blamed_in_training(source: str, shape: Sequence[int]) -> AbstractContextMana
 
     shape: (N, C, H, W) of the input. mucudnn's own errors are not changed.
     """
-    fault = f"cannot be trained on an input of {'x'.join(map(str, shape))}"
-    return _blamed(source, fault, f"{_SHAPE}, and --batch the batch size", passing=MucudnnError)
+    return _blamed(
+        source,
+        f"cannot be trained on an input of {'x'.join(map(str, shape))}",
+        f"{_SHAPE}, and --batch the batch size",
+        passing=MucudnnError,
+    )
 
 
 @contextmanager

@@ -153,10 +153,17 @@ def problems_to_tune(table: LayerTable, config: Config) -> list[tuple[Layer, Con
 def of_table(table: LayerTable, tuning: Tuning) -> TableTuning:
     """Return the layers of a table with the results of their tasks, or of the first tasks if tuning was interrupted."""
     wanted = table.problems(tuning.config.operations)
-    rows = [
-        TunedLayer(layer.names, layer.count, tuned) for (layer, _), tuned in zip(wanted, tuning.problems, strict=False)
-    ]
-    return TableTuning(table.source, tuning.config, tuning.environment, tuple(rows), len(wanted), tuning.division)
+    return TableTuning(
+        table.source,
+        tuning.config,
+        tuning.environment,
+        rows=tuple(
+            TunedLayer(layer.names, layer.count, tuned)
+            for (layer, _), tuned in zip(wanted, tuning.problems, strict=False)
+        ),
+        wanted=len(wanted),
+        division=tuning.division,
+    )
 
 
 def table_with_headroom(

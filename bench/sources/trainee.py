@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from mucudnn.bench.sources.networks import NETWORKS
 from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import MemoryFormat
+from mucudnn.kernels.memory import format_of
 from mucudnn.measuring.operands import input_shape
 
 Batch = tuple[Tensor, Tensor]  # images (N, C, H, W), labels (N,)
@@ -73,6 +75,15 @@ def labelled_batches(
     for _ in range(steps):
         labels = torch.randint(classes, (batch_size,), generator=generator)
         yield patterns[labels] + torch.randn(x_shape, generator=generator), labels
+
+
+def placed(
+    batch: Batch, device: str | torch.device, memory_format: MemoryFormat, dtype: torch.dtype | None = None
+) -> Batch:
+    """Return a batch on a device, with images in a memory format, and in a dtype if one is given."""
+    images, labels = batch
+    images = images.to(device, dtype).contiguous(memory_format=format_of(memory_format, images.dim()))
+    return images, labels.to(device)
 
 
 Loss = Callable[[Any, Tensor], Tensor]  # of the output of a model, and labels (N,)

@@ -51,7 +51,8 @@ from mucudnn.measuring.whole_runs import Machine, training_operands
 from mucudnn.store.database import Database
 from mucudnn.store.exports import export_json_lines
 from mucudnn.tuning.job import expected_s
-from mucudnn.tuning.tuner import Priors, machine_and_database, tune_tasks
+from mucudnn.tuning.result import Tuning
+from mucudnn.tuning.tuner import machine_and_database, tune_tasks
 
 UNDIVIDED, OURS, DIVIDED = "undivided", "mucudnn", "mucudnn-wd"  # contestants; the last one has a budget
 
@@ -96,6 +97,7 @@ class Compared:
 class Contests:
     """The settings and resources shared by all contests; a contest times one problem's contestants, interleaved.
 
+    tune: ``tune_tasks`` on the machine, with its database.
     variants: torch's variants, by name.
     divided: under each policy and budget, the choice for the layer's name, batch size and problem, or why there is
     none.
@@ -103,10 +105,9 @@ class Contests:
 
     config: Config
     machine: Machine
-    database: Database
+    tune: Callable[..., Tuning]
     variants: Mapping[str, Runner]
     compared: Compared
-    priors: Priors = field(default_factory=dict)
     divided: dict[tuple[BatchSizePolicy, int], dict[tuple[str, int, ConvProblem], TunedProblem | str]] = field(
         default_factory=dict
     )
@@ -120,8 +121,9 @@ class Contests:
         problems = self.compared.of(problem)
         entries: list[tuple[Row, Timer | None]] = []
         for index, stored in enumerate(problems):
-            part = share_of(progress, 0.9 * index / len(problems), 0.9 / len(problems))
-            entries += self._entries(layer, stored, part)
+            entries += self._entries(
+                layer, stored, share_of(progress, 0.9 * index / len(problems), 0.9 / len(problems))
+            )
         # Time each call once, however many rows show it.
         progress(f"{layer.name}, {problem}: in turns", 0.9)
         timers = dict.fromkeys(timer for _, timer in entries if timer is not None and timer.stop is None)
@@ -180,10 +182,16 @@ class Contests:
             contestant = UNDIVIDED if policy is BatchSizePolicy.UNDIVIDED else OURS
             start_s, part = self.machine.clock.now(), share_of(progress, index / len(wanted), 1 / len(wanted))
             config = replace(self.config, policy=policy, workspace_limit=limit)
-            name = f"{layer.name}, {problem}"
-            task = Task(problem, layer.batch_size, limit, layer.count, name, baseline_exempt=config.baseline_exempt)
+            task = Task(
+                problem,
+                layer.batch_size,
+                limit,
+                layer.count,
+                name=f"{layer.name}, {problem}",
+                baseline_exempt=config.baseline_exempt,
+            )
             try:
-                tuned: TunedProblem | str = self._tune([task], config, part)[0]
+                tuned: TunedProblem | str = self.tune([task], config, progress=part).problems[0]
             except InfeasibleError as error:
                 tuned = " ".join(str(error).split())
             except CANDIDATE_ERRORS as error:
@@ -192,12 +200,6 @@ class Contests:
         for (policy, budget), divided in self.divided.items():
             chosen[DIVIDED, policy, budget] = divided[layer.name, layer.batch_size, problem], None
         return chosen
-
-    def _tune(self, tasks: Sequence[Task], config: Config, progress: Progress) -> Sequence[TunedProblem]:
-        tuning = tune_tasks(
-            tasks, config, progress=progress, machine=self.machine, database=self.database, priors=self.priors
-        )
-        return tuning.problems
 
     def _timers(self, problem: ConvProblem, n: int, tunings: Sequence[TunedProblem]) -> dict[_Call, Timer]:
         """Return timers of torch's variants and of the configurations, each once; those that cannot run have failed."""
@@ -235,7 +237,8 @@ class Contests:
             part = share_of(progress, index / len(wanted), 1 / len(wanted))
             choices = self.divided.setdefault((policy, budget), {})
             try:
-                choices.update(zip(names, self._tune(table_tasks(stored, config), config, part), strict=True))
+                tuning = self.tune(table_tasks(stored, config), config, progress=part)
+                choices.update(zip(names, tuning.problems, strict=True))
             except InfeasibleError as error:
                 choices.update(dict.fromkeys(names, " ".join(str(error).split())))
 
@@ -280,27 +283,31 @@ def benchmark_convolutions(
         kept_heap(),
         open_folder(out, _header(table, config, compared, on)) as folder,
     ):
-        contests = Contests(config, on, opened, variants, compared)
-        met, left = [], dict[_Wanted, str]()
-        for layer, problem in wanted:
-            if all(folder.known(subject_of(layer, stored)) for stored in compared.of(problem)):
-                met.append((layer, problem))
-            else:
-                left[layer, problem] = "the run was stopped before"
+        tune = partial(tune_tasks, machine=on, database=opened, priors={})
+        contests = Contests(config, on, tune, variants, compared)
+        # What the folder has, and what it lacks.
+        left = {
+            (layer, problem): "the run was stopped before"
+            for layer, problem in wanted
+            if not all(folder.known(subject_of(layer, stored)) for stored in compared.of(problem))
+        }
+        met = [pair for pair in wanted if pair not in left]
         try:
             if left and compared.budgets:
                 contests.divide(table, share_of(progress, 0.0, 0.5))
                 progress = share_of(progress, 0.5, 0.5)
+            # Measure one problem after the other, as far as the time limit goes.
             end_s = inf if limit_s is None else on.clock.now() + limit_s
+            expected = {(layer, problem): expected_s(problem, layer.batch_size) for layer, problem in left}
             ratio_s, ratios, count = 0.0, list[float](), len(left)  # of measured to expected seconds; 0: none is known
-            while fitting := [pair for pair in left if on.clock.now() + ratio_s * _expected_s(pair) <= end_s]:
+            while fitting := [pair for pair in left if on.clock.now() + ratio_s * expected[pair] <= end_s]:
                 pair = fitting[0] if limit_s is None else least_met(fitting, met)
                 begun_s, mark = on.clock.now(), on.watch.mark()
                 rows = contests.rows(*pair, share_of(progress, 1 - len(left) / count, 1 / count))
                 folder.add(rows, on.watch.since(mark))
                 del left[pair]
                 met.append(pair)
-                ratios.append((on.clock.now() - begun_s) / _expected_s(pair))
+                ratios.append((on.clock.now() - begun_s) / expected[pair])
                 ratio_s = median(ratios)
             if limit_s is not None:
                 left = dict.fromkeys(left, f"the {format_seconds(limit_s)} would not have sufficed")
@@ -310,11 +317,6 @@ def benchmark_convolutions(
                 export_json_lines(opened, stream, on.environment, problems)
             folder.write_summary((f"{layer.name}, {problem}", reason) for (layer, problem), reason in left.items())
         folder.improve_limits({dtype: MachineLimits.measured(on.device, dtype) for dtype in folder.header.limits})
-
-
-def _expected_s(wanted: _Wanted) -> float:
-    layer, problem = wanted
-    return expected_s(problem, layer.batch_size)
 
 
 def least_met(left: Iterable[_Wanted], met: Iterable[_Wanted]) -> _Wanted:
@@ -335,21 +337,20 @@ def least_met(left: Iterable[_Wanted], met: Iterable[_Wanted]) -> _Wanted:
 def _header(table: LayerTable, config: Config, compared: Compared, machine: Machine) -> Header:
     kinds = compared.of(table.layers[0].problem)
     dtypes = [*dict.fromkeys(kind.dtype for kind in kinds)]
-    settings = {
-        **config_record(config),
-        "batch_sizes": sorted({layer.batch_size for layer in table.layers}),
-        "layers": [layer.name for layer in table.layers],
-        "dtype": dtypes,
-        "memory_format": [*dict.fromkeys(str(kind.memory_format) for kind in kinds)],
-        "rounds": compared.rounds,
-        "policy": [str(policy) for policy in compared.policies],
-        "workspace_limit": list(compared.limits),
-        "workspace_budget": list(compared.budgets) or None,
-    }
     return Header(
         "convolutions",
         table.source,
-        settings,
+        {
+            **config_record(config),
+            "batch_sizes": sorted({layer.batch_size for layer in table.layers}),
+            "layers": [layer.name for layer in table.layers],
+            "dtype": dtypes,
+            "memory_format": [*dict.fromkeys(str(kind.memory_format) for kind in kinds)],
+            "rounds": compared.rounds,
+            "policy": [str(policy) for policy in compared.policies],
+            "workspace_limit": list(compared.limits),
+            "workspace_budget": list(compared.budgets) or None,
+        },
         machine.environment,
         subject_columns=("layer", *PROBLEM_COLUMNS),
         wanted=len(table.problems(config.operations)) * len(kinds),
@@ -367,17 +368,17 @@ def convolutions_tables(folder: ResultFolder) -> Iterator[Table | str]:
     The last text compares PyTorch with mucudnn, each in the better memory format.
     """
     rows = measured(folder)
-    ours = _choices_rows(rows)
-    if len(ours[_CONTESTANT].drop_duplicates()) == 1:
+    choices = _choices_rows(rows)
+    if len(choices[_CONTESTANT].drop_duplicates()) == 1:
         yield _layers_table(folder, rows)
     yield summary_table(summary_rows(rows))
     yield left_out_in_words(folder)
     for name, untimed in rows[rows["failure"].notna()].groupby("contestant", sort=False):
         yield f"{shown_name(str(name))}: no time in {len(untimed)} rows, as {untimed['failure'].iloc[0]}"
-    timed = ours.dropna(subset=["time_s"])
+    timed = choices.dropna(subset=["time_s"])
     if len(timed):
-        errors = (timed["predicted_s"].astype(float) / timed["time_s"] - 1).abs()
-        yield f"predicted against measured time: median error {errors.median():.1%}"
+        error = (timed["predicted_s"].astype(float) / timed["time_s"] - 1).abs().median()
+        yield f"predicted against measured time: median error {error:.1%}"
     dtypes = list(rows["dtype"].unique())
     for dtype in dtypes:
         told = _in_words(rows[rows["dtype"] == dtype])
@@ -397,19 +398,22 @@ def _layers_table(folder: ResultFolder, rows: pandas.DataFrame) -> Table:
     for dtype, memory_format in kinds:
         kind = memory_format if rows["dtype"].nunique() == 1 else f"{dtype} {memory_format}"
         columns += [*(f"{shown_name(name)} ms {kind}" for name in names), "speedup"]
-    title = f"{folder.header.source}, batch {', '.join(map(str, folder.header.settings['batch_sizes']))}"
-    printed = new_table(title, ("layer", "operation", "faster configuration"), columns)
+    printed = new_table(
+        f"{folder.header.source}, batch {', '.join(map(str, folder.header.settings['batch_sizes']))}",
+        ("layer", "operation", "faster configuration"),
+        columns,
+    )
     for _, group in rows.groupby("turns", sort=False):
         calls = group.set_index([*_KIND, "contestant"], drop=False).to_dict("index")
-        ours = group[group["contestant"] == names[-1]]
-        faster = ours.loc[ours["time_s"].fillna(np.inf).idxmin()]
+        chosen_rows = group[group["contestant"] == names[-1]]
+        faster = chosen_rows.loc[chosen_rows["time_s"].fillna(np.inf).idxmin()]
         cells = [_known(faster[key], str) for key in ("layer", "operation", "configuration")]
         cells.append(f"{faster['count']:.0f}")
         for kind in kinds:
             chosen = calls[*kind, names[-1]]
             for name in names:
-                time_s = calls[*kind, name]["time_s"]
-                cells.append("same" if name == chosen["same_as"] else _known(time_s, milliseconds))
+                is_same = name == chosen["same_as"]
+                cells.append("same" if is_same else _known(calls[*kind, name]["time_s"], milliseconds))
             cells.append(_known(chosen["speedup"], ratio))
         printed.add_row(*cells)
     printed.caption = "same: the best undivided configuration is mucudnn's, and was timed once"
@@ -426,22 +430,22 @@ def _in_words(rows: pandas.DataFrame) -> str:
     Limits under which more problems have no choice than under others do not count, nor problems without a time of each;
     the text is empty if there are none.
     """
-    choice, ours = ["memory_format", *_CONTESTANT], _choices_rows(rows)
-    timed = ours.groupby(choice, dropna=False)["time_s"].transform("count")
+    choice, choices = ["memory_format", *_CONTESTANT], _choices_rows(rows)
+    timed = choices.groupby(choice, dropna=False)["time_s"].transform("count")
     torchs = rows[rows["contestant"] == TORCH]
     torchs = torchs.assign(time_s=torchs["time_s"].fillna(torchs["least_s"].astype(float)))
-    rows = pandas.concat([torchs, ours[timed == timed.max()]])
+    rows = pandas.concat([torchs, choices[timed == timed.max()]])
     rows = rows[rows["time_s"].notna().groupby(rows["turns"]).transform("all")]
     rows = rows.assign(s=rows["count"] * rows["time_s"])
     total_s = rows.groupby(choice, dropna=False)["s"].sum().reset_index()
     is_torch = total_s["contestant"] == TORCH
     if is_torch.all() or not is_torch.any():
         return ""
-    more = "" if rows["samples_s"].map(len).all() else "more than "
+    least = "" if rows["samples_s"].map(len).all() else "more than "
     busy = rows[rows["load"] > BUSY]["turns"].nunique()
     doubt = f" ({busy} problems were measured while others took more than {BUSY:.0%} of the machine)" if busy else ""
     speedup = total_s[is_torch]["s"].min() / total_s[~is_torch]["s"].min()
-    return f"better PyTorch / better mucudnn: {more}{ratio(speedup)}{doubt}"
+    return f"better PyTorch / better mucudnn: {least}{ratio(speedup)}{doubt}"
 
 
 def left_out_in_words(folder: ResultFolder) -> str:

@@ -34,7 +34,7 @@ from mucudnn.bench.results.reading import Header, Line, ResultFolder, bound_in_w
 from mucudnn.bench.results.variants import TORCH, Communication, Variant
 from mucudnn.bench.results.writing import Row, config_record
 from mucudnn.bench.sources.models import blamed_in_training
-from mucudnn.bench.sources.trainee import Batch, Loss, Trainee, labelled_batches
+from mucudnn.bench.sources.trainee import Batch, Loss, Trainee, labelled_batches, placed
 from mucudnn.bench.suites.shared.step_costs import BACKWARD_S, FORWARD_S, REST_S, StepTimes, medians
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
@@ -42,7 +42,6 @@ from mucudnn.core.records import Environment
 from mucudnn.core.tables import Table, milliseconds, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.distributed import gathered
-from mucudnn.kernels.memory import format_of
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.turns import in_turns
 
@@ -50,7 +49,7 @@ _TUNING = 0.5  # fraction of the displayed progress that tuning takes
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RanksSetting:
     """The settings of all training steps of a data-parallel run.
 
     batch_size: samples of each rank in a step.
@@ -82,19 +81,28 @@ class Setting:
         }
 
     def header(self, config: Config, rounds: int, environment: Environment) -> Header:
-        """Return the header of the result folder, which describes the run. environment: that of every rank."""
+        """Return the header of the result folder, which describes the run.
+
+        environment: that of every rank.
+        """
         settings = {
             **{name: value for name, value in asdict(self).items() if name not in ("source", "device")},
             "averages_parameters": self.communication.averages_parameters,
             "rounds": rounds,
             **config_record(config),
         }
-        columns = tuple(self.subject(None))
-        return Header("data-parallel", self.source, settings, environment, columns, wanted=len(self.bucket_caps))
+        return Header(
+            "data-parallel",
+            self.source,
+            settings,
+            environment,
+            subject_columns=tuple(self.subject(None)),
+            wanted=len(self.bucket_caps),
+        )
 
 
 def measure_data_parallel(
-    setting: Setting,
+    setting: RanksSetting,
     model: nn.Module,
     input_shape: tuple[int, ...],
     loss: Loss,
@@ -115,16 +123,14 @@ def measure_data_parallel(
 
     Raises ``InvalidInputError`` if the model cannot be trained, and the errors of ``mucudnn.optimize`` and torch.
     """
-    ((images, labels),) = labelled_batches(1, setting.batch_size, input_shape, stream=dist.get_rank())
-    images = images.to(setting.device, getattr(torch, setting.dtype))
-    images = images.contiguous(memory_format=format_of(setting.memory_format, images.dim()))
-    batch = images, labels.to(setting.device)
+    (batch,) = labelled_batches(1, setting.batch_size, input_shape, stream=dist.get_rank())
+    batch = placed(batch, setting.device, setting.memory_format, getattr(torch, setting.dtype))
+    images, _ = batch
     clock = clock or wall_clock(setting.device)
     torchs = copy.deepcopy(model).to(setting.device).train()
     with blamed_in_training(setting.source, images.shape):  # errors of the model are reported before ours
         Trainee(copy.deepcopy(torchs), loss=loss).learn(*batch)
-    tuning = share_of(progress, 0.0, _TUNING)
-    ours = mucudnn.optimize(copy.deepcopy(torchs), images, config, progress=tuning)
+    ours = mucudnn.optimize(copy.deepcopy(torchs), images, config, progress=share_of(progress, 0.0, _TUNING))
     models = {Variant.TORCH: torchs, Variant.MUCUDNN: ours}
     alone = {
         variant: _Alone(Trainee(copy.deepcopy(model), loss=loss), batch, clock) for variant, model in models.items()
@@ -160,8 +166,9 @@ class _Alone:
 
     def columns(self) -> dict[str, float]:
         """Return medians by column name: of the whole step, and of its parts on the slowest rank."""
-        rounds = zip(*gathered(self._parts), strict=True)
-        slowest = [max(ranks, key=lambda parts: sum(parts.values())) for ranks in rounds]
+        slowest = [
+            max(ranks, key=lambda parts: sum(parts.values())) for ranks in zip(*gathered(self._parts), strict=True)
+        ]
         return {"alone_s": median(_slowest_s(self._samples_s)), **medians(slowest)}
 
 
@@ -176,7 +183,7 @@ class _Together:
         variant: Variant,
         model: nn.Module,
         bucket_cap_mb: float | None,
-        setting: Setting,
+        setting: RanksSetting,
         batch: Batch,
         loss: Loss,
         clock: Clock,
@@ -198,7 +205,7 @@ class _Together:
         self._samples_s.append(self._clock.time(self._step, self._steps) / self._steps)
         self._compared.append(are_equal(self._model))
 
-    def row(self, setting: Setting, alone: dict[str, float]) -> Row:
+    def row(self, setting: RanksSetting, alone: dict[str, float]) -> Row:
         """Return the result row of a setting.
 
         alone: columns of steps without communication, which the row includes.
@@ -207,15 +214,19 @@ class _Together:
         are those after the first step.
         """
         steps_s, data = _slowest_s(self._samples_s), self._model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        more = {
-            **alone,
-            "exposed_s": median(steps_s) - alone["alone_s"],
-            "bucket_bytes": [int(size) for size in str(data["rebuilt_bucket_sizes"]).split(",")],
-            "collective_bytes": self._bytes,
-            "compared": len(self._compared),
-            "equal": sum(self._compared),
-        }
-        return Row(setting.subject(self._cap), str(self.variant), steps_s, more=more)
+        return Row(
+            setting.subject(self._cap),
+            str(self.variant),
+            steps_s,
+            more={
+                **alone,
+                "exposed_s": median(steps_s) - alone["alone_s"],
+                "bucket_bytes": [int(size) for size in str(data["rebuilt_bucket_sizes"]).split(",")],
+                "collective_bytes": self._bytes,
+                "compared": len(self._compared),
+                "equal": sum(self._compared),
+            },
+        )
 
 
 def _slowest_s(samples_s: Sequence[float]) -> list[float]:

@@ -24,7 +24,7 @@ from mucudnn.bench.sources.networks import build, input_shape_of
 from mucudnn.bench.sources.table_tuning import tune_table
 from mucudnn.bench.sources.trainee import Batch, Trainee, labelled_batches
 from mucudnn.core.config import Config
-from mucudnn.core.tables import Table, milliseconds, new_table, ratio
+from mucudnn.core.tables import Column, Table, milliseconds, ratio
 from mucudnn.core.terminal import output, progress_bar
 from mucudnn.kernels.torch_convolution import relative_l2_error
 from mucudnn.measuring.turns import in_turns
@@ -69,8 +69,8 @@ class Training:
 def train_in_turns(models: Sequence[nn.Module], batches: Sequence[Batch]) -> list[Training]:
     """Train the models, interleaved, for one step per batch, with the same random numbers for dropout."""
     trainings = [Training() for _ in models]
-    steps = [training.steps(model, batches) for training, model in zip(trainings, models, strict=True)]
-    turns = in_turns([partial(next, iterator) for iterator in steps])
+    pairs = zip(trainings, models, strict=True)
+    turns = in_turns([partial(next, training.steps(model, batches)) for training, model in pairs])
     for _ in batches:
         next(turns)
     return trainings
@@ -82,20 +82,21 @@ def training_table(torchs: Training, ours: Training, reformatted: Training, exac
     reformatted: torch in channels_last.
     """
     torch_s, our_s = (median(training.times_s[1:]) for training in (torchs, ours))
-    printed = new_table(f"training, {len(ours.losses)} steps in turns from the same seed", ("",), ("",))
-    printed.show_header = False
-    printed.add_row("torch.nn.Conv2d, ms per step", milliseconds(torch_s))
-    printed.add_row("mucudnn, ms per step", milliseconds(our_s))
-    printed.add_row("speedup of the whole step", ratio(torch_s / our_s))
-    printed.add_row("loss, first and last step", f"{ours.losses[0]:.3f} → {ours.losses[-1]:.3f}")
+    lines = {
+        "torch.nn.Conv2d, ms per step": milliseconds(torch_s),
+        "mucudnn, ms per step": milliseconds(our_s),
+        "speedup of the whole step": ratio(torch_s / our_s),
+        "loss, first and last step": f"{ours.losses[0]:.3f} → {ours.losses[-1]:.3f}",
+    }
     for name, training in (("mucudnn", ours), ("PyTorch in channels_last", reformatted)):
-        loss, gradient = training.loss_difference(torchs), training.gradient_difference(torchs)
-        printed.add_row(f"{name} against PyTorch: largest relative difference of the losses", f"{loss:.1e}")
-        printed.add_row(f"{name} against PyTorch: ... and of the first step's gradients", f"{gradient:.1e}")
+        against = f"{name} against PyTorch: "
+        lines[f"{against}largest relative difference of the losses"] = f"{training.loss_difference(torchs):.1e}"
+        lines[f"{against}... and of the first step's gradients"] = f"{training.gradient_difference(torchs):.1e}"
     for name, training in (("PyTorch", torchs), ("mucudnn", ours)):
         error = training.gradient_difference(exact)
-        printed.add_row(f"{name} against float64: ... of the first step's gradients", f"{error:.1e}")
-    return printed
+        lines[f"{name} against float64: ... of the first step's gradients"] = f"{error:.1e}"
+    title = f"training, {len(ours.losses)} steps in turns from the same seed"
+    return Table(title, [Column(""), Column("", form="")], [*lines.items()], show_header=False)
 
 
 def main() -> None:

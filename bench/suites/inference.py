@@ -204,17 +204,19 @@ def compare_runtimes(
         if folder.known(subject):
             folder.write_summary()
             return
+        # Start the runtimes, one after the other.
         entrants: dict[Runtime, Entrant[_Outcome]] = {}
         with pickled((model, x)) as handed, ExitStack() as stack:
             for index, runtime in enumerate(asked):
                 progress(f"{runtime} gets ready", index / len(asked) / 2)
                 job = partial(prepare_runtime, runtime, handed, torch.get_num_threads(), config)
-                worker = stack.enter_context(contestant(job))
-                entrants[runtime] = Entrant(worker, ready_s=READY_S, sample_s=SAMPLE_S)
+                entrants[runtime] = Entrant(stack.enter_context(contestant(job)), ready_s=READY_S, sample_s=SAMPLE_S)
+            # Time them in turns.
             torchs = entrants[Runtime.TORCH]
             _torchs_outputs(torchs)  # before all are timed in vain
             for done in sampled([entrant.timer.sample for entrant in entrants.values()], rounds):
                 progress(f"round {done} of {rounds}", 0.5 + done / rounds / 2)
+            # Compare their outputs, and time the kinds of layers.
             expected = _torchs_outputs(torchs)
             rows = []
             for runtime, entrant in entrants.items():
@@ -297,8 +299,12 @@ def inference_tables(folder: ResultFolder) -> Iterator[Table]:
         failure=lambda call: "" if call["failure"] else None,  # the notes have the reason
     )
     if timed := [call for call in calls if call.get("kinds_s")]:
-        caption = "timed in place in separate calls, if layers are not compiled"
-        yield kinds_table(timed, folder.header.source, {"runtime": itemgetter("contestant")}, caption=caption)
+        yield kinds_table(
+            timed,
+            folder.header.source,
+            {"runtime": itemgetter("contestant")},
+            caption="timed in place in separate calls, if layers are not compiled",
+        )
 
 
 def _notes(folder: ResultFolder, calls: Sequence[Line]) -> Iterator[str]:

@@ -8,11 +8,10 @@ the gradients are compared.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby
-from math import inf
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -20,8 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.gradcheck import GradcheckError
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -33,38 +30,42 @@ from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.results.writing import Row, config_record, write_missing
 from mucudnn.bench.sources.layers import Layer
 from mucudnn.bench.sources.models import in_format
-from mucudnn.bench.sources.trainee import Workload
+from mucudnn.bench.sources.trainee import Workload, placed
+from mucudnn.bench.suites.shared.layer_calls import (
+    PASSED,
+    cut_down,
+    distinct_results,
+    error_norms,
+    gradcheck,
+    module_of,
+    through_module,
+)
 from mucudnn.bench.suites.shared.timing import failed, time_in_turns, with_samples
 from mucudnn.core.config import Config
-from mucudnn.core.errors import InvalidInputError, LibraryError, first_line
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.core.tables import Table, milliseconds, new_table, ratio
 from mucudnn.core.terminal import Progress, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import format_bytes, grouped
 from mucudnn.kernels.algorithm import why_unsupported
-from mucudnn.kernels.memory import format_of
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.measuring.candidates import Candidate, find_candidates
-from mucudnn.measuring.operands import Operands, random_operands
+from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.turns import Rounds, Timer
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.running.choices import Choices, make_executable
 from mucudnn.running.devices import current_environment
-from mucudnn.running.modules import Conv2d, Conv3d, TunedModule
+from mucudnn.running.modules import TunedModule
 from mucudnn.testing.checks import IMAGE, dependent, spoil, threads
 from mucudnn.tuning.job import permitted_algorithms
 
 ROUNDS = 15
 RUNS = 5  # results that are compared bit by bit
-PASSED = "passed"
 # Short calls are sampled for SHORT_S seconds, which reduces the noise to a few percent.
 _MOST_ROUNDS, _SHORT_S = 41, 0.2
 _LIMIT_S = 3.0  # for each call: some algorithms are a hundred times slower
 _FEW = 2  # samples of a gradcheck
-# Channels of each group, groups, and pixels of y after the first in each direction, of a layer that is cut down.
-_CHANNELS, _GROUPS, _WINDOWS = 3, 2, 2
 _ROUNDING = 1e-9  # A smaller gradient, as a share of the largest of its module, is zero but for rounding.
 
 _Variants = Mapping[str, tuple[Configuration, Sequence[Candidate]]]  # by contestant, with a candidate for each part
@@ -111,23 +112,22 @@ def benchmark_layer(
         asked |= {str(configuration): configuration for configuration in configurations}
         variants, reasons = _variants(asked, problem, n, machine)
         left_out += [(f"{layer.name}, {problem}: {name}", reason) for name, reason in reasons.items()]
-        key = (layer.name, *problem_columns(problem, n).values())
-        wanted[key] = partial(_layer_rows, variants, problem, n, rounds, machine)
-    settings = {
-        "layer": layer.name,
-        "batch_size": n,
-        "dtype": layer.problem.dtype,
-        "memory_format": str(layer.problem.memory_format),
-        "operations": [str(operation) for operation in config.operations],
-        "algorithms": None if algorithms is None else list(algorithms),
-        "configurations": list(map(str, configurations)),
-        "rounds": rounds,
-        "runs": RUNS,
-    }
+        subject = layer.name, *problem_columns(problem, n).values()
+        wanted[subject] = partial(_layer_rows, variants, problem, n, rounds, machine)
     header = Header(
         "metrics",
         source,
-        settings,
+        {
+            "layer": layer.name,
+            "batch_size": n,
+            "dtype": layer.problem.dtype,
+            "memory_format": str(layer.problem.memory_format),
+            "operations": [str(operation) for operation in config.operations],
+            "algorithms": None if algorithms is None else list(algorithms),
+            "configurations": list(map(str, configurations)),
+            "rounds": rounds,
+            "runs": RUNS,
+        },
         machine.environment,
         subject_columns=("layer", *PROBLEM_COLUMNS),
         wanted=len(config.operations),
@@ -160,8 +160,11 @@ def _variants(
         if missing is None:
             variants[name] = configuration, [offered[part] for part in distinct]
         else:
-            not_offered = f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
-            reasons[name] = failures.get(missing) or failures.get(MicroConfig(missing.algorithm, n)) or not_offered
+            reasons[name] = (
+                failures.get(missing)
+                or failures.get(MicroConfig(missing.algorithm, n))
+                or f"{missing.algorithm} is not offered for {missing.micro_batch_size} samples"
+            )
     return variants, reasons
 
 
@@ -190,8 +193,8 @@ def _layer_rows(
         row = Row(subject, name, configuration=str(configuration))
         try:
             prepared = {part.algorithm.name: part.workspace.prepared_bytes for part in candidates}
-            workspace_bytes = sum(prepared.values()) + max(part.count_scratch_bytes() for part in candidates)
-            row = replace(row, workspace_bytes=workspace_bytes)
+            scratch_bytes = max(part.count_scratch_bytes() for part in candidates)
+            row = replace(row, workspace_bytes=sum(prepared.values()) + scratch_bytes)
             call = through_module(configuration, problem, operands)
             first = call().detach()
             more = {
@@ -210,8 +213,8 @@ def _layer_rows(
             entries.append((row, Timer(call, machine.clock, rule)))
     # Their times.
     progress(f"{subject['layer']}, {problem}: {rounds} samples of each time, or more", 1 - 1 / (len(variants) + 1))
-    timers = [timer for _, timer in entries if timer.stop is None]
-    time_in_turns(timers, Rounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S))
+    count = Rounds(rounds, max(rounds, _MOST_ROUNDS), _SHORT_S)
+    time_in_turns([timer for _, timer in entries if timer.stop is None], count)
     return [with_samples(row, timer) for row, timer in entries]
 
 
@@ -231,99 +234,14 @@ def _gradcheck(configuration: Configuration, candidates: Sequence[Candidate], pr
         reason = next(filter(None, (why_unsupported(part.algorithm, small) for part in candidates)), None)
         if reason is None:
             with threads(1):  # it makes thousands of calls of a few sums, for which threads would wait
-                module = module_of(few, small, random_operands(small, few.batch_size).w)
-                return gradcheck(module, small, few.batch_size)
+                w = random_operands(small, few.batch_size).w
+                return gradcheck(module_of(few, small, w), small, few.batch_size)
         reasons.append(reason)
     return f"not done: {reasons[0]}"
 
 
 def _of(*micro_configs: MicroConfig) -> Configuration:
     return Configuration(micro_configs, time_s=0.0, workspace_bytes=0)
-
-
-def module_of(configuration: Configuration, problem: ConvProblem, w: Tensor) -> nn.Module:
-    """Return a module with the filter w that computes the problem's operation by a configuration, others by torch.
-
-    Raises ``LibraryError`` if the module would run another configuration.
-    """
-    torchs, ours = (nn.Conv3d, Conv3d) if problem.is_volume else (nn.Conv2d, Conv2d)
-    kind: Any = torchs if configuration.is_baseline else ours
-    geometry = (problem.c, problem.k, problem.window, problem.stride, problem.padding, problem.dilation)
-    module: nn.Module = kind(*geometry, problem.groups, bias=False, device="meta")
-    module.weight = nn.Parameter(w.detach(), requires_grad=problem.operation is not Operation.BACKWARD_DATA)
-    if isinstance(module, TunedModule):
-        module.choices = Choices.of({problem: {configuration.batch_size: configuration}}, w.device.type)
-        if make_executable(module.choices, problem, configuration.batch_size) is None:
-            raise LibraryError(f"a module does not run {configuration} here: see the warning before")
-    return module
-
-
-def through_module(configuration: Configuration, problem: ConvProblem, operands: Operands) -> Callable[[], Tensor]:
-    """Return a function that runs a configuration through a module and returns the operation's newly allocated result.
-
-    For the forward operation, the function calls the module under autograd. For a backward operation, the function lets
-    autograd compute that one gradient, after an untimed forward pass. Raises the error of ``module_of``.
-    """
-    module = module_of(configuration, problem, operands.w)
-    if problem.operation is Operation.FORWARD:
-        return partial(module, operands.x)
-    is_of_data = problem.operation is Operation.BACKWARD_DATA
-    x = operands.x.detach().requires_grad_(is_of_data)
-    y = module(x)
-    written: Any = x if is_of_data else module.weight
-    return lambda: torch.autograd.grad(y, written, operands.y, retain_graph=True)[0]
-
-
-def error_norms(actual: Tensor, expected: Tensor) -> dict[str, float]:
-    """Return the L1, L2 and maximum norms of ``actual - expected`` in float64, by column name.
-
-    All three norms are infinite if ``actual`` has NaN or Inf.
-
-    >>> error_norms(torch.tensor([3.0, 1.0]), torch.tensor([0.0, 5.0]))
-    {'error_l1': 7.0, 'error_l2': 5.0, 'error_max': 4.0}
-    """
-    error = (actual.double() - expected.double()).flatten().nan_to_num(inf, inf, -inf)
-    orders = {"error_l1": 1, "error_l2": 2, "error_max": inf}
-    return {name: float(torch.linalg.vector_norm(error, order)) for name, order in orders.items()}
-
-
-def distinct_results(results: Iterable[Tensor]) -> int:
-    """Return the number of bitwise distinct results. -0 differs from 0, and a NaN equals itself.
-
-    >>> distinct_results([torch.tensor([0.0]), torch.tensor([-0.0]), torch.tensor([0.0])])
-    2
-    """
-    return len({result.cpu().flatten().view(torch.uint8).numpy().tobytes() for result in results})
-
-
-def cut_down(problem: ConvProblem) -> tuple[ConvProblem, ConvProblem]:
-    """Return two float64 versions of a problem with few channels: the first with few pixels, the second with all.
-
-    Filter, stride, padding and dilation are unchanged. The second is for algorithms that support only large images.
-    """
-    groups = min(problem.groups, _GROUPS)
-    c, k = (groups * min(channels // problem.groups, _CHANNELS) for channels in (problem.c, problem.k))
-    axes = zip(problem.extent, problem.window, problem.dilation, problem.stride, strict=True)
-    pixels = [min(size, (taps - 1) * dilation + 1 + _WINDOWS * stride) for size, taps, dilation, stride in axes]
-    large = replace(problem, c=c, k=k, groups=groups, dtype="float64")
-    return large.with_extent(tuple(pixels)), large
-
-
-def gradcheck(module: nn.Module, problem: ConvProblem, samples: int) -> str:
-    """Run torch's gradcheck of y by x and w on a module that computes a float64 problem; return ``PASSED`` or why not.
-
-    The fast mode of gradcheck is not used: it accepts an error of 5 %.
-    """
-    operands = random_operands(problem, samples)
-    inputs = tuple(tensor.requires_grad_() for tensor in (operands.x, operands.w))
-    try:
-        with torch.enable_grad():
-            torch.autograd.gradcheck(
-                lambda x, w: functional_call(module, {"weight": w}, (x,)), inputs, check_undefined_grad=False
-            )
-    except GradcheckError as error:
-        return f"failed: {first_line(error)}"
-    return PASSED
 
 
 # One training step
@@ -369,9 +287,15 @@ def benchmark_step(
             yield _compared(Row(subject, name), step(getattr(torch, dtype), memory_format, chosen), exact)
 
     subject = {"network": network, "batch_size": len(images), "dtype": dtype, "memory_format": str(memory_format)}
-    settings = {**config_record(config), "max_relative_error": list(error_bounds)}
-    environment = current_environment(images.device.type)
-    header = Header("metrics", network, settings, environment, tuple(subject), wanted=1, is_timed=False)
+    header = Header(
+        "metrics",
+        network,
+        {**config_record(config), "max_relative_error": list(error_bounds)},
+        current_environment(images.device.type),
+        subject_columns=tuple(subject),
+        wanted=1,
+        is_timed=False,
+    )
     write_missing(out, header, {tuple(subject.values()): rows}, progress)
 
 
@@ -384,9 +308,9 @@ def _step(
 
     config: of mucudnn's convolutions; None for torch's.
     """
-    original, (images, labels), loss_of = workload
+    original, batch, loss_of = workload
     model = in_format(copy.deepcopy(original).to(dtype=dtype), memory_format)
-    images = images.to(dtype=dtype, memory_format=format_of(memory_format, images.dim()))
+    images, labels = placed(batch, batch[0].device, memory_format, dtype)
     if config is not None:
         model = mucudnn.optimize(model, images, config, progress=False)
     torch.manual_seed(0)
@@ -490,8 +414,8 @@ _LEGEND = (
 
 def layer_tables(folder: ResultFolder) -> Iterator[Table | str]:
     """Yield a table with a row for each operation and contestant, and a text that explains columns and gaps."""
-    title = f"{folder.header.source}, {folder.header.settings['layer']}"
-    printed = new_table(title, ("operation", "algorithm"), tuple(_OF_LAYER))
+    header = folder.header
+    printed = new_table(f"{header.source}, {header.settings['layer']}", ("operation", "algorithm"), tuple(_OF_LAYER))
     unusual = [(reason, name.rpartition(": ")[2]) for reason, names in folder.left_out.items() for name in names]
     for operation, rows in groupby(folder.lines, key=lambda row: str(row["operation"])):
         printed.add_row()

@@ -31,7 +31,10 @@ _SPEEDUP = "speedup"
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """An inclusive bound on the rows of the contestant ``of``; other keys are as in the file. limit: as a number."""
+    """An inclusive bound on the rows of the contestant ``of``; other keys are as in the file.
+
+    limit: the bound as a number.
+    """
 
     name: str
     bound: Any
@@ -51,7 +54,10 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """An experiment on one type of device. runs: options of each run of the command, by the name of its folder."""
+    """An experiment on one type of device.
+
+    runs: options of each run of the command, by the name of its folder.
+    """
 
     title: str
     takes: str
@@ -68,8 +74,10 @@ def read_recipe(name_or_file: str | Path, device: str = "cpu") -> Recipe:
     """
     path = SHIPPED.get(str(name_or_file), Path(name_or_file))
     if path.suffix != ".toml":
-        hint = f"{did_you_mean(str(path), SHIPPED)}name a file that ends in .toml, or one of {', '.join(SHIPPED)}"
-        raise InvalidInputError(f"recipe is {str(path)!r}; {hint}")
+        raise InvalidInputError(
+            f"recipe is {str(path)!r}; {did_you_mean(str(path), SHIPPED)}name a file that ends in .toml, or one of "
+            f"{', '.join(SHIPPED)}"
+        )
     try:
         top = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -92,7 +100,6 @@ def _recipe(top: Mapping[str, Any], name: str, device: str) -> Recipe:
         raise InvalidInputError('[fixed] needs a command, such as command = "bench convolutions"')
     if not acceptable:
         raise InvalidInputError("[acceptable] has no criterion")
-    criteria = tuple(_criterion(key, value) for key, value in acceptable.items())
     for key, value in fixed.items():
         if isinstance(value, (list, dict)) or key in mutable:
             raise InvalidInputError(f"[fixed] {key} is {shown(value)}; it must be one value, and not in [mutable], too")
@@ -103,8 +110,14 @@ def _recipe(top: Mapping[str, Any], name: str, device: str) -> Recipe:
         options = {**fixed, **dict(zip(axes, chosen, strict=True))}
         varied = [str(options[key]) for key, values in axes.items() if len(values) > 1]
         runs["-".join(re.sub(r"[^\w.]+", "-", text).strip("-.") for text in varied) or "results"] = options
-    published = tuple(map(str, top.get("published", ())))
-    return Recipe(str(top.get("title", name)), str(top.get("takes", "")), published, command, runs, criteria)
+    return Recipe(
+        title=str(top.get("title", name)),
+        takes=str(top.get("takes", "")),
+        published=tuple(map(str, top.get("published", ()))),
+        command=command,
+        runs=runs,
+        criteria=tuple(_criterion(key, value) for key, value in acceptable.items()),
+    )
 
 
 def _section(outer: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -115,9 +128,10 @@ def _section(outer: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _require_known(section: str, keys: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    if unknown := [key for key in keys if key not in allowed]:
-        hint = f"{did_you_mean(unknown[0], allowed)}allowed: {', '.join(allowed)}"
-        raise InvalidInputError(f"{section}{unknown[0]} is not known; {hint}")
+    for key in keys:
+        if key not in allowed:
+            hint = f"{did_you_mean(key, allowed)}allowed: {', '.join(allowed)}"
+            raise InvalidInputError(f"{section}{key} is not known; {hint}")
 
 
 def _criterion(name: str, value: Any) -> Criterion:
@@ -175,8 +189,8 @@ def judge(criterion: Criterion, folders: Mapping[str, ResultFolder]) -> tuple[st
 
 def _choice(line: Line) -> tuple[str, ...]:
     """Return dtype, memory format, policy and limit of a row as texts, empty if it has none."""
-    names = (line.get(name) or "" for name in ("dtype", "memory_format", "policy"))
-    return (*names, "" if line["limit_bytes"] is None else format_bytes(line["limit_bytes"]))
+    limit = "" if line["limit_bytes"] is None else format_bytes(line["limit_bytes"])
+    return (*(line.get(name) or "" for name in ("dtype", "memory_format", "policy")), limit)
 
 
 def _rival(line: Line, over: str, folder: ResultFolder) -> Sequence[float]:
@@ -189,8 +203,7 @@ def _rival(line: Line, over: str, folder: ResultFolder) -> Sequence[float]:
     for column in ("limit_bytes", "policy"):
         equal = [row for row in rivals if row[column] == line[column]]
         rivals = equal if equal and len(rivals) > 1 else rivals
-    samples: Sequence[float] = rivals[0]["samples_s"] if len(rivals) == 1 else ()
-    return samples
+    return list(rivals[0]["samples_s"]) if len(rivals) == 1 else []
 
 
 def _column(line: Line, name: str) -> float | None:

@@ -135,8 +135,11 @@ def measure_steps(
             steps[variant].insert(0, MeasuredStep(n, times_s[place], tuple(parts), end))
     if not order:
         raise InvalidInputError("no parameter of the model gets a gradient, so there is nothing to reduce")
-    sizes = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
-    return MeasuredSteps(tuple(sizes[name] for name in order), {variant: (*taken,) for variant, taken in steps.items()})
+    parameters = dict(model.named_parameters())
+    return MeasuredSteps(
+        gradients=tuple(parameters[name].nbytes for name in order),
+        steps={variant: tuple(measured) for variant, measured in steps.items()},
+    )
 
 
 def gradient_moments(trainee: Trainee, batch: Batch, clock: Clock) -> tuple[dict[str, float], float]:

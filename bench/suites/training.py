@@ -29,7 +29,7 @@ from mucudnn.bench.results.variants import PRECISIONS, VARIANTS, How, Precision,
 from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.sources.models import blamed_in_training, importable, in_format, load_model
 from mucudnn.bench.sources.networks import NETWORKS, input_shape_of
-from mucudnn.bench.sources.trainee import Trainee, Workload, labelled_batches, loss_for
+from mucudnn.bench.sources.trainee import Trainee, Workload, labelled_batches, loss_for, placed
 from mucudnn.bench.suites.shared.apart import SAMPLED, Entrant, Ready, contestant, pickled, sampled
 from mucudnn.bench.suites.shared.processes import WorkerError
 from mucudnn.bench.suites.shared.step_costs import (
@@ -48,7 +48,6 @@ from mucudnn.core.tables import Table, images_per_s, milliseconds, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.torch_settings import rounding_to_tf32, searching
 from mucudnn.core.values import format_bytes
-from mucudnn.kernels.memory import format_of
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.turns import T
@@ -65,7 +64,10 @@ _Parts = tuple[Mapping[str, float], Mapping[str, float]] | str
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting in which the variants of a training step are compared. device: ``cpu`` or ``cuda``."""
+    """A setting in which the variants of a training step are compared.
+
+    device: ``cpu`` or ``cuda``.
+    """
 
     network: str
     batch_size: int
@@ -96,11 +98,11 @@ def prepare_step(
     """
     torch.set_num_threads(threads)
     original, batch, loss = workload()
+    # The model, in its format and with its convolutions.
     is_enabled = variant.is_ours and setting.how is How.ENABLE
     autocast: torch.dtype | None = getattr(torch, setting.precision) if setting.precision.is_half else None
     model = in_format(copy.deepcopy(original).to(setting.device), setting.memory_format)
-    images, labels = (tensor.to(setting.device) for tensor in batch)
-    images = images.contiguous(memory_format=format_of(setting.memory_format, images.dim()))
+    images, labels = placed(batch, setting.device, setting.memory_format)
     if variant.is_ours and not is_enabled:
         # Rounding affects which algorithms may run.
         with _rounding(setting), torch.autocast(setting.device, autocast, enabled=autocast is not None):
@@ -127,6 +129,7 @@ def prepare_step(
         except (MucudnnError, RuntimeError, MemoryError) as error:
             return f"not split: {first_line(error)}"
 
+    # The first steps.
     if is_enabled:
         run(step)  # The first step tunes all convolutions.
     peak_bytes = run(lambda: allocator_peak_bytes(step, setting.device))
@@ -185,6 +188,7 @@ def benchmark_training(
     """
     require_supported("precision", options.precisions or (), PRECISIONS[device], device)
     require_supported("variant", options.variants or (), VARIANTS[device], device)
+    # The settings, each with the shape of its model's images.
     usual = [precision for precision in PRECISIONS[device] if precision is not Precision.FLOAT16]
     precisions = usual if options.precisions is None else options.precisions
     shapes = {pair: _shape_of(*pair, input_size) for pair in dict.fromkeys(zip(sources, batch_sizes, strict=True))}
@@ -199,8 +203,10 @@ def benchmark_training(
         **({} if options.variants is None else {"variants": list(options.variants)}),
         **config_record(options.config),
     }
-    environment = current_environment(device)
-    header = Header("training", ", ".join(sources), described, environment, COLUMNS, wanted=len(settings))
+    header = Header(
+        "training", ", ".join(sources), described, current_environment(device), COLUMNS, wanted=len(settings)
+    )
+    # Measure those that the folder lacks, as far as the time goes.
     with open_folder(out, header) as folder:
         missing = [setting for setting in settings if not folder.known(setting.subject())]
         left = dict.fromkeys(missing, "the run was stopped before")
@@ -257,8 +263,9 @@ def measured_rows(
             entrants[variant] = Entrant(stack.enter_context(contestant(job)))
         samples = [partial(_sample, entrant, parts[variant], setting) for variant, entrant in entrants.items()]
         for done in sampled(samples, options.rounds):
-            told = f"{setting}: {done} of {options.rounds} samples of each variant"
-            progress(told, 0.5 + 0.5 * done / options.rounds)
+            progress(
+                f"{setting}: {done} of {options.rounds} samples of each variant", 0.5 + 0.5 * done / options.rounds
+            )
         rows = []
         for variant, entrant in entrants.items():
             more = {} if entrant.failure else {"peak_bytes": entrant.result, **_median_parts(parts[variant])}
@@ -351,8 +358,12 @@ def training_tables(folder: ResultFolder) -> Iterator[Table | str]:
                 "not a convolution",
             )
         if timed := [cell for cell in group if cell.get("kinds_s")]:
-            caption = "timed in place in separate steps; in compiled steps, all but convolutions is the rest"
-            yield kinds_table(timed, title, _LEFT, caption=caption)
+            yield kinds_table(
+                timed,
+                title,
+                _LEFT,
+                caption="timed in place in separate steps; in compiled steps, all but convolutions is the rest",
+            )
     if len(networks) > 1:
         yield table_of(
             (cell for cell in cells if cell["contestant"] == Variant.MUCUDNN),
@@ -389,8 +400,7 @@ def _cells_of(folder: ResultFolder) -> list[Cell]:
         cell["convolutions_s"] = cell[FORWARD_S] + cell[BACKWARD_S] if cell.get(REST_S) is not None else None
     for cell in cells:
         baseline = cell["torch"] = torchs.get(setting_of(cell))
-        compared = ("speedup", "memory", "convolutions_speedup", "convolutions_share", "rest_ratio")
-        cell |= dict.fromkeys(compared, "")
+        cell |= dict.fromkeys(("speedup", "memory", "convolutions_speedup", "convolutions_share", "rest_ratio"), "")
         if baseline is not None and not cell["failure"]:
             cell["speedup"] = ratio(baseline["time_s"] / cell["time_s"])
             cell["memory"] = f"{cell['peak_bytes'] / baseline['peak_bytes']:.3f}"

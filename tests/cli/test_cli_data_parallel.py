@@ -14,7 +14,7 @@ from support.snapshots import assert_as_stored
 from mucudnn.bench.results.reading import read_folder
 from mucudnn.bench.results.variants import Communication
 from mucudnn.bench.results.writing import Row, open_folder
-from mucudnn.bench.suites.data_parallel import Setting, data_parallel_tables
+from mucudnn.bench.suites.data_parallel import RanksSetting, data_parallel_tables
 from mucudnn.cli.bench import data_parallel as command
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
@@ -86,8 +86,8 @@ def test_wrong_options_are_refused(arguments: tuple[str, ...], words: str) -> No
 # Told
 
 
-def rows(equal: int = 10, communication: Communication = Communication.ALLREDUCE) -> tuple[Setting, list[Row]]:
-    setting = Setting(
+def rows(equal: int = 10, communication: Communication = Communication.ALLREDUCE) -> tuple[RanksSetting, list[Row]]:
+    setting = RanksSetting(
         *("resnet18", 2, 16, "cpu", "float32", MemoryFormat.CONTIGUOUS, communication, 4), bucket_caps=(None, 100.0)
     )
     found = [
@@ -111,7 +111,7 @@ def rows(equal: int = 10, communication: Communication = Communication.ALLREDUCE
     return setting, found
 
 
-def told(tmp_path: Path, setting: Setting, found: list[Row]) -> list[Table | str]:
+def told(tmp_path: Path, setting: RanksSetting, found: list[Row]) -> list[Table | str]:
     environment = Environment("a processor", "AVX512", 1, "2.13.0+cpu", "oneDNN 3.12.0", "avx512")
     with open_folder(tmp_path, setting.header(Config(), 3, environment)) as folder:
         folder.add(found)

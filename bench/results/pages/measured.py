@@ -61,8 +61,8 @@ def measured(folder: ResultFolder) -> pandas.DataFrame:
     samples = [value if isinstance(value, list) else [] for value in joined["torch_samples_s"]]
     rows = rows.assign(torch_samples_s=pandas.Series(samples, rows.index, dtype=object))
     speedups = [
-        (Estimate() if name == TORCH else speedup_of([torch], [ours])).columns("speedup{}")
-        for name, torch, ours in zip(rows["contestant"], samples, rows["samples_s"], strict=True)
+        (Estimate() if name == TORCH else speedup_of([torch_s], [times_s])).columns("speedup{}")
+        for name, torch_s, times_s in zip(rows["contestant"], samples, rows["samples_s"], strict=True)
     ]
     rows = rows.join(pandas.DataFrame(speedups, index=rows.index))
     rows["spread"] = [spread(samples) if len(samples) > 1 else nan for samples in rows["samples_s"]]
@@ -142,11 +142,15 @@ def layer_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
         return pandas.DataFrame()
     records, names = [], ["layer", *LAYER]
     for layer, contestants in _by_layer(rows, names).items():
-        operations = {operation for operations in contestants.values() for operation in operations}
-        for contestant, ours in contestants.items():
+        most = len({operation for operations in contestants.values() for operation in operations})
+        for contestant, operations in contestants.items():
             reference = {} if contestant[0] == TORCH else contestants.get((TORCH, None, None), {})
-            identity = dict(zip((*names, *CONTESTANT), (*layer, *contestant), strict=True))
-            records.append(identity | _layer_record(ours, reference, is_whole=len(ours) == len(operations)))
+            records.append(
+                {
+                    **dict(zip((*names, *CONTESTANT), (*layer, *contestant), strict=True)),
+                    **_layer_record(operations, reference, is_whole=len(operations) == most),
+                }
+            )
     return pandas.DataFrame(records)
 
 
@@ -162,35 +166,36 @@ def _by_layer(rows: pandas.DataFrame, subject: Sequence[str]) -> Mapping[_Key, M
     return layers
 
 
-def _layer_record(ours: _Operations, torchs: _Operations, *, is_whole: bool) -> dict[str, Any]:
+def _layer_record(operations: _Operations, torchs: _Operations, *, is_whole: bool) -> dict[str, Any]:
     """Return the row of one contestant on one layer.
 
-    torchs: the operations of torch, with which ours are compared.
-    is_whole: whether ours are all operations of the layer.
+    torchs: the operations of torch, with which they are compared.
+    is_whole: whether they are all operations of the layer.
     """
     record: dict[str, Any] = {}
     for operation, name in OPERATIONS.items():
-        row = ours.get(operation, {})
+        row = operations.get(operation, {})
         record[f"{name}_s"], record[f"{name}_configuration"] = row.get("time_s"), row.get("configuration")
-    total_s = _sum(ours, "time_s") if is_whole else nan
-    speedup = _ratio(torchs, ours) if is_whole and torchs else Estimate()
-    same = {row.get("same_as") for row in ours.values()}
+    total_s = _sum(operations, "time_s") if is_whole else nan
+    speedup = _ratio(torchs, operations) if is_whole and torchs else Estimate()
+    same = {row.get("same_as") for row in operations.values()}
     return record | {
         "same_as": same.pop() if len(same) == 1 else None,
         "total_s": total_s,
-        "flops_per_s": _sum(ours, "flops") / total_s,
-        "over_bound": total_s / _sum(ours, "bound_s"),
+        "flops_per_s": _sum(operations, "flops") / total_s,
+        "over_bound": total_s / _sum(operations, "bound_s"),
         **speedup.columns("speedup{}"),
-        **{name: _most(ours, name) for name in ("workspace_bytes", "relative_error", "load")},
+        **{name: _most(operations, name) for name in ("workspace_bytes", "relative_error", "load")},
     }
 
 
-def _ratio(reference: _Operations, ours: _Operations) -> Estimate:
-    """Return the speedup of ``ours`` over the reference, summed over operations; NaN if one lacks an operation."""
-    names = [name for name in OPERATIONS if name in reference or name in ours]  # the position selects the random draws
+def _ratio(reference: _Operations, operations: _Operations) -> Estimate:
+    """Return the speedup over the reference, summed over operations; NaN if one lacks an operation."""
+    # The position selects the random draws.
+    names = [name for name in OPERATIONS if name in reference or name in operations]
     return speedup_of(
         [reference[name]["samples_s"] if name in reference else () for name in names],
-        [ours[name]["samples_s"] if name in ours else () for name in names],
+        [operations[name]["samples_s"] if name in operations else () for name in names],
     )
 
 
@@ -204,7 +209,9 @@ def _most(rows: _Operations, name: str) -> float:
 
 
 def summary_rows(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a row for each timed combination of contestant, policy and limit. rows: the result of ``measured``.
+    """Return a row for each timed combination of contestant, policy and limit.
+
+    rows: the result of ``measured``.
 
     Convolutions have rows of their own in each dtype and memory format. Columns: those of ``CONTESTANT``; ``problems``,
     the number of timed problems; ``speedup`` over torch, a geometric mean, with its interval; for convolutions also the
@@ -262,12 +269,16 @@ def gains(rows: pandas.DataFrame) -> pandas.DataFrame:
     """
     records, names = [], ["layer", *LAYER, "policy", "limit_bytes"]
     for layer, contestants in _by_layer(rows.dropna(subset=["policy"]), names[:-2]).items():
-        for (contestant, policy, limit), ours in contestants.items():
+        for (contestant, policy, limit), operations in contestants.items():
             undivided = contestants.get((UNDIVIDED, UNDIVIDED, limit))
             if contestant == "mucudnn" and undivided is not None:
-                gain = _ratio(undivided, ours).columns("gain{}")
-                is_same = all(row["same_as"] == UNDIVIDED for row in ours.values())
-                records.append(dict(zip(names, (*layer, policy, limit), strict=True)) | gain | {"is_same": is_same})
+                records.append(
+                    {
+                        **dict(zip(names, (*layer, policy, limit), strict=True)),
+                        **_ratio(undivided, operations).columns("gain{}"),
+                        "is_same": all(row["same_as"] == UNDIVIDED for row in operations.values()),
+                    }
+                )
     return pandas.DataFrame(records)
 
 

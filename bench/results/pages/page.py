@@ -43,7 +43,7 @@ _NONE: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Report:
+class FolderReport:
     """A result folder with everything derived from it for display.
 
     rows: the result of ``measured``.
@@ -60,12 +60,12 @@ class Report:
     missing: dict[str, list[str]]
 
 
-def report_of(folder: ResultFolder) -> Report:
+def report_of(folder: ResultFolder) -> FolderReport:
     """Compute the report of a result folder."""
     header, rows = folder.header, measured(folder)
     layers = layer_rows(rows)
     tables = summary_table(summary_rows(rows)), layer_table(layers), problem_table(rows, header.subject_columns)
-    return Report(
+    return FolderReport(
         folder,
         title=f"{header.benchmark}: {header.source}",
         rows=rows,
@@ -76,7 +76,10 @@ def report_of(folder: ResultFolder) -> Report:
 
 
 def missing_in(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield the items that the report does not show, as pairs of reason and item. rows: the result of ``measured``."""
+    """Yield the items that the report does not show, as pairs of reason and item.
+
+    rows: the result of ``measured``.
+    """
     for reason, subjects in folder.left_out.items():
         yield from ((f"not measured: {reason}", subject) for subject in subjects)
     for problem in folder.problems:
@@ -92,8 +95,10 @@ def missing_in(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[s
             yield "time / bound", "the machine's limits were not measured for all data types"
         divided = gains(rows)
         if len(divided) and (same := int(divided["is_same"].sum())):
-            where = f"{same} of {len(divided)} layers and limits"
-            yield "what dividing gains", f"nothing in {where}: same configuration as the undivided"
+            yield (
+                "what dividing gains",
+                f"nothing in {same} of {len(divided)} layers and limits: same configuration as the undivided",
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,15 +109,15 @@ class Reports:
     """
 
     path: Path
-    by_name: dict[str, Report]
+    by_name: dict[str, FolderReport]
     unreadable: Sequence[str] = ()
 
     @property
-    def only(self) -> Report | None:
+    def only(self) -> FolderReport | None:
         """The single report; None if the path has several result folders or one was skipped."""
         return next(iter(self.by_name.values())) if len(self.by_name) == 1 and not self.unreadable else None
 
-    def joined(self, frame_of: Callable[[Report], pandas.DataFrame]) -> pandas.DataFrame:
+    def joined(self, frame_of: Callable[[FolderReport], pandas.DataFrame]) -> pandas.DataFrame:
         """Concatenate one data frame of each report. The column ``RESULT_FOLDER`` names the report's folder.
 
         If there is only one report, return its frame without that column.
@@ -133,7 +138,7 @@ def reports_in(path: Path) -> Reports:
     folders = [] if (path / HEADER_FILE).exists() else folders_below(path)
     if not folders:
         return Reports(path, {path.name: report_of(read_folder(path))})
-    by_name, unreadable = dict[str, Report](), []
+    by_name, unreadable = dict[str, FolderReport](), []
     for folder in folders:
         try:
             by_name[str(folder.relative_to(path))] = report_of(read_folder(folder))

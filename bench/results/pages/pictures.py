@@ -92,8 +92,11 @@ KINDS = {
 def drawn(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, bytes]]:
     """Yield the name of each picture that the folder has data for, and its SVG file.
 
-    All pictures are of convolutions. rows: the result of ``measured``. Raises ``UnavailableError`` if matplotlib is not
-    installed.
+    All pictures are of convolutions.
+
+    rows: the result of ``measured``.
+
+    Raises ``UnavailableError`` if matplotlib is not installed.
     """
     if not has_problems(rows):
         return
@@ -195,6 +198,7 @@ def limits(rows: pandas.DataFrame) -> Figure | None:
     kinds, by_series = sorted(set(rows["kind"])), colours(rows["series"])
     figure = new_figure(13, max(4.5, 1.3 + 0.13 * len(kinds) * len(by_series)))
     rates, boxes = figure.subplots(1, 2)
+    # The rate of each row, and the ratios of each kind of layer.
     for index, (name, colour) in enumerate(by_series.items()):
         series = rows[rows["series"] == name]
         rates.plot(
@@ -220,6 +224,7 @@ def limits(rows: pandas.DataFrame) -> Figure | None:
             medianprops={"color": colour, "linewidth": 2},
             whis=(0, 100),  # to the least and the most
         )
+    # The machine's limit.
     for _, alike in rows.groupby("dtype"):
         roof = alike.assign(roof=alike["flops"] / alike["bound_s"] / 1e9).sort_values("flops_per_byte")
         rates.plot(roof["flops_per_byte"], roof["roof"], color=FAINT, linewidth=1.2)
@@ -266,7 +271,7 @@ def desirable(operations: Sequence[TunedOperation]) -> Figure | None:
 
 
 def label(axes: Axes, title: str, x: str, y: str) -> None:
-    """Set title and axis labels of a plot, and draw a light grid. x, y: the labels, which include units."""
+    """Set title and axis labels of a plot, and draw a light grid. The labels x and y include units."""
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)

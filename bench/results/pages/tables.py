@@ -26,7 +26,10 @@ DEEPBENCH = {
 
 
 def _group(name: str, *columns: tuple[Any, ...]) -> list[Column]:
-    """Return the columns of a group. columns: key in the data frame, title, format and factor of numbers."""
+    """Return the columns of a group.
+
+    columns: key in the data frame, title, format and factor of numbers.
+    """
     return [Column(title, *numbers, group=name, key=key) for key, title, *numbers in columns]
 
 
@@ -139,8 +142,9 @@ def layer_table(rows: pandas.DataFrame) -> Table:
     if len(rows):
         timed = [f"{name}_{suffix}" for name in OPERATIONS.values() for suffix in ("configuration", "s")]
         rows = _once(rows, ["layer", *DEEPBENCH, "memory_format", *timed, "total_s"])
-    caption = "Times of the operations of each layer, in DeepBench's columns, and of all together."
-    return _table("Layers", caption, _LAYERS, rows)
+    return _table(
+        "Layers", "Times of the operations of each layer, in DeepBench's columns, and of all together.", _LAYERS, rows
+    )
 
 
 def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> Table:
@@ -155,9 +159,12 @@ def problem_table(rows: pandas.DataFrame, subject: Sequence[str]) -> Table:
     if not is_convolution:
         columns += _more(rows, {*ROW_COLUMNS, *subject, *(column.key for column in columns), "count"})
     columns += _group("no time", ("failure", "why there is none"))
-    caption = "Each operation of each layer, and each contestant: medians of the samples."
-    rows = _once(rows.assign(samples=rows["samples_s"].map(len)), [*subject, "configuration", "time_s"])
-    return _table("Operations", caption, columns, rows)
+    return _table(
+        "Operations",
+        "Each operation of each layer, and each contestant: medians of the samples.",
+        columns,
+        _once(rows.assign(samples=rows["samples_s"].map(len)), [*subject, "configuration", "time_s"]),
+    )
 
 
 def series_label(contestant: str, policy: str | None, limit_bytes: float) -> str:

@@ -23,7 +23,8 @@ INPUT_SHAPE = (3, 224, 224)  # shape of most networks' images
 class Network:
     """A built-in network: the file of its function, which has the network's name with ``_`` for ``-``.
 
-    num_classes: the published number. input_shape: (C, H, W) of one image.
+    num_classes: the published number.
+    input_shape: (C, H, W) of one image.
     """
 
     file: str
@@ -50,7 +51,9 @@ NETWORKS = MappingProxyType(
 def build(name: str, num_classes: int | None = None) -> nn.Module:
     """Build a built-in network with torch's default initialisation, in training mode.
 
-    num_classes: by default the published number. Raises ``InvalidInputError`` for a name that is not in ``NETWORKS``.
+    num_classes: by default the published number.
+
+    Raises ``InvalidInputError`` for a name that is not in ``NETWORKS``.
 
     >>> import torch
     >>> build("resnet18", num_classes=10)(torch.zeros(2, *input_shape_of("resnet18"))).shape

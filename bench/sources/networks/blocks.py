@@ -79,8 +79,10 @@ def normalised(
     in_channels: int, channels: int, size: int, *, stride: int = 1, padding: int = 0, groups: int = 1
 ) -> nn.Sequential:
     """Return a convolution without bias, followed by batch norm."""
-    convolution = nn.Conv2d(in_channels, channels, size, stride, padding, groups=groups, bias=False)
-    return named(conv=convolution, norm=nn.BatchNorm2d(channels))
+    return named(
+        conv=nn.Conv2d(in_channels, channels, size, stride, padding, groups=groups, bias=False),
+        norm=nn.BatchNorm2d(channels),
+    )
 
 
 def activated(in_channels: int, channels: int, size: int, *, stride: int = 1, padding: int = 0) -> nn.Sequential:

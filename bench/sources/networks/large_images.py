@@ -110,8 +110,11 @@ class VAEDecoder(nn.Module):
                 self.decoder.append(_Level(channels, width))
                 channels = width
             if level > 0:
-                doubled = nn.Upsample(scale_factor=2.0, mode="nearest")
-                self.decoder.append(nn.Sequential(doubled, nn.Conv2d(channels, channels, 3, padding=1)))
+                self.decoder.append(
+                    nn.Sequential(
+                        nn.Upsample(scale_factor=2.0, mode="nearest"), nn.Conv2d(channels, channels, 3, padding=1)
+                    )
+                )
         self.decoder.append(named(norm=_norm(channels), act=nn.SiLU(), conv=nn.Conv2d(channels, 3, 3, padding=1)))
 
     def forward(self, latent: Tensor) -> Tensor:

@@ -9,33 +9,34 @@ from mucudnn.bench.sources.networks.blocks import Branches, activated, named
 
 def alexnet(num_classes: int) -> nn.Module:
     """Build the one-tower AlexNet (Krizhevsky, 2014), with 61,100,840 parameters."""
-    features = nn.Sequential(
-        nn.Conv2d(3, 64, 11, stride=4, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(3, stride=2),
-        nn.Conv2d(64, 192, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(3, stride=2),
-        nn.Conv2d(192, 384, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(384, 256, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(256, 256, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(3, stride=2),
+    return named(
+        features=nn.Sequential(
+            nn.Conv2d(3, 64, 11, stride=4, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2),
+            nn.Conv2d(64, 192, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2),
+            nn.Conv2d(192, 384, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(384, 256, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(256, 256, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(3, stride=2),
+        ),
+        classifier=nn.Sequential(
+            nn.AdaptiveAvgPool2d(6),
+            nn.Flatten(),
+            nn.Dropout(),
+            nn.Linear(256 * 6 * 6, 4096),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Linear(4096, 4096),
+            nn.ReLU(),
+            nn.Linear(4096, num_classes),
+        ),
     )
-    classifier = nn.Sequential(
-        nn.AdaptiveAvgPool2d(6),
-        nn.Flatten(),
-        nn.Dropout(),
-        nn.Linear(256 * 6 * 6, 4096),
-        nn.ReLU(),
-        nn.Dropout(),
-        nn.Linear(4096, 4096),
-        nn.ReLU(),
-        nn.Linear(4096, num_classes),
-    )
-    return named(features=features, classifier=classifier)
 
 
 _VGG_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # (channels, number of convolutions) of each stage
@@ -50,41 +51,44 @@ def vgg16(num_classes: int) -> nn.Module:
             features.extend((nn.Conv2d(in_channels, channels, 3, padding=1), nn.ReLU()))
             in_channels = channels
         features.append(nn.MaxPool2d(2))
-    classifier = nn.Sequential(
-        nn.AdaptiveAvgPool2d(7),
-        nn.Flatten(),
-        nn.Linear(512 * 7 * 7, 4096),
-        nn.ReLU(),
-        nn.Dropout(),
-        nn.Linear(4096, 4096),
-        nn.ReLU(),
-        nn.Dropout(),
-        nn.Linear(4096, num_classes),
+    return named(
+        features=features,
+        classifier=nn.Sequential(
+            nn.AdaptiveAvgPool2d(7),
+            nn.Flatten(),
+            nn.Linear(512 * 7 * 7, 4096),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Linear(4096, 4096),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Linear(4096, num_classes),
+        ),
     )
-    return named(features=features, classifier=classifier)
 
 
 def squeezenet(num_classes: int) -> nn.Module:
     """Build SqueezeNet 1.1, the later version by Iandola et al. (2016), with 1,235,496 parameters."""
-    features = nn.Sequential(
-        nn.Conv2d(3, 64, 3, stride=2),
-        nn.ReLU(),
-        _halve(3),
-        _fire(64, 16, 64),
-        _fire(128, 16, 64),
-        _halve(3),
-        _fire(128, 32, 128),
-        _fire(256, 32, 128),
-        _halve(3),
-        _fire(256, 48, 192),
-        _fire(384, 48, 192),
-        _fire(384, 64, 256),
-        _fire(512, 64, 256),
+    return named(
+        features=nn.Sequential(
+            nn.Conv2d(3, 64, 3, stride=2),
+            nn.ReLU(),
+            _halve(3),
+            _fire(64, 16, 64),
+            _fire(128, 16, 64),
+            _halve(3),
+            _fire(128, 32, 128),
+            _fire(256, 32, 128),
+            _halve(3),
+            _fire(256, 48, 192),
+            _fire(384, 48, 192),
+            _fire(384, 64, 256),
+            _fire(512, 64, 256),
+        ),
+        scores=nn.Sequential(
+            nn.Dropout(), nn.Conv2d(512, num_classes, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        ),
     )
-    scores = nn.Sequential(
-        *(nn.Dropout(), nn.Conv2d(512, num_classes, 1), nn.ReLU()), *(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    )
-    return named(features=features, scores=scores)
 
 
 def _fire(in_channels: int, squeezed: int, expanded: int) -> nn.Module:
@@ -154,11 +158,15 @@ def densenet40(num_classes: int) -> nn.Module:
             features.append(Branches(nn.Identity(), _preactivated(channels, _DENSENET_GROWTH, 3)))
             channels += _DENSENET_GROWTH
     features.extend((nn.BatchNorm2d(channels), nn.ReLU()))
-    scores = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
-    return named(features=features, scores=scores)
+    return named(
+        features=features, scores=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+    )
 
 
 def _preactivated(in_channels: int, channels: int, size: int) -> nn.Module:
     """Return a convolution preceded by batch norm and ReLU."""
-    convolution = nn.Conv2d(in_channels, channels, size, padding=size // 2, bias=False)
-    return nn.Sequential(nn.BatchNorm2d(in_channels), nn.ReLU(), convolution)
+    return nn.Sequential(
+        nn.BatchNorm2d(in_channels),
+        nn.ReLU(),
+        nn.Conv2d(in_channels, channels, size, padding=size // 2, bias=False),
+    )

@@ -46,25 +46,30 @@ def _resnet(block: Callable[[int, int, int], nn.Module], repeats: tuple[int, ...
 
 
 def _basic_block(in_channels: int, channels: int, stride: int) -> nn.Module:
-    body = nn.Sequential(
-        activated(in_channels, channels, 3, stride=stride, padding=1), normalised(channels, channels, 3, padding=1)
+    return Residual(
+        body=nn.Sequential(
+            activated(in_channels, channels, 3, stride=stride, padding=1), normalised(channels, channels, 3, padding=1)
+        ),
+        shortcut=_shortcut(in_channels, channels, stride),
     )
-    return Residual(body, _shortcut(in_channels, channels, stride))
 
 
 def _bottleneck(in_channels: int, channels: int, stride: int) -> nn.Module:
     narrow = channels // 4
-    body = nn.Sequential(
-        activated(in_channels, narrow, 1),
-        activated(narrow, narrow, 3, stride=stride, padding=1),
-        normalised(narrow, channels, 1),
+    return Residual(
+        body=nn.Sequential(
+            activated(in_channels, narrow, 1),
+            activated(narrow, narrow, 3, stride=stride, padding=1),
+            normalised(narrow, channels, 1),
+        ),
+        shortcut=_shortcut(in_channels, channels, stride),
     )
-    return Residual(body, _shortcut(in_channels, channels, stride))
 
 
 def _shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
-    same = in_channels == channels and stride == 1
-    return nn.Identity() if same else normalised(in_channels, channels, 1, stride=stride)
+    if in_channels == channels and stride == 1:
+        return nn.Identity()
+    return normalised(in_channels, channels, 1, stride=stride)
 
 
 # (expansion, filter size, stride of the first block, channels, blocks) of each stage: table 2 of MobileNetV2's paper,
@@ -118,8 +123,10 @@ def _inverted_network(
             features.append(block)
             in_channels, place = channels, place + 1
     features.append(_activated(in_channels, 1280, 1, activation))
-    scores = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, num_classes))
-    return named(features=features, scores=scores)
+    return named(
+        features=features,
+        scores=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, num_classes)),
+    )
 
 
 def _inverted(
@@ -147,8 +154,7 @@ def _inverted(
 def _activated(
     in_channels: int, channels: int, size: int, activation: type[nn.Module], *, stride: int = 1, groups: int = 1
 ) -> nn.Sequential:
-    convolution = normalised(in_channels, channels, size, stride=stride, padding=size // 2, groups=groups)
-    return convolution.append(activation())
+    return normalised(in_channels, channels, size, stride=stride, padding=size // 2, groups=groups).append(activation())
 
 
 _CONVNEXT = ((96, 3), (192, 3), (384, 9), (768, 3))  # (channels, number of blocks) of each stage
@@ -163,20 +169,21 @@ def convnext_t(num_classes: int) -> nn.Module:
         if in_channels == 3:  # The first stage cuts patches, and the others halve the size.
             entry = nn.Sequential(nn.Conv2d(3, channels, 4, stride=4), ChannelNorm(channels, eps=_EPSILON))
         else:
-            halving = nn.Conv2d(in_channels, channels, 2, stride=2)
-            entry = nn.Sequential(ChannelNorm(in_channels, eps=_EPSILON), halving)
+            entry = nn.Sequential(ChannelNorm(in_channels, eps=_EPSILON), nn.Conv2d(in_channels, channels, 2, stride=2))
         features.append(entry)
         for _ in range(blocks):
             features.append(Added(nn.Sequential(_Body(channels), StochasticDepth(_MOST_DROPPED * place / last))))
             place += 1
         in_channels = channels
-    scores = nn.Sequential(
-        nn.AdaptiveAvgPool2d(1),
-        ChannelNorm(in_channels, eps=_EPSILON),
-        nn.Flatten(),
-        nn.Linear(in_channels, num_classes),
+    return named(
+        features=features,
+        scores=nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            ChannelNorm(in_channels, eps=_EPSILON),
+            nn.Flatten(),
+            nn.Linear(in_channels, num_classes),
+        ),
     )
-    return named(features=features, scores=scores)
 
 
 class _Body(nn.Module):

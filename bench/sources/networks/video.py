@@ -16,7 +16,9 @@ class QwenImageDecoder(nn.Module):
     """Decodes a latent of one frame, (N, 16, 1, H, W), to an image, (N, 3, 1, 8 H, 8 W): that of Qwen-Image and Wan.
 
     A clip of one frame goes through 3-D convolutions that are causal: two frames of zeros are before it. The layers
-    that double the number of frames do not run for the first one, and are left out. width: channels of the last level.
+    that double the number of frames do not run for the first one, and are left out.
+
+    width: channels of the last level.
     """
 
     def __init__(self, width: int = 96) -> None:
@@ -56,7 +58,10 @@ class _Causal(nn.Conv3d):
 
 
 class _Norm(nn.Module):
-    """Divides by the root mean square of the channels. dims: spatial ones."""
+    """Divides by the root mean square of the channels.
+
+    dims: number of spatial ones.
+    """
 
     def __init__(self, channels: int, dims: int) -> None:
         super().__init__()
@@ -70,15 +75,17 @@ class _Norm(nn.Module):
 
 def _block(in_channels: int, channels: int) -> nn.Module:
     """Return a residual block."""
-    body = nn.Sequential(
-        _Norm(in_channels, 3),
-        nn.SiLU(),
-        _Causal(in_channels, channels, 3),
-        _Norm(channels, 3),
-        nn.SiLU(),
-        _Causal(channels, channels, 3),
+    return Added(
+        body=nn.Sequential(
+            _Norm(in_channels, 3),
+            nn.SiLU(),
+            _Causal(in_channels, channels, 3),
+            _Norm(channels, 3),
+            nn.SiLU(),
+            _Causal(channels, channels, 3),
+        ),
+        shortcut=None if in_channels == channels else _Causal(in_channels, channels, 1),
     )
-    return Added(body, None if in_channels == channels else _Causal(in_channels, channels, 1))
 
 
 class _Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""Code shared by benchmarks: interleaved timing of contestants, peak memory, and the parts of a training step.
+"""Code of benchmarks: interleaved timing of contestants, peak memory, calls of a layer, and the parts of a step.
 
 A contestant is one of the compared implementations. Tuning does not use this package.
 """

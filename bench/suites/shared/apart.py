@@ -116,9 +116,9 @@ class Entrant(WallClock, Generic[T]):
         """
         return self._answer(methodcaller("ask", calls), self._sample_s, f"a sample of {calls} calls")
 
-    def _answer(self, function: Callable[[Ready[T]], Any], limit_s: float, what: str) -> Any:
+    def _answer(self, function: Callable[[Ready[T]], Any], limit_s: float, name: str) -> Any:
         try:
-            return self._worker.ask(function, limit_s, what)
+            return self._worker.ask(function, limit_s, name)
         except WorkerError as error:
             sys.stderr.write(error.trace)
             raise

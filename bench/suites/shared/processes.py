@@ -12,10 +12,10 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from math import inf, isfinite
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
@@ -37,10 +37,12 @@ class WorkerError(RuntimeError):
         self.trace, self.moment_s = trace, moment_s
 
 
-class Worker:
+class Worker(AbstractContextManager["Worker"]):
     """A child process that makes an object, and then calls functions with it on request, until one of them fails.
 
-    Leaving the context ends the process. connection: has something to read when ``answer`` would not wait.
+    Leaving the context ends the process.
+
+    connection: has something to read when ``answer`` would not wait.
     """
 
     _context: Any = multiprocessing.get_context("spawn")
@@ -52,25 +54,27 @@ class Worker:
         self._process.start()
         there.close()
 
-    def ask(self, function: Callable[[Any], Any], limit_s: float = inf, what: str = "an answer") -> Any:
+    def ask(self, function: Callable[[Any], Any], limit_s: float = inf, name: str = "an answer") -> Any:
         """Return the result of the picklable function, called with the object in the process. Raises as ``answer``."""
         self.request(function)
-        return self.answer(limit_s, what)
+        return self.answer(limit_s, name)
 
     def request(self, function: Callable[[Any], Any]) -> None:
         """Let the process call the picklable function with its object; ``answer`` returns the result."""
         with suppress(OSError):  # The process has ended, and ``answer`` says how.
             self.connection.send(function)
 
-    def answer(self, limit_s: float = inf, what: str = "an answer") -> Any:
+    def answer(self, limit_s: float = inf, name: str = "an answer") -> Any:
         """Wait for the result of a request and return it; kill the process after ``limit_s`` seconds.
 
-        what: the name of the result in errors. Raises ``WorkerError`` if the object could not be made, if the function
+        name: of the result in errors.
+
+        Raises ``WorkerError`` if the object could not be made, if the function
         failed, on a timeout, and if the process has ended.
         """
         if not self.connection.poll(limit_s if isfinite(limit_s) else None):
             self._kill(self._started())
-            raise WorkerError(f"{what} took longer than {format_seconds(limit_s)} and was killed")
+            raise WorkerError(f"{name} took longer than {format_seconds(limit_s)} and was killed")
         try:
             answer = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -104,9 +108,6 @@ class Worker:
         for process in started:
             with suppress(psutil.Error):  # It has ended.
                 process.kill()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()

@@ -164,7 +164,10 @@ def median_by_kind(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A torch dispatch mode that times every operator except convolutions. spent_s: seconds by kind of layer."""
+    """A torch dispatch mode that times every operator except convolutions.
+
+    spent_s: seconds by kind of layer.
+    """
 
     def __init__(self, convolutions: InPlaceTimes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

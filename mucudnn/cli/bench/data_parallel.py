@@ -21,7 +21,7 @@ from mucudnn.core.problem import MemoryFormat
 
 if TYPE_CHECKING:
     from mucudnn.bench.results.writing import Row
-    from mucudnn.bench.suites.data_parallel import Setting
+    from mucudnn.bench.suites.data_parallel import RanksSetting
 
 _MOST_RANKS = 64  # processes on one machine
 _BATCH = {"cuda": 64, "cpu": 8}  # samples of each rank
@@ -48,7 +48,7 @@ def parse_caps(text: str) -> tuple[float | None, ...]:
 
 
 def _measured(
-    setting: Setting, input_shape: tuple[int, ...] | None, rounds: int, threads: int, config: Config
+    setting: RanksSetting, input_shape: tuple[int, ...] | None, rounds: int, threads: int, config: Config
 ) -> list[Row]:
     """Measure training steps on this rank (process). The arguments are options of the command."""
     import torch
@@ -138,7 +138,7 @@ def data_parallel(
     import torch
 
     from mucudnn.bench.results.writing import open_folder
-    from mucudnn.bench.suites.data_parallel import Setting, data_parallel_tables
+    from mucudnn.bench.suites.data_parallel import RanksSetting, data_parallel_tables
     from mucudnn.running.devices import current_environment, require_cuda
 
     if communication is Communication.BF16 and device == "cpu":
@@ -161,7 +161,7 @@ def data_parallel(
             )
     threads = threads or max(1, len(os.sched_getaffinity(0)) // here)
     batch_size = batch or _BATCH[device]
-    setting = Setting(**trained, ranks=ranks, batch_size=batch_size, device=device, communication=communication)
+    setting = RanksSetting(**trained, ranks=ranks, batch_size=batch_size, device=device, communication=communication)
     measuring = partial(_measured, setting, input_shape, rounds, threads, config)
     if of_torchrun("RANK") not in (None, 0):
         on_every_rank(measuring, ranks, device)

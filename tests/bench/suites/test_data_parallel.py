@@ -21,13 +21,13 @@ from mucudnn.bench.results.variants import Communication, Variant
 from mucudnn.bench.results.writing import Row
 from mucudnn.bench.sources.trainee import mean_square
 from mucudnn.bench.suites import data_parallel
-from mucudnn.bench.suites.data_parallel import Setting, Wire, are_equal, digest, levels
+from mucudnn.bench.suites.data_parallel import RanksSetting, Wire, are_equal, digest, levels
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.distributed import gathered
 from mucudnn.measuring import whole_runs
 
-SETTING = Setting("tiny", 2, 2, "cpu", "float32", MemoryFormat.CONTIGUOUS, Communication.ALLREDUCE, 2)
+SETTING = RanksSetting("tiny", 2, 2, "cpu", "float32", MemoryFormat.CONTIGUOUS, Communication.ALLREDUCE, 2)
 SMALL_CAP = 1e-6  # a byte
 ROUNDS = 2
 PARTING = "parting"  # steps of ranks that do not stay equal

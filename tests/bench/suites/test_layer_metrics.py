@@ -20,15 +20,13 @@ from mucudnn.bench.results.bounds import MachineLimits
 from mucudnn.bench.results.pages.page import report_of
 from mucudnn.bench.results.reading import Line, ResultFolder, read_folder
 from mucudnn.bench.sources.layers import Layer
-from mucudnn.bench.suites.metrics import (
+from mucudnn.bench.suites.metrics import RUNS, benchmark_layer, layer_tables
+from mucudnn.bench.suites.shared.layer_calls import (
     PASSED,
-    RUNS,
-    benchmark_layer,
     cut_down,
     distinct_results,
     error_norms,
     gradcheck,
-    layer_tables,
     module_of,
     through_module,
 )

@@ -15,7 +15,7 @@ from support.result_folders import MIB, training_layers, write_random_folder
 
 from mucudnn.bench.results.pages import pictures
 from mucudnn.bench.results.pages.measured import UNDIVIDED, gains, tuned_operations
-from mucudnn.bench.results.pages.page import Report, missing_in, report_of
+from mucudnn.bench.results.pages.page import FolderReport, missing_in, report_of
 from mucudnn.bench.results.pages.pictures import svg
 from mucudnn.bench.results.reading import read_folder
 from mucudnn.bench.sources.published import published_gains
@@ -29,7 +29,7 @@ GEOMETRY = (64, 54, 64)  # c, h, k of a layer that the authors published
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> FolderReport:
     path = tmp_path_factory.mktemp("results") / "folder"
     problems = ((layer, layer.problem) for layer in training_layers())
     published = next(layer for layer, problem in problems if (problem.c, problem.h, problem.k) == GEOMETRY)
@@ -46,7 +46,7 @@ def ends(lines: Iterable[Line2D]) -> NDArray[np.float64]:
     return np.concatenate([np.asarray(line.get_xdata(), dtype=float) for line in lines])
 
 
-def test_speedups_are_drawn_where_they_are(report: Report) -> None:
+def test_speedups_are_drawn_where_they_are(report: FolderReport) -> None:
     rows = report.rows
     figure = drawn(pictures.speedups(report.rows))
     for axes, operation in zip(figure.axes, ("forward", "backward_data", "backward_filter"), strict=True):
@@ -56,7 +56,7 @@ def test_speedups_are_drawn_where_they_are(report: Report) -> None:
         assert set(expected["speedup_low"]) | set(expected["speedup_high"]) <= set(ends(axes.lines))
 
 
-def test_desirable_sets_are_drawn_with_the_undivided(report: Report) -> None:
+def test_desirable_sets_are_drawn_with_the_undivided(report: FolderReport) -> None:
     figure = drawn(pictures.desirable(tuned_operations(report.folder)))
     first = tuned_operations(report.folder)[0]
     front, points, undivided, torchs = figure.axes[0].lines
@@ -82,7 +82,7 @@ def pairs(rows: pandas.DataFrame) -> Iterator[tuple[pandas.DataFrame, pandas.Dat
         yield of[of["contestant"] == "undivided"], of[of["contestant"] == "mucudnn"]
 
 
-def test_gains_are_ratios_of_sums_of_medians(report: Report) -> None:
+def test_gains_are_ratios_of_sums_of_medians(report: FolderReport) -> None:
     found = gains(report.rows)
     expected = [undivided["time_s"].sum() / ours["time_s"].sum() for undivided, ours in pairs(report.rows)]
     assert sorted(found["gain"]) == pytest.approx(sorted(expected))
@@ -90,7 +90,7 @@ def test_gains_are_ratios_of_sums_of_medians(report: Report) -> None:
     assert (found["gain"] < found["gain_high"]).all()
 
 
-def test_the_authors_bars_stand_beside_the_same_geometry(report: Report) -> None:
+def test_the_authors_bars_stand_beside_the_same_geometry(report: FolderReport) -> None:
     figure = drawn(pictures.divided(report.rows))
     ours, published = figure.axes
     assert "measured here" in ours.get_title(loc="left")
@@ -100,7 +100,7 @@ def test_the_authors_bars_stand_beside_the_same_geometry(report: Report) -> None
     assert widths == [float(bars[limit]) for limit in ("128MiB", "256MiB", "512MiB")] == [1.09, 1.18, 1.0]
 
 
-def test_layers_that_run_the_undivided_configuration_have_no_bar(report: Report) -> None:
+def test_layers_that_run_the_undivided_configuration_have_no_bar(report: FolderReport) -> None:
     first = report.rows["layer"].iloc[0]
     is_first = report.rows["layer"] == first
     rows = report.rows.assign(same_as=report.rows["same_as"].mask(is_first, UNDIVIDED))
@@ -112,7 +112,7 @@ def test_layers_that_run_the_undivided_configuration_have_no_bar(report: Report)
     assert "same configuration" in dict(missing_in(report.folder, rows))["what dividing gains"]
 
 
-def test_one_panel_with_many_series_has_its_legend_above_the_axes(report: Report) -> None:
+def test_one_panel_with_many_series_has_its_legend_above_the_axes(report: FolderReport) -> None:
     """And the layout has room for both, which matplotlib would warn of otherwise."""
     names = [f"a long name, the {number}th" for number in range(20)]
     first = report.rows[report.rows["speedup"].notna()][:1]

@@ -125,6 +125,7 @@ def test_a_failure_of_a_call_is_kept() -> None:
                 entrant.time(print, 1)  # and it stays failed
 
 
+@pytest.mark.usefixtures("forked")
 def test_processes_that_it_started_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for way in ("timeout", "end", "ended before it is looked at again"):
         with contestant(starting_another) as worker:
