@@ -41,9 +41,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Base class of solver answers: ``objective_s`` is the predicted time, ``bound_s`` a lower bound on the best time.
+    """Base class of solver answers.
 
-    ``solve_time_s`` is the wall time of the solver, which is ignored when answers are compared.
+    objective_s: the predicted time.
+    bound_s: a lower bound on the best time.
+    solve_time_s: the wall time of the solver, which is ignored when answers are compared.
     """
 
     objective_s: float
@@ -76,8 +78,8 @@ class Answer:
 class Account(Answer):
     """The best configuration of one problem, with figures on how it was found. It is always optimal.
 
-    ``front_size`` is the size of the desirable set (the Pareto front of time and workspace),
-    ``smallest_feasible_bytes`` the least workspace in the set.
+    front_size: the size of the desirable set (the Pareto front of time and workspace).
+    smallest_feasible_bytes: the least workspace in the set.
     """
 
     what: str
@@ -117,7 +119,9 @@ def account_wr(
     """Find the fastest configuration for ``batch_size`` with at most ``limit_bytes`` of workspace.
 
     The answer is exact for the model of ``solver.front``. Ties: less workspace, then fewer micro-batches, then by name.
-    limit_bytes: None if there is no limit. what: name of the problem in errors.
+
+    limit_bytes: None if there is no limit.
+    what: name of the problem in errors.
 
     Raises ``InfeasibleError`` with the smallest feasible limit if nothing fits, ``InvalidInputError`` if the batch size
     is below 1, the limit below 0, or a measurement negative or not finite.
