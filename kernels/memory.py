@@ -16,7 +16,7 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from mucudnn.core.errors import LibraryError
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
 from mucudnn.core.torch_settings import TorchSettings
 from mucudnn.kernels.algorithm import ALIGNMENT_BYTES, Algorithm
 
@@ -24,6 +24,7 @@ TORCH_FORMATS = {
     MemoryFormat.CONTIGUOUS: torch.contiguous_format,
     MemoryFormat.CHANNELS_LAST: torch.channels_last,
 }  # of images
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 
 
 class Part(NamedTuple):
@@ -58,8 +59,7 @@ def carve(buffer: Tensor, parts: Sequence[Part]) -> list[Tensor]:
 
 
 def torch_dtype(problem: ConvProblem) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, problem.dtype)
-    return dtype
+    return _DTYPES[problem.dtype]
 
 
 def compute_dtype(problem: ConvProblem) -> torch.dtype:
@@ -95,10 +95,7 @@ def dense_strides(shape: Sequence[int], memory_format: MemoryFormat) -> tuple[in
 
 def empty_activation(problem: ConvProblem, shape: Sequence[int], device_type: str = "cpu") -> Tensor:
     """Return an uninitialised tensor, (N, C, ...), in the problem's dtype and memory format."""
-    made: Tensor = torch.empty(
-        *shape, dtype=torch_dtype(problem), device=device_type, memory_format=torch_format(problem)
-    )
-    return made
+    return torch.empty(shape, dtype=torch_dtype(problem), device=device_type, memory_format=torch_format(problem))
 
 
 def aligned(size_bytes: int) -> int:
