@@ -170,9 +170,14 @@ class BaseAlgorithm:
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        """Compute one micro-batch. x: (n, C, H, W), y: (n, K, P, Q), in the problem's memory format and dtype.
+        """Compute one micro-batch, whose tensors have the problem's memory format and dtype.
 
-        bias: (K,), added to y in FORWARD only. prepared: filled by ``open``. prepared, scratch: 1-D uint8, aligned.
+        x: (n, C, H, W).
+        w: (K, C // groups, R, S).
+        y: (n, K, P, Q).
+        bias: (K,), added to y in FORWARD only.
+        prepared: filled by ``open``, 1-D uint8, aligned.
+        scratch: 1-D uint8, aligned.
         """
         raise NotImplementedError
 
@@ -205,9 +210,11 @@ class BaseAlgorithm:
     ) -> tuple[BoundStage, Workspace] | None:
         """Return a callable for some rows of ``n`` samples, whose filter ``open`` has prepared, and its workspace.
 
-        problem: of whole images, FORWARD or BACKWARD_DATA. rows: of x and y, dense in channels_last if there is one
-        sample. above: rows of zeros above those of x. Of volumes, frames take the place of rows. Return None if bands
-        are not supported.
+        Of volumes, frames take the place of rows. Return None if bands are not supported.
+
+        problem: of whole images, FORWARD or BACKWARD_DATA.
+        rows: of x and y, which are dense in channels_last if there is one sample.
+        above: rows of zeros above those of x.
         """
         return None
 
@@ -288,7 +295,8 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 class Epilogue:
     """The computation activation(y + added) on the output y of a convolution, after the bias.
 
-    activation: a name in ``ACTIVATIONS``, or None. added: (N, K, P, Q), in y's dtype, None for no addition.
+    activation: a name in ``ACTIVATIONS``, or None.
+    added: (N, K, P, Q), in y's dtype, None for no addition.
     """
 
     activation: str | None = None

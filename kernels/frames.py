@@ -36,8 +36,8 @@ _ELEMENTS_OF_PASS = 2**20  # of the result: the sum of a tap, which is in scratc
 class Pass:
     """A convolution of images: some frames of y, and the frames of x that one tap of the filter reads for them.
 
-    tap: index of the filter element along the depth. is_first: whether no pass before wrote these frames of the result;
-    False for BACKWARD_FILTER.
+    tap: index of the filter element along the depth.
+    is_first: whether no pass before wrote these frames of the result; False for BACKWARD_FILTER.
     """
 
     tap: int
@@ -70,27 +70,28 @@ def passes(problem: ConvProblem, depth: Depth) -> tuple[Pass, ...]:
     """
     (stride, *_), (dilation, *_), operation = problem.stride, problem.dilation, problem.operation
     whole, ranges = (
-        [(t, *inside(t * dilation - of.before, stride, of.x, of.y)) for t in range(problem.t)]
-        for of in (depth_of(problem), depth)
+        [inside(tap * dilation - frames.before, stride, frames.x, frames.y) for tap in range(problem.t)]
+        for frames in (depth_of(problem), depth)
     )
-    most = max(problem.d, problem.positions[0])
+    largest = max(problem.d, problem.positions[0])
     if operation is not Operation.BACKWARD_FILTER:
-        _, of_one = _frames(problem)[0 if operation is Operation.BACKWARD_DATA else 1]
-        most = max(_ELEMENTS_OF_PASS // prod(of_one), 1)
+        _, image_shape = _frames(problem)[0 if operation is Operation.BACKWARD_DATA else 1]
+        largest = max(_ELEMENTS_OF_PASS // prod(image_shape), 1)
     written: set[int] = set()
-    found = []
-    for tap, ys, xs in sorted(ranges, key=lambda each: whole[each[0]][1].start - whole[each[0]][1].stop):
+    convolutions = []
+    for tap in sorted(range(problem.t), key=lambda tap: whole[tap][0].start - whole[tap][0].stop):
+        ys, xs = ranges[tap]
         pairs = list(zip(range(depth.x)[xs], range(depth.y)[ys], strict=True))
         while pairs:
             targets = [x if operation is Operation.BACKWARD_DATA else y for x, y in pairs]
-            are_first = [operation is not Operation.BACKWARD_FILTER and one not in written for one in targets]
+            are_first = [operation is not Operation.BACKWARD_FILTER and frame not in written for frame in targets]
             is_first, count = are_first[0], 1
-            while stride == 1 and count < min(len(pairs), most) and are_first[count] is is_first:
+            while stride == 1 and count < min(len(pairs), largest) and are_first[count] is is_first:
                 count += 1
             (x, y), written = pairs[0], written | {*targets[:count]}
-            found.append(Pass(tap, slice(x, x + count), slice(y, y + count), count, is_first))
+            convolutions.append(Pass(tap, slice(x, x + count), slice(y, y + count), count, is_first))
             pairs = pairs[count:]
-    return tuple(found)
+    return tuple(convolutions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,27 +130,28 @@ class Frames(BaseAlgorithm):
 
     def is_local(self, problem: ConvProblem) -> bool:
         """Return False for halves by torch's own, which spread NaN further than ``Conv3d`` does where there is AMX."""
-        of_torch = self.inner.name == "native"
-        return self.inner.is_local(frame_of(problem)) and not (of_torch and problem.item_bytes < 4)
+        is_torchs = self.inner.name == "native"
+        return self.inner.is_local(frame_of(problem)) and not (is_torchs and problem.item_bytes < 4)
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        frames = sum(each.count for each in passes(problem, depth_of(problem)))
+        frames = sum(convolution.count for convolution in passes(problem, depth_of(problem)))
         return self.inner.least_flops(frame_of(problem), frames * micro_batch_size)
 
     def supports_micro_batch(self, problem: ConvProblem, micro_batch_size: int) -> str | None:
-        images = frame_of(problem)
-        reasons = (
-            self.inner.supports_micro_batch(images, n) for n in _counts(problem, micro_batch_size, depth_of(problem))
-        )
-        return next(filter(None, reasons), None)
+        images, counts = frame_of(problem), _counts(problem, micro_batch_size, depth_of(problem))
+        return next(filter(None, (self.inner.supports_micro_batch(images, count) for count in counts)), None)
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
-        images = frame_of(problem)
-        return max(self.inner.internal_bytes(images, n) for n in _counts(problem, micro_batch_size, depth_of(problem)))
+        images, counts = frame_of(problem), _counts(problem, micro_batch_size, depth_of(problem))
+        return max(self.inner.internal_bytes(images, count) for count in counts)
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        scratch = self._scratch_parts(problem, micro_batch_size, depth_of(problem))
-        return Workspace(carved_bytes(self._prepared_parts(problem, micro_batch_size)), carved_bytes(scratch))
+        images, depth = frame_of(problem), depth_of(problem)
+        workspaces = (self.inner.workspace(images, count) for count in _counts(problem, micro_batch_size, depth))
+        inner_bytes = max(workspace.prepared_bytes for workspace in workspaces)
+        parts = [_filter_part(problem), Part((aligned(inner_bytes),), torch.uint8)]
+        prepared_bytes = carved_bytes(parts * len(taps_and_frames(problem)))
+        return Workspace(prepared_bytes, carved_bytes(self._scratch_parts(problem, micro_batch_size, depth)))
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         images = frame_of(problem)
@@ -176,10 +178,9 @@ class Frames(BaseAlgorithm):
         self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int
     ) -> tuple[BoundStage, Workspace] | None:
         """Return a callable for some frames, which take the place of rows."""
-        is_one = (
-            isinstance(self.inner, compiled.CompiledAlgorithm) and problem.operation is not Operation.BACKWARD_FILTER
-        )
-        if not is_one or problem.memory_format is MemoryFormat.CONTIGUOUS:
+        if not isinstance(self.inner, compiled.CompiledAlgorithm) or problem.operation is Operation.BACKWARD_FILTER:
+            return None
+        if problem.memory_format is MemoryFormat.CONTIGUOUS:
             return None
         depth = Depth(*rows, above)
         scratch_bytes = carved_bytes(self._scratch_parts(problem, n, depth))
@@ -198,34 +199,39 @@ class Frames(BaseAlgorithm):
     ) -> None:
         """Compute ``step`` for frames of x and y."""
         images, operation = frame_of(problem), problem.operation
-        of_x, of_y, beside, inner_scratch = self._split_scratch(problem, x.shape[0], depth, scratch)
         by_tap = {tap: (filters, inners) for tap, filters, inners in self._prepared(problem, prepared)}
+        *parts, inner_scratch = carve(scratch, self._scratch_parts(problem, x.shape[0], depth))
+
+        # Copy what is read, where frames are not images in memory.
+        copied_x, copied_y = (parts.pop(0) if is_copied else None for is_copied in _are_copied(problem))
         written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x}.get(operation)
-        for copied, whole in ((of_x, x), (of_y, y)):
+        for copied, whole in ((copied_x, x), (copied_y, y)):
             if copied is not None and whole is not written:
-                copied.copy_(_by_frame(whole))
-        for frames_x, frames_y in zip(_blocks(problem, x, of_x), _blocks(problem, y, of_y), strict=True):
-            target = frames_x if operation is Operation.BACKWARD_DATA else frames_y
+                copied.copy_(whole.movedim(2, 0))
+
+        # Convolve: the first pass of each frame of the result writes it, the others add to it.
+        for frames_x, frames_y in zip(_blocks(problem, x, copied_x), _blocks(problem, y, copied_y), strict=True):
             if operation is not Operation.BACKWARD_FILTER:
+                target = frames_x if operation is Operation.BACKWARD_DATA else frames_y
                 for frame in _unread(problem, depth):
                     target[frame].zero_() if bias is None else target[frame].copy_(bias.view(-1, 1, 1))
-            for each in passes(problem, depth):
-                filters, inners = by_tap[each.tap]
-                part_x, part_y = _batch(images, frames_x[each.x]), _batch(images, frames_y[each.y])
-                if operation is Operation.BACKWARD_FILTER:
-                    self.inner.step(images, part_x, filters, part_y, None, inners, inner_scratch)
-                    continue
-                source, result = (part_x, part_y) if operation is Operation.FORWARD else (part_y, part_x)
-                if each.is_first:
-                    self._into(images, source, filters, result, bias, inners, inner_scratch)
+            for convolution in passes(problem, depth):
+                filters, inners = by_tap[convolution.tap]
+                part_x, part_y = _batch(images, frames_x[convolution.x]), _batch(images, frames_y[convolution.y])
+                if operation is Operation.BACKWARD_FILTER or convolution.is_first:
+                    self.inner.step(images, part_x, filters, part_y, bias, inners, inner_scratch)
+                elif operation is Operation.BACKWARD_DATA:
+                    tap_sum = _dense(parts[0], tuple(part_x.shape), images)
+                    self.inner.step(images, tap_sum, filters, part_y, None, inners, inner_scratch)
+                    part_x.add_(tap_sum)
                 else:
-                    assert beside is not None
-                    sum_of_tap = _dense(beside, tuple(result.shape), images)
-                    self._into(images, source, filters, sum_of_tap, None, inners, inner_scratch)
-                    result.add_(sum_of_tap)
-        for copied, whole in ((of_x, x), (of_y, y)):
+                    tap_sum = _dense(parts[0], tuple(part_y.shape), images)
+                    self.inner.step(images, part_x, filters, tap_sum, None, inners, inner_scratch)
+                    part_y.add_(tap_sum)
+
+        for copied, whole in ((copied_x, x), (copied_y, y)):
             if copied is not None and whole is written:
-                _by_frame(whole).copy_(copied)
+                whole.movedim(2, 0).copy_(copied)
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         images = frame_of(problem)
@@ -234,60 +240,33 @@ class Frames(BaseAlgorithm):
             if problem.operation is Operation.BACKWARD_FILTER:
                 w[:, :, tap].add_(filters)
 
-    def _into(
-        self,
-        images: ConvProblem,
-        source: Tensor,
-        filters: Tensor,
-        result: Tensor,
-        bias: Tensor | None,
-        prepared: Tensor,
-        scratch: Tensor,
-    ) -> None:
-        x, y = (result, source) if images.operation is Operation.BACKWARD_DATA else (source, result)
-        self.inner.step(images, x, filters, y, bias, prepared, scratch)
-
-    def _prepared_parts(self, problem: ConvProblem, n: int) -> list[Part]:
-        """Return, for each tap that is used, the parts for its filter (or gradient) and what ``inner`` prepares."""
-        images = frame_of(problem)
-        filters = Part((prod(images.w_shape()),), torch_dtype(problem))
-        inners = max(w.prepared_bytes for w in self._inner_workspaces(problem, n, depth_of(problem)))
-        return [filters, Part((aligned(inners),), torch.uint8)] * len(_taps(problem))
-
     def _prepared(self, problem: ConvProblem, prepared: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield each tap that is used, its filter (or gradient), and what ``inner`` prepares for it."""
-        images, taps = frame_of(problem), _taps(problem)
-        filters = Part((prod(images.w_shape()),), torch_dtype(problem))
+        images, taps, filters = frame_of(problem), [*taps_and_frames(problem)], _filter_part(problem)
         # The bytes depend on the size of the micro-batch, which is unknown here: each tap has an equal share.
-        of_tap = prepared.nbytes // len(taps) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        tap_bytes = prepared.nbytes // len(taps) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         for index, tap in enumerate(taps):
-            share = prepared[index * of_tap : (index + 1) * of_tap]
-            stored, inners = carve(share, [filters, Part((of_tap - aligned(filters.size_bytes),), torch.uint8)])
+            share = prepared[index * tap_bytes : (index + 1) * tap_bytes]
+            stored, inners = carve(share, [filters, Part((tap_bytes - aligned(filters.size_bytes),), torch.uint8)])
             yield tap, _dense(stored, images.w_shape(), images), inners
 
-    def _inner_workspaces(self, problem: ConvProblem, n: int, depth: Depth) -> list[Workspace]:
-        images = frame_of(problem)
-        return [self.inner.workspace(images, count) for count in _counts(problem, n, depth)]
-
     def _scratch_parts(self, problem: ConvProblem, n: int, depth: Depth) -> list[Part]:
-        """Return the parts for copies of x and y by frames, the sum of a tap, and the scratch of ``inner``."""
-        dtype = torch_dtype(problem)
-        both = zip(_are_copied(problem), _frames(problem), strict=True)
-        parts = [Part((count, n, *of_one), dtype) for is_copied, (count, of_one) in both if is_copied]
-        if problem.operation is not Operation.BACKWARD_FILTER:
-            _, of_one = _frames(problem)[0 if problem.operation is Operation.BACKWARD_DATA else 1]
-            most = max((each.count for each in passes(problem, depth) if not each.is_first), default=0)
-            parts.append(Part((most * _images_of_frame(problem, n) * prod(of_one),), dtype))
-        inner_bytes = max((w.scratch_bytes for w in self._inner_workspaces(problem, n, depth)), default=0)
-        return [*parts, Part((inner_bytes,), torch.uint8)]
+        """Return the parts for copies of x and y by frames, (D, n, C, H, W), the sum of a tap, and ``inner``'s scratch.
 
-    def _split_scratch(
-        self, problem: ConvProblem, n: int, depth: Depth, scratch: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
-        """Return copies of x and y, (D, n, C, H, W), the sum of a tap, all None if not needed, and inner's scratch."""
-        *parts, inner = carve(scratch, self._scratch_parts(problem, n, depth))
-        of_x, of_y = (parts.pop(0) if is_copied else None for is_copied in _are_copied(problem))
-        return of_x, of_y, parts[0] if parts else None, inner
+        The copies are there only if needed, the sum unless the operation is BACKWARD_FILTER.
+        """
+        images, dtype = frame_of(problem), torch_dtype(problem)
+        parts = []
+        for is_copied, (count, image_shape) in zip(_are_copied(problem), _frames(problem), strict=True):
+            if is_copied:
+                parts.append(Part((count, n, *image_shape), dtype))
+        if problem.operation is not Operation.BACKWARD_FILTER:
+            _, image_shape = _frames(problem)[0 if problem.operation is Operation.BACKWARD_DATA else 1]
+            counts = (convolution.count for convolution in passes(problem, depth) if not convolution.is_first)
+            parts.append(Part((max(counts, default=0) * _images_of_frame(problem, n) * prod(image_shape),), dtype))
+        workspaces = (self.inner.workspace(images, count) for count in _counts(problem, n, depth))
+        inner_bytes = max((workspace.scratch_bytes for workspace in workspaces), default=0)
+        return [*parts, Part((inner_bytes,), torch.uint8)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,14 +293,14 @@ class _Band:
     ) -> None:
         problem, n, depth = self.problem, self.n, self.depth
         dtype, layout = torch_dtype(problem), problem.memory_format
-        of_x, of_y = (n, problem.c, depth.x, problem.h, problem.w), (n, problem.k, depth.y, problem.p, problem.q)
-        xs, ys = (
+        x_shape, y_shape = (n, problem.c, depth.x, problem.h, problem.w), (n, problem.k, depth.y, problem.p, problem.q)
+        frames_x, frames_y = (
             _at(address, prod(shape) * dtype.itemsize).view(dtype).as_strided(shape, dense_strides(shape, layout))
-            for address, shape in ((x, of_x), (y, of_y))
+            for address, shape in ((x, x_shape), (y, y_shape))
         )
-        added = None if bias is None else _at(bias, problem.k * dtype.itemsize).view(dtype)
+        offsets = None if bias is None else _at(bias, problem.k * dtype.itemsize).view(dtype)
         buffers = _at(prepared, self.workspace.prepared_bytes), _at(scratch, self.workspace.scratch_bytes)
-        self.frames._sum(problem, depth, xs, ys, added, *buffers)
+        self.frames._sum(problem, depth, frames_x, frames_y, offsets, *buffers)
 
 
 def _at(address: int, size_bytes: int) -> Tensor:
@@ -331,16 +310,17 @@ def _at(address: int, size_bytes: int) -> Tensor:
     return torch.frombuffer((ctypes.c_uint8 * size_bytes).from_address(address), dtype=torch.uint8)
 
 
-def _taps(problem: ConvProblem) -> list[int]:
-    return sorted(taps_and_frames(problem))
+def _filter_part(problem: ConvProblem) -> Part:
+    """Return the part for the filter (or gradient) of a tap."""
+    return Part((prod(frame_of(problem).w_shape()),), torch_dtype(problem))
 
 
 def _unread(problem: ConvProblem, depth: Depth) -> list[int]:
     """Return the frames of the result that no pass writes."""
-    of_data = problem.operation is Operation.BACKWARD_DATA
-    written = (each.x if of_data else each.y for each in passes(problem, depth))
-    frames = {*range(depth.x if of_data else depth.y)}
-    return sorted(frames.difference(*(range(each.start, each.stop) for each in written)))
+    is_of_data = problem.operation is Operation.BACKWARD_DATA
+    written = (convolution.x if is_of_data else convolution.y for convolution in passes(problem, depth))
+    frames = {*range(depth.x if is_of_data else depth.y)}
+    return sorted(frames.difference(*(range(part.start, part.stop) for part in written)))
 
 
 # Frames in memory. Where x or y has a single frame, or is channels_last, its frames are dense images as they are.
@@ -348,8 +328,7 @@ def _unread(problem: ConvProblem, depth: Depth) -> list[int]:
 
 def _frames(problem: ConvProblem) -> list[tuple[int, tuple[int, int, int]]]:
     """Return the number of frames, and the shape of each, of x and of y."""
-    of_x, of_y = (problem.c, problem.h, problem.w), (problem.k, problem.p, problem.q)
-    return [(problem.d, of_x), (problem.positions[0], of_y)]
+    return [(problem.d, (problem.c, problem.h, problem.w)), (problem.positions[0], (problem.k, problem.p, problem.q))]
 
 
 def _are_copied(problem: ConvProblem) -> list[bool]:
@@ -365,21 +344,15 @@ def _images_of_frame(problem: ConvProblem, n: int) -> int:
 
 def _counts(problem: ConvProblem, n: int, depth: Depth) -> list[int]:
     """Return the numbers of images that passes convolve at once."""
-    return sorted({each.count * _images_of_frame(problem, n) for each in passes(problem, depth)})
-
-
-def _by_frame(volumes: Tensor) -> Tensor:
-    """Return (N, C, D, H, W) as a view (D, N, C, H, W)."""
-    return volumes.movedim(2, 0)
+    return sorted({convolution.count * _images_of_frame(problem, n) for convolution in passes(problem, depth)})
 
 
 def _blocks(problem: ConvProblem, volumes: Tensor, copied: Tensor | None) -> list[Tensor]:
     """Return views (D, n, C, H, W) of x or y, in each of which adjacent frames are one dense batch of images."""
     if copied is not None:
         return [copied]
-    n = volumes.shape[0]
-    of_frames = _by_frame(volumes)
-    return [of_frames] if _images_of_frame(problem, n) == n else [of_frames[:, i : i + 1] for i in range(n)]
+    n, frames = volumes.shape[0], volumes.movedim(2, 0)
+    return [frames] if _images_of_frame(problem, n) == n else [frames[:, i : i + 1] for i in range(n)]
 
 
 def _batch(images: ConvProblem, frames: Tensor) -> Tensor:
@@ -387,8 +360,8 @@ def _batch(images: ConvProblem, frames: Tensor) -> Tensor:
 
     Strides of dimensions of size 1 are set, too: torch 2.13 convolves with wrong formats if they are unusual.
     """
-    count, n, *of_one = frames.shape
-    return _dense(frames, (count * n, *of_one), images)
+    count, n, *image_shape = frames.shape
+    return _dense(frames, (count * n, *image_shape), images)
 
 
 def _dense(stored: Tensor, shape: tuple[int, ...], images: ConvProblem) -> Tensor:

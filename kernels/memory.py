@@ -16,13 +16,14 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from mucudnn.core.errors import LibraryError
-from mucudnn.core.problem import ConvProblem, MemoryFormat
+from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat
 
 ALIGNMENT_BYTES = 64  # alignment of prepared and scratch buffers: one cache line, one AVX-512 register
 TORCH_FORMATS = {
     MemoryFormat.CONTIGUOUS: torch.contiguous_format,
     MemoryFormat.CHANNELS_LAST: torch.channels_last,
 }  # of images
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 
 
 class Part(NamedTuple):
@@ -57,8 +58,7 @@ def carve(buffer: Tensor, parts: Sequence[Part]) -> list[Tensor]:
 
 
 def torch_dtype(problem: ConvProblem) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, problem.dtype)
-    return dtype
+    return _DTYPES[problem.dtype]
 
 
 def compute_dtype(problem: ConvProblem) -> torch.dtype:
@@ -94,10 +94,7 @@ def dense_strides(shape: Sequence[int], memory_format: MemoryFormat) -> tuple[in
 
 def empty_activation(problem: ConvProblem, shape: Sequence[int], device_type: str = "cpu") -> Tensor:
     """Return an uninitialised tensor, (N, C, ...), in the problem's dtype and memory format."""
-    made: Tensor = torch.empty(
-        *shape, dtype=torch_dtype(problem), device=device_type, memory_format=torch_format(problem)
-    )
-    return made
+    return torch.empty(shape, dtype=torch_dtype(problem), device=device_type, memory_format=torch_format(problem))
 
 
 def aligned(size_bytes: int) -> int:

@@ -22,7 +22,7 @@ from mucudnn.core.values import flag, shown, text, whole
 from mucudnn.kernels import frames
 from mucudnn.kernels.algorithm import Algorithm, AlgorithmSource, BaseAlgorithm
 from mucudnn.kernels.compiled import algorithms as compiled
-from mucudnn.kernels.compiled.library import build_name
+from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.torch_ops import direct, fft, patches
 from mucudnn.kernels.torch_ops.gemm import GEMM, GEMM_ON_CUDA
 from mucudnn.kernels.torch_ops.native import (
@@ -69,9 +69,10 @@ def register(algorithm: Algorithm) -> None:
     Raises ``InvalidInputError`` if the value is not an algorithm, or its name is taken or malformed.
     """
     algorithm = require_algorithm(algorithm)
-    known = _registered.setdefault((algorithm.device_type, algorithm.name), algorithm)
-    if known != algorithm:
-        raise InvalidInputError(f"name of an algorithm is {algorithm.name!r}, which {shown(known)} has; choose another")
+    registered = _registered.setdefault((algorithm.device_type, algorithm.name), algorithm)
+    if registered != algorithm:
+        taken = f"name of an algorithm is {algorithm.name!r}, which {shown(registered)} has"
+        raise InvalidInputError(f"{taken}; choose another")
 
 
 @cache
@@ -81,22 +82,22 @@ def installed_plug_ins() -> tuple[PlugIn, ...]:
     The first call also registers their algorithms. A package that cannot be loaded, or provides anything other than
     algorithms, is skipped with a warning.
     """
-    found = []
+    plug_ins = []
     for entry_point in entry_points(group=GROUP):
         assert entry_point.dist is not None  # This is for the type checker: entry_points() always sets it.
         package = f"{entry_point.dist.name} {entry_point.dist.version}"
         try:
             loaded = entry_point.load()
             brought = tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
-            for one in brought:
-                register(one)
-            found.append(PlugIn(entry_point.dist.name, package, tuple(one.name for one in brought)))
+            for algorithm in brought:
+                register(algorithm)
+            plug_ins.append(PlugIn(entry_point.dist.name, package, tuple(algorithm.name for algorithm in brought)))
         except (Exception, SystemExit) as raised:  # Third-party code can raise anything.
             error = f"{type(raised).__name__}: {raised}"
             skipped = f"the algorithms of {package} are skipped: {entry_point.value} raised {error}"
             warnings.warn(skipped, RuntimeWarning, stacklevel=2)
-            found.append(PlugIn(entry_point.dist.name, package, error=error))
-    return tuple(found)
+            plug_ins.append(PlugIn(entry_point.dist.name, package, error=error))
+    return tuple(plug_ins)
 
 
 def algorithms(device_type: str = "cpu") -> tuple[Algorithm, ...]:
@@ -164,9 +165,16 @@ def _ours(device_type: str) -> tuple[Algorithm, ...]:
         raise UnavailableError(f"no algorithms for device type {device_type!r}; {there_are}")
     from mucudnn.kernels.winograd import cuda as winograd_on_cuda
 
-    torchs_own = (NATIVE_ON_CUDA, NATIVE_OTHER_FORMAT_ON_CUDA)
-    ours = (GEMM_ON_CUDA, *direct.ON_CUDA, *winograd_on_cuda.ON_CUDA, *fft.ON_CUDA)
-    return (*torchs_own, *ours, patches.PATCHES_ON_CUDA, *frames.ON_CUDA)
+    return (
+        NATIVE_ON_CUDA,
+        NATIVE_OTHER_FORMAT_ON_CUDA,
+        GEMM_ON_CUDA,
+        *direct.ON_CUDA,
+        *winograd_on_cuda.ON_CUDA,
+        *fft.ON_CUDA,
+        patches.PATCHES_ON_CUDA,
+        *frames.ON_CUDA,
+    )
 
 
 def _every(device_type: str) -> Iterator[Algorithm]:
@@ -190,8 +198,9 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 class PlugIn:
     """An installed package that provides convolution algorithms.
 
-    package: its name and version, such as ``own-algorithm 0.1``. algorithms: their names. error: why loading the
-    package failed; empty if it is loaded.
+    package: its name and version, such as ``own-algorithm 0.1``.
+    algorithms: their names.
+    error: why loading the package failed; empty if it is loaded.
     """
 
     name: str
@@ -244,7 +253,7 @@ def compiler_of(device_type: str) -> str:
     The value ``torch`` means that mucudnn has no compiled code for the device.
     """
     if device_type != "cuda":
-        return build_name()
+        return loaded_build().name
     from mucudnn.kernels.winograd.cupy_launcher import compiler_name
 
     return compiler_name()

@@ -30,10 +30,10 @@ def torch_convolution(operation: Operation, x: Tensor, w: Tensor, third: Tensor 
     if operation is Operation.FORWARD:  # Public functions are called for their error messages.
         convolve = functions.conv2d if x.dim() < 5 else functions.conv3d
         return convolve(x, w, third, stride, padding, dilation, groups)
-    of_data = operation is Operation.BACKWARD_DATA
-    rest = stride, padding, dilation, False, (0,) * len(stride), groups, (of_data, not of_data, False)
-    gradients = torch.ops.aten.convolution_backward.default(third, x, w, None, *rest)
-    gradient: Tensor = gradients[0] if of_data else gradients[1]
+    is_of_data = operation is Operation.BACKWARD_DATA
+    settings = stride, padding, dilation, False, (0,) * len(stride), groups, (is_of_data, not is_of_data, False)
+    gradients = torch.ops.aten.convolution_backward.default(third, x, w, None, *settings)
+    gradient: Tensor = gradients[0] if is_of_data else gradients[1]
     return gradient
 
 

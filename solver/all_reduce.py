@@ -115,9 +115,10 @@ class Gradient:
 class Buckets:
     """Gradients merged into buckets, each of which is sent as one message.
 
-    ends: cumulative number of gradients up to the end of each bucket. end_s: time when the last message has been sent,
-    in seconds from the start of the step. cap_bytes: the ``bucket_cap_mb`` of DistributedDataParallel that makes these
-    buckets, in bytes; None if no single cap makes them, or if no cap was searched for.
+    ends: cumulative number of gradients up to the end of each bucket.
+    end_s: time when the last message has been sent, in seconds from the start of the step.
+    cap_bytes: the ``bucket_cap_mb`` of DistributedDataParallel that makes these buckets, in bytes; None if no single
+    cap makes them, or if no cap was searched for.
     """
 
     ends: tuple[int, ...]
@@ -129,8 +130,10 @@ def ddp_ends(sizes_bytes: Sequence[int], cap_bytes: int, first_cap_bytes: int | 
     """Return the end of each of DistributedDataParallel's buckets, as cumulative numbers of gradients.
 
     These are the buckets after DistributedDataParallel has learned the order of the gradients. The gradient with which
-    a bucket reaches its cap ends the bucket. first_cap_bytes: cap of the first bucket, which differs from ``cap_bytes``
-    if the user sets no cap; None if it does not differ.
+    a bucket reaches its cap ends the bucket.
+
+    first_cap_bytes: cap of the first bucket, which differs from ``cap_bytes`` if the user sets no cap; None if it does
+    not differ.
     """
     ends: list[int] = []
     filled, cap = 0, cap_bytes if first_cap_bytes is None else first_cap_bytes

@@ -29,7 +29,9 @@ Indices = NDArray[np.int64]
 class Reach:
     """The rows of a tensor that an operator reads: row i of its result needs rows first[i] to last[i] - 1.
 
-    source: index of the operator that computes the tensor. first, last: (rows of the result,), not decreasing.
+    source: index of the operator that computes the tensor.
+    first: (rows of the result,), not decreasing.
+    last: likewise.
     """
 
     source: int
@@ -60,10 +62,16 @@ class Costs:
 class Vertex:
     """An operator of a graph as the solver sees it: what it reads, makes and costs.
 
-    reaches: the tensors of which it needs some rows. whole: indices of the operators whose complete results it needs.
-    rows: the number of rows of its result for each sample; 0 for a barrier, which is computed at once. row_bytes: of
-    a row of one sample. whole_bytes: of the complete result; 0 if it is not counted. is_result: whether it is a
-    result of the graph.
+    reaches: the tensors of which it needs some rows.
+    whole: indices of the operators whose complete results it needs.
+    rows: the number of rows of its result for each sample; 0 for a barrier, which is computed at once.
+    row_bytes: of a row of one sample.
+    whole_bytes: of the complete result; 0 if it is not counted.
+    costs: of each variant; if there are fewer than variants, the last ones are those of all others.
+    whole_costs: the same in segments of a single band; empty if they do not differ.
+    align: the rows of a band begin and end at multiples of it.
+    is_result: whether it is a result of the graph.
+    aliases: indices of the operators of whose results this one is a view.
     """
 
     reaches: tuple[Reach, ...]
@@ -91,8 +99,8 @@ class Vertex:
 class Cut:
     """The cut of a segment: at most ``samples`` samples a band, in ``bands`` bands of rows each.
 
-    keeps: whether rows that later bands need are kept; otherwise they are computed again. variant: which of several
-    costs its operators have, which are those of other algorithms.
+    keeps: whether rows that later bands need are kept; otherwise they are computed again.
+    variant: which of several costs its operators have, which are those of other algorithms.
     """
 
     samples: int
@@ -141,7 +149,7 @@ class Graph:
 
     def __init__(self, operators: Sequence[Vertex], samples: int) -> None:
         self.operators, self.samples = tuple(operators), samples
-        self.variants = max((max(len(one.costs), len(one.whole_costs)) for one in operators), default=1)
+        self.variants = max((max(len(vertex.costs), len(vertex.whole_costs)) for vertex in operators), default=1)
         for index, operator in enumerate(self.operators):
             if any(source >= index for source in (*operator.whole, *(reach.source for reach in operator.reaches))):
                 raise InvalidInputError(f"operator {index} reads a result of a later one")
@@ -152,18 +160,18 @@ class Graph:
     @cached_property
     def readers(self) -> tuple[tuple[tuple[int, Reach | None], ...], ...]:
         """The readers of each operator's result, with the rows that they need; None for all."""
-        found: list[list[tuple[int, Reach | None]]] = [[] for _ in self.operators]
+        readers: list[list[tuple[int, Reach | None]]] = [[] for _ in self.operators]
         for index, operator in enumerate(self.operators):
             for reach in operator.reaches:
-                found[reach.source].append((index, reach))
+                readers[reach.source].append((index, reach))
             for source in operator.whole:
-                found[source].append((index, None))
-        return tuple(map(tuple, found))
+                readers[source].append((index, None))
+        return tuple(map(tuple, readers))
 
     @cached_property
     def last_use(self) -> tuple[int, ...]:
         """The index of the last operator that needs each result, also through views of it; ``len`` for the graph's."""
-        ends = [len(self) if one.is_result else index for index, one in enumerate(self.operators)]
+        ends = [len(self) if operator.is_result else index for index, operator in enumerate(self.operators)]
         for index in reversed(range(len(self))):
             operator = self.operators[index]
             for source in (*operator.whole, *(reach.source for reach in operator.reaches)):
@@ -175,34 +183,34 @@ class Graph:
     @cached_property
     def may_be_overwritten(self) -> frozenset[int]:
         """The results in rows that are not results of the graph, and of which there are no views."""
-        viewed = {source for one in self.operators for source in one.aliases}
-        every = enumerate(self.operators)
-        return frozenset(i for i, one in every if one.row_bytes and one.whole_bytes and not one.is_result) - viewed
+        viewed = {source for operator in self.operators for source in operator.aliases}
+        return frozenset(
+            index
+            for index, operator in enumerate(self.operators)
+            if operator.row_bytes and operator.whole_bytes and not operator.is_result and index not in viewed
+        )
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """How many operators that read several rows are one after another up to each."""
-        found: list[int] = []
-        for one in self.operators:
-            before = (found[source] for source in (*one.whole, *(reach.source for reach in one.reaches)))
-            reads_several = any(bool((reach.last - reach.first > 1).any()) for reach in one.reaches)
-            found.append(max(before, default=0) + reads_several)
-        return tuple(found)
-
-    def _may_be_segment(self, start: int, stop: int) -> bool:
-        """Return whether operators are few enough for a segment."""
-        depths = self.depths[start:stop]
-        most = _MOST_IF_FLAT if max(depths) - min(depths) <= _MOST_DEPTH_IF_FLAT else MOST_OPERATORS
-        return stop - start <= most
+        depths: list[int] = []
+        for operator in self.operators:
+            before = (depths[source] for source in (*operator.whole, *(reach.source for reach in operator.reaches)))
+            reads_several = any(bool((reach.last - reach.first > 1).any()) for reach in operator.reaches)
+            depths.append(max(before, default=0) + reads_several)
+        return tuple(depths)
 
     def starts(self, stop: int) -> range:
         """Return the starts, from the last to the first, of the segments that may end before operator ``stop``."""
         start = stop - 1
-        if not self.operators[start].is_barrier:
-            while start > 0 and self._may_be_segment(start - 1, stop) and not self.operators[start - 1].is_barrier:
-                if any(reach is None and reader < stop for reader, reach in self.readers[start - 1]):
-                    break
-                start -= 1
+        while start > 0 and not self.operators[start].is_barrier and not self.operators[start - 1].is_barrier:
+            depths = self.depths[start - 1 : stop]
+            is_flat = max(depths) - min(depths) <= _MOST_DEPTH_IF_FLAT
+            if len(depths) > (_MOST_IF_FLAT if is_flat else MOST_OPERATORS):
+                break
+            if any(reach is None and reader < stop for reader, reach in self.readers[start - 1]):
+                break
+            start -= 1
         return range(stop - 1, start - 1, -1)
 
     def is_whole(self, index: int, stop: int) -> bool:
@@ -214,14 +222,14 @@ class Graph:
 
         The rows do not depend on ``start``, since they follow from those of later operators.
         """
-        found: dict[int, Ranges] = {}
+        ranges: dict[int, Ranges] = {}
         for index in range(stop - 1, start - 1, -1):
-            readers = [(found[reader], reach) for reader, reach in self.readers[index] if reader < stop]
-            found[index] = _ranges(self.operators[index], readers, self.is_whole(index, stop), cut)
-            yield index, found[index]
+            readers = [(ranges[reader], reach) for reader, reach in self.readers[index] if reader < stop]
+            ranges[index] = _ranges(self.operators[index], readers, cut, is_whole=self.is_whole(index, stop))
+            yield index, ranges[index]
 
 
-def _ranges(operator: Vertex, readers: Sequence[tuple[Ranges, Reach | None]], is_whole: bool, cut: Cut) -> Ranges:
+def _ranges(operator: Vertex, readers: Sequence[tuple[Ranges, Reach | None]], cut: Cut, *, is_whole: bool) -> Ranges:
     """Return the rows of an operator's result, given those of its readers in the segment.
 
     is_whole: whether all rows are needed after the segment; such rows are never computed twice.
@@ -238,11 +246,11 @@ def _ranges(operator: Vertex, readers: Sequence[tuple[Ranges, Reach | None]], is
         return Ranges(new, new, high)
     high = np.zeros(cut.bands, np.int64)
     low = np.full(cut.bands, rows)
-    for of_reader, reach in readers:
+    for reader, reach in readers:
         assert reach is not None
-        reads = of_reader.high > of_reader.new
-        last = reach.last.take(of_reader.high - 1, mode="clip")
-        first = reach.first.take(of_reader.new, mode="clip")
+        reads = reader.high > reader.new
+        last = reach.last.take(reader.high - 1, mode="clip")
+        first = reach.first.take(reader.new, mode="clip")
         high = np.maximum(high, np.where(reads, last, 0))
         low = np.minimum(low, np.where(reads, first, rows))
     high = np.minimum(-(-np.maximum.accumulate(high) // align) * align, rows)

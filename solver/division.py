@@ -35,9 +35,12 @@ TIME_LIMIT_S = 60.0  # An external solver might not terminate.
 class Division(Answer, Generic[Key]):
     """The configuration chosen for each problem of a network, and how they were found; ``str`` describes this in words.
 
-    ``objective_s`` is the sum of count x time. ``options`` are the configurations of each problem to choose from. Two
-    numbers count them without dominated ones (``undominated_options``), and after elimination by bounds
-    (``remaining_options``). ``notes`` report timeouts and failures of external solvers.
+    ``objective_s`` is the sum of count x time.
+
+    options: the configurations of each problem to choose from.
+    undominated_options: their number without dominated ones.
+    remaining_options: their number after elimination by bounds.
+    notes: timeouts and failures of external solvers.
     """
 
     assignment: Mapping[Key, Configuration]
@@ -158,21 +161,21 @@ class DivisionProblem(Generic[Key]):
                 smallest_feasible_bytes=smallest,
             )
         enough = sum(rows[-1][0] for rows in self.rows)  # for the fastest configuration of every problem
-        found = solve(self.rows, enough if budget_bytes is None else budget_bytes, deadline)
-        chosen = [named[row[3]] for named, row in zip(self.configurations, found.rows, strict=True)]
+        answer = solve(self.rows, enough if budget_bytes is None else budget_bytes, deadline)
+        chosen = [named[row[3]] for named, row in zip(self.configurations, answer.rows, strict=True)]
         return Division(
-            objective_s=total(found.rows)[1] / PICOSECONDS,
-            bound_s=found.bound_ps / PICOSECONDS,
-            status=Status.OPTIMAL if found.proven else Status.FEASIBLE,
+            objective_s=total(answer.rows)[1] / PICOSECONDS,
+            bound_s=answer.bound_ps / PICOSECONDS,
+            status=Status.OPTIMAL if answer.proven else Status.FEASIBLE,
             solve_time_s=time.perf_counter() - start,
             assignment=dict(zip(self.counts, chosen, strict=True)),
             options=dict(zip(self.counts, self.configurations, strict=True)),
             counts=self.counts,
             budget_bytes=budget_bytes,
             undominated_options=sum(map(len, self.rows)),
-            remaining_options=found.remaining_options,
-            solver=found.solver,
-            notes=found.notes,
+            remaining_options=answer.remaining_options,
+            solver=answer.solver,
+            notes=answer.notes,
         )
 
 
@@ -185,10 +188,13 @@ def solve_wd(
 ) -> Division[Key]:
     """Choose a configuration for each problem, with the least sum of count x time within the workspace budget.
 
-    budget_bytes: None if there is no budget. counts: how often each problem occurs; None if each occurs once. All
-    occurrences of a problem share one segment of the workspace. Ties: less workspace, then fewer micro-batches, then by
-    name, problem by problem in the order of their ``repr``. An answer with ``Status.OPTIMAL`` is the same on every
-    machine. If the proof exceeds the time limit or ``MOST_SUMS``, the answer is the best so far, with its proven gap.
+    All occurrences of a problem share one segment of the workspace. Ties: less workspace, then fewer micro-batches,
+    then by name, problem by problem in the order of their ``repr``. An answer with ``Status.OPTIMAL`` is the same on
+    every machine. If the proof exceeds the time limit or ``MOST_SUMS``, the answer is the best so far, with its proven
+    gap.
+
+    budget_bytes: None if there is no budget.
+    counts: how often each problem occurs; None if each occurs once.
 
     Raises ``InfeasibleError`` with the smallest feasible budget and the problems that need the most of it, and
     ``InvalidInputError`` for invalid times, workspaces, counts or limits.
@@ -219,8 +225,8 @@ def _check(options: Mapping[Key, Sequence[Configuration]], counts: Mapping[Key, 
             if not 0 <= c.time_s * PICOSECONDS < math.inf:
                 raise InvalidInputError(f"{key}: time_s of {c} is {c.time_s}; it must be finite and at least 0")
             if not (isinstance(c.workspace_bytes, int) and c.workspace_bytes >= 0):
-                what = f"{key}: workspace_bytes of {c} is {c.workspace_bytes}"
-                raise InvalidInputError(f"{what}; it must be a whole number of at least 0")
+                subject = f"{key}: workspace_bytes of {c} is {c.workspace_bytes}"
+                raise InvalidInputError(f"{subject}; it must be a whole number of at least 0")
     if empty := [key for key, configurations in options.items() if not configurations]:
         raise InfeasibleError(
             f"no budget is enough, because there is no configuration of some problems; measure again: {_some(empty)}"
@@ -228,8 +234,8 @@ def _check(options: Mapping[Key, Sequence[Configuration]], counts: Mapping[Key, 
 
 
 def _some(items: Sequence[object]) -> str:
-    more = f"; and {len(items) - NAMED} more" if len(items) > NAMED else ""
-    return "; ".join(map(str, items[:NAMED])) + more
+    ending = f"; and {len(items) - NAMED} more" if len(items) > NAMED else ""
+    return "; ".join(map(str, items[:NAMED])) + ending
 
 
 # Curves
@@ -265,12 +271,12 @@ def budget_curve(
     check_limits(None, time_limit_s)
     problem = DivisionProblem.of(options, counts)
     turns = _spread(breakpoints(problem.rows), points)
-    found: list[CurvePoint] = []
+    curve: list[CurvePoint] = []
     for budget in sorted({*turns, *budgets}):
         check_limits(budget, None)
         time_s = problem.divide(budget, time_limit_s).objective_s
-        found.append(CurvePoint(budget, min(time_s, found[-1].time_s) if found else time_s))  # after a timeout
-    return tuple(found)
+        curve.append(CurvePoint(budget, min(time_s, curve[-1].time_s) if curve else time_s))  # after a timeout
+    return tuple(curve)
 
 
 def limit_curve(
@@ -284,28 +290,30 @@ def limit_curve(
 
     The curve has at most ``points`` limits (at least 2), and the feasible ones of ``limits`` in addition.
     """
-    smallest = max((min(c.workspace_bytes for c in each) for each in options.values()), default=0)
+    smallest = max((min(c.workspace_bytes for c in choices) for choices in options.values()), default=0)
 
     def time_s(limit: int) -> float:
-        fitting = ((counts[key], [c for c in each if c.workspace_bytes <= limit]) for key, each in options.items())
-        return sum(count * min(c.time_s for c in few) for count, few in fitting)
+        seconds = 0.0
+        for key, choices in options.items():
+            seconds += counts[key] * min(c.time_s for c in choices if c.workspace_bytes <= limit)
+        return seconds
 
-    sizes = {smallest, *(c.workspace_bytes for each in options.values() for c in each)}
+    sizes = {smallest, *(c.workspace_bytes for choices in options.values() for c in choices)}
     turns = [(size, time_s(size)) for size in sorted(sizes) if size >= smallest]
     falling = [turn for i, turn in enumerate(turns) if i == 0 or turn[1] < turns[i - 1][1]]
     wanted = _spread(falling, points) | {limit for limit in limits if limit >= smallest}
     return tuple(CurvePoint(limit, time_s(limit)) for limit in sorted(wanted))
 
 
-def _spread(turns: Sequence[tuple[int, float]], most: int) -> set[int]:
+def _spread(turns: Sequence[tuple[int, float]], limit: int) -> set[int]:
     """Return the bytes of at most ``most`` points of a decreasing curve, at even steps along it, with both ends."""
-    if most < 2:
-        raise InvalidInputError(f"points is {most}; a curve has at least 2")
-    if len(turns) <= most:
+    if limit < 2:
+        raise InvalidInputError(f"points is {limit}; a curve has at least 2")
+    if len(turns) <= limit:
         return {size for size, _ in turns}
     (first_bytes, first_time), (last_bytes, last_time) = turns[0], turns[-1]
     width, height = last_bytes - first_bytes, first_time - last_time
     along = [(size - first_bytes) / width + (first_time - time) / height for size, time in turns]
-    wanted = [along[-1] * i / (most - 1) for i in range(most)]
+    wanted = [along[-1] * i / (limit - 1) for i in range(limit)]
     nearest = (min(range(len(turns)), key=lambda i: abs(along[i] - at)) for at in wanted)
     return {turns[i][0] for i in nearest}

@@ -43,9 +43,11 @@ PICOSECONDS = 1e12  # per second
 class CostArrays:
     """The measurements of one problem as arrays, repeated ones merged. Algorithms are numbered in order of their names.
 
-    setup_ps, prepared_bytes: (algorithms,). step_ps, scratch_bytes: (algorithms, batch_size + 1), indexed by the
-    micro-batch size; ``step_ps`` is infinite for sizes that were not measured. free: numbers of the algorithms without
-    setup time and prepared bytes, which cost only the time of steps.
+    setup_ps: (algorithms,).
+    prepared_bytes: (algorithms,).
+    step_ps: (algorithms, batch_size + 1), indexed by the micro-batch size; infinite for sizes that were not measured.
+    scratch_bytes: (algorithms, batch_size + 1), likewise.
+    free: numbers of the algorithms without setup time and prepared bytes, which cost only the time of steps.
     """
 
     names: tuple[str, ...]
@@ -88,15 +90,15 @@ def pool(measurements: Sequence[Measurement], batch_size: int) -> CostArrays:
     """
     batch_size = whole(batch_size, "batch_size", 1)
     for measurement in measurements:
-        what = f"measurement of {measurement.micro_config.algorithm} {measurement.micro_config.micro_batch_size}"
+        subject = f"measurement of {measurement.micro_config.algorithm} {measurement.micro_config.micro_batch_size}"
         for name in ("setup_s", "step_s", "prepared_bytes", "scratch_bytes"):
             value = getattr(measurement, name)
             if not 0 <= value * PICOSECONDS < math.inf:
                 raise InvalidInputError(
-                    f"{what}: {name} is {value}; it must be finite and at least 0; measure it again"
+                    f"{subject}: {name} is {value}; it must be finite and at least 0; measure it again"
                 )
-    by_algorithm = grouped((one.micro_config.algorithm, one) for one in measurements)
-    by_micro_config = grouped((one.micro_config, one) for one in measurements)
+    by_algorithm = grouped((measurement.micro_config.algorithm, measurement) for measurement in measurements)
+    by_micro_config = grouped((measurement.micro_config, measurement) for measurement in measurements)
     names = tuple(sorted(by_algorithm))
     step_ps = np.full((len(names), batch_size + 1), np.inf)
     scratch_bytes = np.zeros(step_ps.shape, dtype=np.int64)
@@ -154,7 +156,7 @@ def _sweep(costs: CostArrays, sets: Sequence[AlgorithmSet]) -> Rows:
     preparing_no_more = np.searchsorted(prepared_bytes[singles], prepared_bytes, side="right")
 
     nothing = np.empty(0, dtype=np.int64)
-    found = [Rows(nothing, nothing, np.empty(0), nothing)]
+    candidates = [Rows(nothing, nothing, np.empty(0), nothing)]
     algorithms, sizes = np.nonzero(np.isfinite(costs.step_ps))
     order = np.lexsort((algorithms, -sizes, costs.scratch_bytes[algorithms, sizes]))  # least scratch, then largest size
     for algorithm, size in zip(algorithms[order].tolist(), sizes[order].tolist(), strict=True):
@@ -166,10 +168,10 @@ def _sweep(costs: CostArrays, sets: Sequence[AlgorithmSet]) -> Rows:
         steps_ps = table[changed]
         before = steps_ps[:, size:].copy()
         # Allow one more step, then two more, four more, ..., which covers any number of steps.
-        more, more_ps = size, step_ps
-        while more < steps_ps.shape[1]:
-            np.minimum(steps_ps[:, more:], steps_ps[:, :-more] + more_ps, out=steps_ps[:, more:])
-            more, more_ps = 2 * more, 2 * more_ps
+        added, added_ps = size, step_ps
+        while added < steps_ps.shape[1]:
+            np.minimum(steps_ps[:, added:], steps_ps[:, :-added] + added_ps, out=steps_ps[:, added:])
+            added, added_ps = 2 * added, 2 * added_ps
         table[changed] = steps_ps
         after = steps_ps[:, size:]
         time_ps = after + setup_ps[changed, None]
@@ -181,8 +183,8 @@ def _sweep(costs: CostArrays, sets: Sequence[AlgorithmSet]) -> Rows:
         bounds = np.minimum(least_ps[preparing_less[changed], size:], least_ps[preparing_no_more[changed], size:] + 1)
         rows, columns = np.nonzero((after < before) & (time_ps < bounds))
         workspace_bytes = prepared_bytes[changed] + costs.scratch_bytes[algorithm, size]
-        found.append(Rows(changed[rows], columns + size, time_ps[rows, columns], workspace_bytes[rows]))
-    return Rows(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        candidates.append(Rows(changed[rows], columns + size, time_ps[rows, columns], workspace_bytes[rows]))
+    return Rows(*(np.concatenate(column) for column in zip(*candidates, strict=True)))
 
 
 # Desirable sets
@@ -296,22 +298,22 @@ def desirable_sets(measurements: Sequence[Measurement], batch_size: int) -> Desi
     costs = pool(measurements, batch_size)
     paid = sorted(frozenset(range(len(costs.names))) - costs.free)
     sets = [frozenset(members) for size in range(3) for members in combinations(paid, size)]
-    found = _sweep(costs, sets)
-    larger = _larger_sets(sets, found)
+    candidates = _sweep(costs, sets)
+    larger = _larger_sets(sets, candidates)
     if larger:
         sets = [*sets, *larger]
-        found = _sweep(costs, sets)
-    return DesirableSets(batch_size, costs, tuple(sets), _pareto(found))
+        candidates = _sweep(costs, sets)
+    return DesirableSets(batch_size, costs, tuple(sets), _pareto(candidates))
 
 
-def _larger_sets(sets: Sequence[AlgorithmSet], found: Rows) -> list[AlgorithmSet]:
+def _larger_sets(sets: Sequence[AlgorithmSet], candidates: Rows) -> list[AlgorithmSet]:
     """Return the sets of three or more algorithms in which the sweep found every pair useful; no others can matter.
 
     If the sweep finds nothing for a pair, another set covers the same samples with no more scratch in less time, or in
     the same time with fewer prepared bytes. That set can replace the pair in any larger configuration, which is
     therefore not in the desirable set.
     """
-    pairs = {sets[i] for i in np.unique(found.set_number) if len(sets[i]) == 2}
+    pairs = {sets[i] for i in np.unique(candidates.set_number) if len(sets[i]) == 2}
     larger: list[AlgorithmSet] = []
     cliques = pairs
     while cliques:
@@ -325,17 +327,18 @@ def _larger_sets(sets: Sequence[AlgorithmSet], found: Rows) -> list[AlgorithmSet
     return larger
 
 
-def _pareto(found: Rows) -> Rows:
+def _pareto(candidates: Rows) -> Rows:
     """Keep the Pareto front of each n.
 
     A configuration is kept if it is faster than all with less workspace, and no slower than any with the same
     workspace.
     """
-    found = found.take(np.lexsort((found.time_ps, found.workspace_bytes, found.n)))
-    times, rank = np.unique(found.time_ps, return_inverse=True)
-    key = rank - found.n * (times.size + 1)  # decreases from one n to the next, so that one running minimum serves all
-    new_point = (np.diff(found.n, prepend=-1) != 0) | (np.diff(found.workspace_bytes, prepend=-1) != 0)
+    candidates = candidates.take(np.lexsort((candidates.time_ps, candidates.workspace_bytes, candidates.n)))
+    times, rank = np.unique(candidates.time_ps, return_inverse=True)
+    # The key decreases from one n to the next, so that one running minimum serves all.
+    key = rank - candidates.n * (times.size + 1)
+    new_point = (np.diff(candidates.n, prepend=-1) != 0) | (np.diff(candidates.workspace_bytes, prepend=-1) != 0)
     least = key[new_point]
     least_before = np.minimum.accumulate(np.concatenate([[1], least[:-1]]))
     point = np.cumsum(new_point) - 1
-    return found.take(np.flatnonzero((key == least[point]) & (least < least_before)[point]))
+    return candidates.take(np.flatnonzero((key == least[point]) & (least < least_before)[point]))

@@ -284,7 +284,7 @@ def integer_program(
     import pulp  # Imported here because it takes 0.1 s, and only workspace division needs it.
 
     program = pulp.LpProblem("division", pulp.LpMinimize)
-    picks = [[pulp.LpVariable(name, cat="Binary") for name in own] for own in names]
+    picks = [[pulp.LpVariable(name, cat="Binary") for name in problem_names] for problem_names in names]
     pairs = [pair for rows, pick in zip(choices, picks, strict=True) for pair in zip(rows, pick, strict=True)]
     program += pulp.LpAffineExpression((x, row[1]) for row, x in pairs), "time_ps"
     if budget is not None:

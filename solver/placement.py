@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import inf
 
 from mucudnn.solver.knapsack import programs, pulp_without_warnings, run_program
@@ -43,22 +44,26 @@ def place(
     arena = _Arena(buffers, overlaps or {})
     offsets, size = arena.greedy({})
     if size > limit_bytes:
-        large = [index for index, of_buffer in enumerate(arena.sizes) if of_buffer > size * _SMALL]
-        offsets, size = min((offsets, size), arena.greedy(arena.solved(large, size)), key=lambda found: found[1])
+        large = [index for index, size_bytes in enumerate(arena.sizes) if size_bytes > size * _SMALL]
+        offsets, size = min((offsets, size), arena.greedy(arena.solved(large, size)), key=lambda placed: placed[1])
     return offsets, size
 
 
 class _Arena:
-    """Buffers to be placed. sizes: aligned bytes. together: of each, those that are alive together with it."""
+    """Buffers to be placed.
+
+    sizes: aligned bytes.
+    together: of each buffer, those that are alive together with it.
+    """
 
     def __init__(self, buffers: Sequence[Buffer], overlaps: Mapping[tuple[int, int], int]) -> None:
-        self.buffers, self.sizes = buffers, [aligned(one.size_bytes) for one in buffers]
+        self.buffers, self.sizes = buffers, [aligned(buffer.size_bytes) for buffer in buffers]
         self.distances = {pair: aligned(distance) for pair, distance in overlaps.items()}
-        used = [(index, one) for index, one in enumerate(buffers) if one.size_bytes]
-        self.together = [
-            [other for other, its in used if other != index and its.start <= one.end and one.start <= its.end]
-            for index, one in enumerate(buffers)
-        ]
+        self.together: list[list[int]] = [[] for _ in buffers]
+        used = [(index, buffer) for index, buffer in enumerate(buffers) if buffer.size_bytes]
+        for (i, buffer), (j, neighbour) in product(enumerate(buffers), used):
+            if i != j and neighbour.start <= buffer.end and buffer.start <= neighbour.end:
+                self.together[i].append(j)
 
     def gap(self, low: int, high: int) -> int:
         """Return the least distance from the start of the lower buffer to that of the higher one."""
@@ -71,9 +76,10 @@ class _Arena:
         top = max((offset + self.sizes[index] for index, offset in offsets.items()), default=0)
         left = [index for index in range(len(self.sizes)) if index not in placed]
         for index in sorted(left, key=lambda index: (-self.buffers[index].size_bytes, self.buffers[index].start)):
-            others = [other for other in self.together[index] if other in offsets]
             barred = [
-                (offsets[other] - self.gap(index, other), offsets[other] + self.gap(other, index)) for other in others
+                (offsets[neighbour] - self.gap(index, neighbour), offsets[neighbour] + self.gap(neighbour, index))
+                for neighbour in self.together[index]
+                if neighbour in offsets
             ]
             offsets[index] = _best_start(barred, self.sizes[index], bottom, top)
             bottom, top = min(bottom, offsets[index]), max(top, offsets[index] + self.sizes[index])
@@ -91,11 +97,11 @@ class _Arena:
             program += top
             for index in large:
                 program += starts[index] + self.sizes[index] / size <= top
-                for other in self.together[index]:
-                    if other in starts and other > index:
-                        is_above = pulp.LpVariable(f"above_{index}_{other}", cat="Binary")
-                        program += starts[index] + self.gap(index, other) / size <= starts[other] + 2 * (1 - is_above)
-                        program += starts[other] + self.gap(other, index) / size <= starts[index] + 2 * is_above
+                for above in self.together[index]:
+                    if above in starts and above > index:
+                        is_above = pulp.LpVariable(f"above_{index}_{above}", cat="Binary")
+                        program += starts[index] + self.gap(index, above) / size <= starts[above] + 2 * (1 - is_above)
+                        program += starts[above] + self.gap(above, index) / size <= starts[index] + 2 * is_above
         for name in programs():
             try:
                 run_program(program, name, _LIMIT_S)
@@ -105,7 +111,7 @@ class _Arena:
         offsets: dict[int, int] = {}
         order = {index: (round(starts[index].varValue or 0.0, 6), -self.buffers[index].start) for index in large}
         for index in sorted(large, key=order.__getitem__):  # of two at one place, the one written over the other first
-            below = [offsets[other] + self.gap(other, index) for other in self.together[index] if other in offsets]
+            below = [offsets[low] + self.gap(low, index) for low in self.together[index] if low in offsets]
             offsets[index] = max(below, default=0)
         return offsets
 
@@ -116,11 +122,11 @@ def aligned(size_bytes: int) -> int:
 
 def _best_start(barred: Sequence[tuple[int, int]], size: int, bottom: int, top: int) -> int:
     """Return where a buffer starts in the arena from ``bottom`` to ``top``, not inside the barred ranges."""
-    found: list[tuple[int, float, int]] = []
+    starts: list[tuple[int, float, int]] = []  # growth of the arena, size of the gap, minus the start
     end = min([bottom, *(low for low, _ in barred)])
     for low, high in [*sorted(barred), (inf, inf)]:
         if low >= end:
             growth = max(bottom - end, 0) + max(end + size - top, 0)
-            found.append((growth, low - end if end >= bottom else inf, -end))
+            starts.append((growth, low - end if end >= bottom else inf, -end))
         end = max(end, high)  # type: ignore[assignment]
-    return -min(found)[2]
+    return -min(starts)[2]

@@ -15,12 +15,13 @@ operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mucudnn.core.values import grouped
 from mucudnn.solver.bands import Cut, Graph, Indices, Ranges, Segment, Vertex
@@ -32,7 +33,8 @@ from mucudnn.solver.bands import Cut, Graph, Indices, Ranges, Segment, Vertex
 class Overlap:
     """The result of operator ``written`` may overlap that of ``read``, which its segment reads for the last time.
 
-    distance_bytes: by which the latter starts at least behind the former. saved_bytes: what both need less together.
+    distance_bytes: by which the latter starts at least behind the former.
+    saved_bytes: what both need less together.
     """
 
     read: int
@@ -45,9 +47,12 @@ class Overlaps:
     """The results that a segment before ``stop`` may write over earlier ones, while operators are added from the last.
 
     first: of each earlier result that is not needed later, the byte of a sample at which band k and later ones begin to
-    read. last_reader: of these, the last operator that reads. written: results that are whole, of ``sizes`` bytes;
-    ends: of each, the bytes of a sample that are written after band k. saving: what overlaps would save, by what is
-    read: minus the bytes, what is read and written, and the distance.
+    read.
+    last_reader: of these, the last operator that reads.
+    written: results that are whole.
+    sizes: their bytes.
+    ends: of each, the bytes of a sample that are written after band k.
+    saving: what overlaps would save, by what is read: minus the bytes, what is read and written, and the distance.
     """
 
     def __init__(self, graph: Graph, stop: int, cut: Cut) -> None:
@@ -75,17 +80,18 @@ class Overlaps:
             changed.add(source)
         if len(self.written):
             self.saving |= {read: self._savings(read) for read in changed}
-        found, taken = list[Overlap](), set[int]()
+        # Take the overlaps that save most, no result twice.
+        overlaps, taken = list[Overlap](), set[int]()
         for less_bytes, read, written, distance in sorted(chain.from_iterable(self.saving.values())):
             if read not in taken and written not in taken:
-                found.append(Overlap(read, written, distance, -less_bytes))
+                overlaps.append(Overlap(read, written, distance, -less_bytes))
                 taken |= {read, written}
-        return found
+        return overlaps
 
     def _first_reads(self, operator: Vertex, ranges: Ranges) -> Iterator[tuple[int, Indices]]:
         """Yield what an operator reads and no operator after the segment, with the values for ``first``."""
-        reads = [*((source, None) for source in operator.whole), *((one.source, one.first) for one in operator.reaches)]
-        for source, first in reads:
+        in_rows = ((reach.source, reach.first) for reach in operator.reaches)
+        for source, first in (*((source, None) for source in operator.whole), *in_rows):
             if source in self.graph.may_be_overwritten and self.graph.last_use[source] < self.stop:
                 if first is None or self.cut.bands == 1:
                     yield source, np.zeros(self.cut.bands, np.int64)
@@ -97,17 +103,17 @@ class Overlaps:
         """Return what the overlaps of a result that is read with those that are written would save, where they do."""
         samples, at_once = self.graph.samples, self.cut.samples
         read_bytes = self.graph.operators[read].whole_bytes
-        of_read, of_written = read_bytes // samples, self.sizes // samples
+        sample_bytes, written_sample_bytes = read_bytes // samples, self.sizes // samples
         before_last = (samples - 1) // at_once * at_once  # samples
         first = self.first[read]
-        later = np.append(first[1:], first[0] + at_once * of_read)
+        later = np.append(first[1:], first[0] + at_once * sample_bytes)
         has_read = self.last_reader[read] < self.written  # a band has read what it needs before it writes
         distances = (self.ends - np.where(has_read[:, None], later, first)).max(1)
-        distances += (at_once - 1) * of_written
-        distances = np.maximum(distances + np.maximum(before_last * (of_written - of_read), 0), 0)
+        distances += (at_once - 1) * written_sample_bytes
+        distances = np.maximum(distances + np.maximum(before_last * (written_sample_bytes - sample_bytes), 0), 0)
         saved = np.minimum(read_bytes, self.sizes - distances)
-        every = zip(saved.tolist(), self.written.tolist(), distances.tolist(), strict=True)
-        return [(-size, read, written, distance) for size, written, distance in every if size > 0]
+        pairs = zip(saved.tolist(), self.written.tolist(), distances.tolist(), strict=True)
+        return [(-size, read, written, distance) for size, written, distance in pairs if size > 0]
 
 
 _T = TypeVar("_T")
@@ -142,9 +148,10 @@ def segment_costs(graph: Graph, stop: int, cut: Cut) -> Iterator[tuple[int, Cut,
     # Of each variant: seconds, lasting bytes, and bytes of bands and scratch alive with each operator.
     time_s, lasting_bytes = [0.0] * len(variants), [0] * len(variants)
     alive = np.zeros((len(variants), stop), np.int64)
-    found: list[list[tuple[int, Cut, int, float]]] = [[] for _ in variants]
+    segments: list[list[tuple[int, Cut, int, float]]] = [[] for _ in variants]
     for index, ranges in graph.ranges(graph.starts(stop)[-1], stop, cut):
-        overlapping_bytes = sum(one.saved_bytes for one in overlaps.add(index, ranges))
+        # What the operator adds to all variants alike.
+        overlapping_bytes = sum(overlap.saved_bytes for overlap in overlaps.add(index, ranges))
         operator, computed = graph.operators[index], ranges.computed
         calls, rows = batches * int(np.count_nonzero(computed)), graph.samples * int(computed.sum())
         largest = int(computed.max()) * cut.samples
@@ -154,16 +161,15 @@ def segment_costs(graph: Graph, stop: int, cut: Cut) -> Iterator[tuple[int, Cut,
             band_bytes, kept_bytes = 0, operator.whole_bytes
         elif cut.keeps and cut.bands > 1:
             kept_bytes = ranges.kept * cut.samples * operator.row_bytes
-        for number, of_variant in enumerate(variants):
-            costs = operator.costs_of(of_variant)
+        for number, variant in enumerate(variants):
+            costs = operator.costs_of(variant)
             time_s[number] += costs.setup_s + costs.call_s * calls + costs.row_s * rows
             lasting_bytes[number] += costs.prepared_bytes + kept_bytes
             alive[number, index : end + 1] += band_bytes
             alive[number, index] += costs.scratch_bytes + costs.scratch_row_bytes * largest
             needed = lasting_bytes[number] + int(alive[number, index:].max()) - overlapping_bytes
-            found[number].append((index, of_variant, needed, time_s[number]))
-    for segments in found:
-        yield from segments
+            segments[number].append((index, variant, needed, time_s[number]))
+    yield from chain.from_iterable(segments)
 
 
 # Plans
@@ -184,30 +190,32 @@ def plans(graph: Graph) -> tuple[Plan, ...]:
     # Of the operators before each index, the points of the Pareto front: bytes, seconds, the number of the point at the
     # start of its last segment, and that segment.
     fronts = [(nothing, nothing.astype(np.float64), nothing, list[Segment]())]
-    for of_stop in _segments(graph):
-        options = grouped((segment.start, (nbytes, seconds, segment)) for nbytes, seconds, segment in of_stop)
-        found = [
-            (segment, np.maximum(fronts[start][0], memory_bytes), fronts[start][1] + seconds)
-            for start, of_start in options.items()
-            for memory_bytes, seconds, segment in undominated(of_start)
-        ]
-        memory, time_s = (np.concatenate([one[i] for one in found]) for i in (1, 2))
-        sizes = [len(one[1]) for one in found]
-        last = np.repeat(np.arange(len(found)), sizes)
-        before = np.concatenate([np.arange(size) for size in sizes])
+    for segments in _segments(graph):
+        # Extend the points at the start of each segment by it.
+        by_start = grouped((segment.start, (size_bytes, seconds, segment)) for size_bytes, seconds, segment in segments)
+        useful = [option for options in by_start.values() for option in undominated(options)]
+        starts = [fronts[segment.start] for _, _, segment in useful]
+        memory = np.concatenate([np.maximum(front[0], option[0]) for front, option in zip(starts, useful, strict=True)])
+        time_s = np.concatenate([front[1] + option[1] for front, option in zip(starts, useful, strict=True)])
+        last = np.repeat(np.arange(len(useful)), [len(front[0]) for front in starts])
+        before = np.concatenate([np.arange(len(front[0])) for front in starts])
+        # Keep those that are faster than all with less memory.
         order = np.lexsort((time_s, memory))
         fastest = np.minimum.accumulate(time_s[order])
         kept = order[np.concatenate(([True], fastest[1:] < fastest[:-1]))]
-        fronts.append((memory[kept], time_s[kept], before[kept], [found[number][0] for number in last[kept]]))
-    made = []
-    for point in range(len(fronts[-1][3])):
-        number, (memory, time_s, before, ending), segments = point, fronts[-1], list[Segment]()
-        plan_bytes, plan_s = int(memory[number]), float(time_s[number])
-        while ending:
-            segments.append(ending[number])
-            number, (_, _, before, ending) = int(before[number]), fronts[segments[-1].start]
-        made.append(Plan(plan_bytes, plan_s, tuple(reversed(segments))))
-    return tuple(made)
+        fronts.append((memory[kept], time_s[kept], before[kept], [useful[number][2] for number in last[kept]]))
+    return tuple(_plan_of_point(fronts, number) for number in range(len(fronts[-1][3])))
+
+
+def _plan_of_point(fronts: Sequence[tuple[Indices, NDArray[np.float64], Indices, list[Segment]]], number: int) -> Plan:
+    """Return the plan of a point of the last front, by following its segments to the start."""
+    memory, time_s, before, last_segments = fronts[-1]
+    memory_bytes, seconds, segments = int(memory[number]), float(time_s[number]), list[Segment]()
+    while last_segments:
+        segments.append(last_segments[number])
+        number = int(before[number])
+        _, _, before, last_segments = fronts[segments[-1].start]
+    return Plan(memory_bytes, seconds, tuple(reversed(segments)))
 
 
 def plan_within(graph: Graph, budget_bytes: int) -> tuple[Plan, tuple[int, ...]]:
@@ -216,19 +224,20 @@ def plan_within(graph: Graph, budget_bytes: int) -> tuple[Plan, tuple[int, ...]]
     If no plan is within the budget, it is one whose segments exceed it by the fewest bytes in total.
     """
     best: list[tuple[int, float, int, Segment | None]] = [(0, 0.0, 0, None)]  # excess, seconds, bytes, last segment
-    for of_stop in _segments(graph):
+    for segments in _segments(graph):
         points = (
-            (best[one.start][0] + max(memory - budget_bytes, 0), best[one.start][1] + time_s, memory, one)
-            for memory, time_s, one in of_stop
+            (best[segment.start][0] + max(memory - budget_bytes, 0), best[segment.start][1] + time_s, memory, segment)
+            for memory, time_s, segment in segments
         )
         best.append(min(points, key=lambda point: point[:3]))
-    found = []
-    _, time_s, memory, segment = best[-1]
-    while segment is not None:
-        found.append((memory, segment))
-        _, _, memory, segment = best[segment.start]
-    needed, segments = zip(*reversed(found), strict=True) if found else ((0,), ())
-    return Plan(max(needed), time_s, segments), needed
+    _, time_s, memory, last = best[-1]
+    chosen, sizes = list[Segment](), list[int]()
+    while last is not None:
+        chosen.append(last)
+        sizes.append(memory)
+        _, _, memory, last = best[last.start]
+    needed = tuple(reversed(sizes)) or (0,)
+    return Plan(max(needed), time_s, tuple(reversed(chosen))), needed
 
 
 def _live_bytes(graph: Graph) -> list[int]:
@@ -240,16 +249,15 @@ def _live_bytes(graph: Graph) -> list[int]:
     return live
 
 
-def _segments(graph: Graph) -> Iterator[Iterator[tuple[int, float, Segment]]]:
+def _segments(graph: Graph) -> Iterator[list[tuple[int, float, Segment]]]:
     """Yield for each number of operators the segments that end there, with all bytes in use and the seconds."""
     live = _live_bytes(graph)
-
-    def ending(stop: int) -> Iterator[tuple[int, float, Segment]]:
+    for stop in range(1, len(graph) + 1):
+        segments = []
         for cut in cuts(graph, stop):
-            for start, of_variant, needed, time_s in segment_costs(graph, stop, cut):
-                yield live[start] + needed, time_s, Segment(start, stop, of_variant)
-
-    return map(ending, range(1, len(graph) + 1))
+            for start, variant, needed, time_s in segment_costs(graph, stop, cut):
+                segments.append((live[start] + needed, time_s, Segment(start, stop, variant)))
+        yield segments
 
 
 def closer(graph: Graph, plan: Plan) -> Plan:
@@ -259,35 +267,42 @@ def closer(graph: Graph, plan: Plan) -> Plan:
     the most bytes in use at a time. The first variant runs where there is memory for it: the scratch of a later one,
     which may be torch's, is not part of the arena.
     """
-
-    def saved_bytes(one: Segment) -> int:
-        overlaps, found = Overlaps(graph, one.stop, one.cut), list[Overlap]()
-        for index, ranges in graph.ranges(one.start, one.stop, one.cut):
-            found = overlaps.add(index, ranges)
-        return sum(overlap.saved_bytes for overlap in found)
-
     live, time_s, segments = _live_bytes(graph), plan.time_s, list[Segment]()
-    for one in plan.segments:
-        segments.append(one)
-        if graph.operators[one.start].is_barrier:
+    for segment in plan.segments:
+        if graph.operators[segment.start].is_barrier:
+            segments.append(segment)
             continue
-        tried = cuts(graph, one.stop) if saved_bytes(one) else [one.cut]
-        costs = (found for cut in tried for found in segment_costs(graph, one.stop, cut))
-        alike = [(replace(one, cut=cut), size, seconds) for start, cut, size, seconds in costs if start == one.start]
-        ordered = (
-            (-saved_bytes(other), other.cut.variant, size, seconds, other)
-            for other, size, seconds in alike
-            if live[one.start] + size <= plan.memory_bytes
-        )
-        *_, seconds, segments[-1] = min(ordered, key=lambda found: found[:4])
-        time_s += seconds - next(of for other, _, of in alike if other == one)
+        # Segments of the same operators, by how many bytes their overlaps save, the most first.
+        tried = cuts(graph, segment.stop) if _saved_bytes(graph, segment) else [segment.cut]
+        seconds_of: dict[Segment, float] = {}
+        ranked = []
+        for start, cut, size_bytes, seconds in chain.from_iterable(
+            segment_costs(graph, segment.stop, cut) for cut in tried
+        ):
+            if start != segment.start:
+                continue
+            alike = replace(segment, cut=cut)
+            seconds_of[alike] = seconds
+            if live[start] + size_bytes <= plan.memory_bytes:
+                ranked.append((-_saved_bytes(graph, alike), cut.variant, size_bytes, seconds, alike))
+        *_, chosen = min(ranked, key=lambda row: row[:4])
+        segments.append(chosen)
+        time_s += seconds_of[chosen] - seconds_of[segment]
     return replace(plan, time_s=time_s, segments=tuple(segments))
+
+
+def _saved_bytes(graph: Graph, segment: Segment) -> int:
+    """Return the bytes that the overlaps of a segment save, with all of its operators."""
+    overlaps, current = Overlaps(graph, segment.stop, segment.cut), list[Overlap]()
+    for index, ranges in graph.ranges(segment.start, segment.stop, segment.cut):
+        current = overlaps.add(index, ranges)
+    return sum(overlap.saved_bytes for overlap in current)
 
 
 def undominated(points: Iterable[tuple[int, float, _T]]) -> list[tuple[int, float, _T]]:
     """Return the points (bytes, seconds, anything) that no other beats in both numbers, from the least bytes on."""
     kept: list[tuple[int, float, _T]] = []
-    for point in sorted(points, key=lambda one: one[:2]):
+    for point in sorted(points, key=lambda point: point[:2]):
         if not kept or point[1] < kept[-1][1]:
             kept.append(point)
     return kept

@@ -24,8 +24,9 @@ Order = tuple[int, ...]  # operators in order of execution, by index, some of th
 def orders_within(graph: Graph, budget_bytes: int, enough_s: float) -> Iterator[Order]:
     """Yield orders of a graph's operators that recompute results, each better than the one before.
 
-    Better is a plan that exceeds the budget by fewer bytes, or a faster one that exceeds it by no more. enough_s: the
-    seconds of a plan within the budget that need not be improved.
+    Better is a plan that exceeds the budget by fewer bytes, or a faster one that exceeds it by no more.
+
+    enough_s: the seconds of a plan within the budget that need not be improved.
     """
 
     def planned(order: Order) -> _Planned:
@@ -36,23 +37,26 @@ def orders_within(graph: Graph, budget_bytes: int, enough_s: float) -> Iterator[
     for _ in range(_MOST_TENSORS):
         if best.excess_bytes == 0 and best.plan.time_s <= enough_s:
             return
-        largest = sorted(zip(best.needed, best.plan.segments, strict=True), key=lambda one: -one[0])
+        largest = sorted(zip(best.needed, best.plan.segments, strict=True), key=lambda pair: -pair[0])
         for _, segment in largest[:_SEGMENTS]:
-            tried = map(planned, _repeating(graph, best, segment))
-            found = min(tried, key=lambda one: (one.excess_bytes, one.plan.time_s), default=best)
-            is_faster = found.plan.time_s < (1 - _LEAST_GAIN) * best.plan.time_s
-            if found.excess_bytes < (1 - _LEAST_GAIN) * best.excess_bytes or (
-                is_faster and found.excess_bytes <= best.excess_bytes
-            ):
+            candidates = map(planned, _repeating(graph, best, segment))
+            least = min(candidates, key=lambda candidate: (candidate.excess_bytes, candidate.plan.time_s), default=best)
+            is_smaller = least.excess_bytes < (1 - _LEAST_GAIN) * best.excess_bytes
+            is_faster = least.plan.time_s < (1 - _LEAST_GAIN) * best.plan.time_s
+            if is_smaller or (is_faster and least.excess_bytes <= best.excess_bytes):
                 break
         else:
             return
-        best = found
+        best = least
         yield best.order
 
 
 class _Planned(NamedTuple):
-    """An order with its plan. needed: the bytes of each segment. excess_bytes: beyond the budget, in all segments."""
+    """An order with its plan.
+
+    needed: the bytes of each segment.
+    excess_bytes: beyond the budget, in all segments.
+    """
 
     order: Order
     plan: Plan
@@ -63,26 +67,26 @@ class _Planned(NamedTuple):
 def in_order(graph: Graph, order: Sequence[int]) -> Graph:
     """Return the graph that runs its operators in this order. Each reads what ran last of those that it may read."""
     numbers: dict[int, int] = {}
-    made = []
+    operators = []
     for number, index in enumerate(order):
-        one = graph.operators[index]
-        made.append(
+        operator = graph.operators[index]
+        operators.append(
             replace(
-                one,
-                reaches=tuple(replace(reach, source=numbers[reach.source]) for reach in one.reaches),
-                whole=tuple(map(numbers.__getitem__, one.whole)),
-                aliases=tuple(map(numbers.__getitem__, one.aliases)),
+                operator,
+                reaches=tuple(replace(reach, source=numbers[reach.source]) for reach in operator.reaches),
+                whole=tuple(map(numbers.__getitem__, operator.whole)),
+                aliases=tuple(map(numbers.__getitem__, operator.aliases)),
             )
         )
         numbers[index] = number
-    return Graph(made, graph.samples)
+    return Graph(operators, graph.samples)
 
 
 def _repeating(graph: Graph, planned: _Planned, during: Segment) -> Iterator[Order]:
-    """Yield orders that recompute one more of the results that are whole during a segment, the largest first."""
+    """Yield orders that recompute another of the results that are whole during a segment, the largest first."""
     order = planned.order
     current = in_order(graph, order)
-    segment_of = {index: one for one in planned.plan.segments for index in range(one.start, one.stop)}
+    segment_of = {index: segment for segment in planned.plan.segments for index in range(segment.start, segment.stop)}
     alive = [
         index
         for index in current.may_be_overwritten
@@ -94,8 +98,8 @@ def _repeating(graph: Graph, planned: _Planned, during: Segment) -> Iterator[Ord
         later = [(reader, reach) for reader, reach in current.readers[index] if reader >= first]
         if number < _CANDIDATES and all(reach is not None for _, reach in later):
             before = min(reader for reader, _ in later)
-            again = _needed(current, index, start, before)
-            yield _without_unread(graph, [*order[:before], *(order[one] for one in again), *order[before:]])
+            repeated = [order[place] for place in _needed(current, index, start, before)]
+            yield _without_unread(graph, [*order[:before], *repeated, *order[before:]])
             number += 1
 
 
@@ -105,22 +109,17 @@ def _needed(graph: Graph, index: int, start: int, before: int) -> list[int]:
     They are those of the result's own segment, which begins at ``start``, and earlier ones whose results are larger
     than what they read.
     """
-
-    def again(source: int) -> bool:
-        one = graph.operators[source]
-        if one.is_barrier or graph.last_use[source] >= before:
-            return False
-        return source >= start or sum(_size(graph, reach.source) for reach in one.reaches) < _size(graph, source)
-
-    found = {index}
-    for one in range(index, 0, -1):
-        if one in found:
-            found.update(reach.source for reach in graph.operators[one].reaches if again(reach.source))
-    return sorted(found)
-
-
-def _size(graph: Graph, index: int) -> int:
-    return graph.operators[index].rows * graph.operators[index].row_bytes
+    sizes = [operator.rows * operator.row_bytes for operator in graph.operators]
+    needed = {index}
+    for reader in range(index, 0, -1):
+        if reader not in needed:
+            continue
+        for source in (reach.source for reach in graph.operators[reader].reaches):
+            operator = graph.operators[source]
+            is_larger = sum(sizes[reach.source] for reach in operator.reaches) < sizes[source]
+            if not operator.is_barrier and graph.last_use[source] < before and (source >= start or is_larger):
+                needed.add(source)
+    return sorted(needed)
 
 
 def _without_unread(graph: Graph, order: Sequence[int]) -> Order:
@@ -128,9 +127,9 @@ def _without_unread(graph: Graph, order: Sequence[int]) -> Order:
     kept: list[int] = []
     read: set[int] = set()
     for index in reversed(order):
-        one = graph.operators[index]
-        if one.is_barrier or one.is_result or not graph.readers[index] or index in read:
+        operator = graph.operators[index]
+        if operator.is_barrier or operator.is_result or not graph.readers[index] or index in read:
             kept.append(index)
             read.discard(index)
-            read.update((*one.whole, *(reach.source for reach in one.reaches)))
+            read.update((*operator.whole, *(reach.source for reach in operator.reaches)))
     return tuple(reversed(kept))

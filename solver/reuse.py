@@ -39,7 +39,9 @@ def account_wr(
     """Find the fastest configuration for ``batch_size`` with at most ``limit_bytes`` of workspace.
 
     The answer is exact for the model of ``solver.front``. Ties: less workspace, then fewer micro-batches, then by name.
-    limit_bytes: None if there is no limit. what: name of the problem in errors.
+
+    limit_bytes: None if there is no limit.
+    what: name of the problem in errors.
 
     Raises ``InfeasibleError`` with the smallest feasible limit if nothing fits, ``InvalidInputError`` if the batch size
     is below 1, the limit below 0, or a measurement negative or not finite.

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation
+from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.algorithm import BaseAlgorithm, Epilogue, Workspace
 from mucudnn.kernels.compiled.library import (
     ELEMENTS,
@@ -36,10 +36,10 @@ from mucudnn.kernels.compiled.library import (
     why_not,
     why_too_large,
 )
+from mucudnn.kernels.memory import torch_dtype
 
 _MOST = 2**63 - 1
 _CHANNELS_LAST = MemoryFormat.CHANNELS_LAST  # a local name, because every call uses it
-_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
 _OPEN, STEP, _CLOSE = PHASES
 _ALL = sum(PHASES)
 
@@ -65,8 +65,7 @@ class CompiledAlgorithm(BaseAlgorithm):
         return 0
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        stage = self.stage(problem, _shapes(problem, micro_batch_size))
-        return Workspace(self._entry("prepared_bytes")(stage), self._entry("scratch_bytes")(stage))
+        return self.workspace_of(self.stage(problem, _shapes(problem, micro_batch_size)))
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if problem.operation is Operation.BACKWARD_FILTER:
@@ -105,35 +104,41 @@ class CompiledAlgorithm(BaseAlgorithm):
         workspace: Workspace,
     ) -> CompiledStage:
         """Return a callable that runs these slices of the mini-batch, with all arguments resolved except addresses."""
-        sizes = problem.k * problem.item_bytes, workspace.prepared_bytes, workspace.scratch_bytes
-        stage = self.stage(problem, _shapes(problem, batch_size), _ALL, sizes, slices)
-        return CompiledStage(self._entry("stage"), stage, problem)
+        stage = self.stage(problem, _shapes(problem, batch_size), _ALL, slices=slices)
+        return self.bound_to(problem, stage, workspace)
 
     def band(
         self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int
     ) -> tuple[CompiledStage, Workspace] | None:
         """Return a callable as ``bound`` does, and its workspace, for some rows of x and of y of ``n`` samples.
 
-        problem: of whole images, FORWARD or BACKWARD_DATA. rows: of x and y. above: rows of zeros above those of x.
         The filter is prepared before, by ``open``.
+
+        problem: of whole images, FORWARD or BACKWARD_DATA.
+        rows: of x and y.
+        above: rows of zeros above those of x.
         """
         extent, stride = problem.dilation[0] * (problem.window[0] - 1) + 1, problem.stride[0]
         missing = (rows[1] - 1) * stride + extent - above - rows[0]
         padding = above, 0 if -stride < missing < 0 else missing  # a stride may leave rows over
         shapes = self.shapes_of_band(problem, n, rows)
-        return self.bound_to(problem, self.stage(problem, shapes, STEP, slices=[slice(0, n)], padding=padding))
+        stage = self.stage(problem, shapes, STEP, slices=[slice(0, n)], padding=padding)
+        workspace = self.workspace_of(stage)
+        return self.bound_to(problem, stage, workspace), workspace
 
     def shapes_of_band(self, problem: ConvProblem, n: int, rows: tuple[int, int]) -> list[Sequence[int]]:
         """Return the shapes of x, w and y with so many rows, or frames, of x and of y."""
         x, w, y = _shapes(problem, n)
         return [(*x[:2], rows[0], *x[3:]), w, (*y[:2], rows[1], *y[3:])]
 
-    def bound_to(self, problem: ConvProblem, stage: Stage) -> tuple[CompiledStage, Workspace]:
-        """Return a callable that runs a stage, whose buffer sizes this sets, and its workspace."""
-        workspace = Workspace(self._entry("prepared_bytes")(stage), self._entry("scratch_bytes")(stage))
+    def workspace_of(self, stage: Stage) -> Workspace:
+        return Workspace(self._entry("prepared_bytes")(stage), self._entry("scratch_bytes")(stage))
+
+    def bound_to(self, problem: ConvProblem, stage: Stage, workspace: Workspace) -> CompiledStage:
+        """Return a callable that runs a stage, whose buffer sizes this sets."""
         sizes = problem.k * problem.item_bytes, workspace.prepared_bytes, workspace.scratch_bytes
         stage.bias_bytes, stage.prepared_bytes, stage.scratch_bytes = sizes
-        return CompiledStage(self._entry("stage"), stage, problem), workspace
+        return CompiledStage(self._entry("stage"), stage, problem)
 
     def stage(
         self,
@@ -146,19 +151,48 @@ class CompiledAlgorithm(BaseAlgorithm):
     ) -> Stage:
         """Return the C struct that is the first argument of the C++ functions.
 
-        shapes: of x, w and y. phases: which of ``open``, ``step`` and ``close`` to run. sizes: bytes of the bias, the
-        prepared buffer and the scratch buffer. padding: above and below; None for the problem's.
+        shapes: of x, w and y.
+        phases: which of ``open``, ``step`` and ``close`` to run.
+        sizes: bytes of the bias, the prepared buffer and the scratch buffer.
+        padding: above and below; None for the problem's.
         """
+        (stride_h, stride_w), (dilation_h, dilation_w) = problem.stride[-2:], problem.dilation[-2:]
         above, below = padding or (problem.padding[-2],) * 2
-        bounds = [bound for each in slices for bound in (each.start, each.stop - each.start)]
+        stride_d, before, dilation_d, first_tap, taps = self.depth(problem)
+        geometry = Geometry(
+            r=problem.r,
+            s=problem.s,
+            stride_h=stride_h,
+            stride_w=stride_w,
+            pad_h=above,
+            pad_w=problem.padding[-1],
+            dilation_h=dilation_h,
+            dilation_w=dilation_w,
+            groups=problem.groups,
+            pad_below=below,
+            stride_d=stride_d,
+            pad_d=before,
+            dilation_d=dilation_d,
+            first_tap=first_tap,
+            taps=taps,
+        )
+        x, w, y = (_described(problem, shape) for shape in shapes)
+        bias_bytes, prepared_bytes, scratch_bytes = sizes
+        bounds = [bound for part in slices for bound in (part.start, part.stop - part.start)]
         return Stage(
-            Geometry(
-                *(problem.r, problem.s, *problem.stride[-2:], above, problem.padding[-1]),
-                *(*problem.dilation[-2:], problem.groups, below, *self.depth(problem)),
-            ),
-            *(_described(problem, shape) for shape in shapes),
-            *(OPERATIONS.index(problem.operation), phases, self.tile, *sizes, torch.get_num_threads(), len(slices)),
-            (ctypes.c_int64 * len(bounds))(*bounds),
+            geometry=geometry,
+            x=x,
+            w=w,
+            y=y,
+            operation=OPERATIONS.index(problem.operation),
+            phases=phases,
+            tile=self.tile,
+            bias_bytes=bias_bytes,
+            prepared_bytes=prepared_bytes,
+            scratch_bytes=scratch_bytes,
+            threads=torch.get_num_threads(),
+            slice_count=len(slices),
+            slices=(ctypes.c_int64 * len(bounds))(*bounds),
         )
 
     def depth(self, problem: ConvProblem) -> tuple[int, int, int, int, int]:
@@ -186,11 +220,12 @@ def _kept_stage(
 ) -> Stage:
     """Return the argument of the C++ functions for one phase (``open``, ``step`` or ``close``) of a micro-batch.
 
-    The argument is cached, because making it takes as long as a tiny convolution. shapes: of x, w and y; None for the
-    shape of one sample.
+    The argument is cached, because making it takes as long as a tiny convolution.
+
+    shapes: of x, w and y; None for the shape of one sample.
     """
-    given = [of_one if shape is None else shape for shape, of_one in zip(shapes, _shapes(problem, 1), strict=True)]
-    return algorithm.stage(problem, given, phase, sizes, [slice(0, given[0][0])])
+    x, w, y = (shape or default for shape, default in zip(shapes, _shapes(problem, 1), strict=True))
+    return algorithm.stage(problem, (x, w, y), phase, sizes, [slice(0, x[0])])
 
 
 class CompiledStage:
@@ -214,22 +249,13 @@ class CompiledStage:
         epilogue: Epilogue | None = None,
         /,
     ) -> None:
-        following = epilogue_argument(self._problem, epilogue)
-        self._function(self._stage, x, w, y, bias, prepared, scratch, following)
-
-
-def epilogue_argument(problem: ConvProblem, epilogue: Epilogue | None) -> EpilogueArgument | None:
-    """Convert an epilogue to a C struct; return None for None.
-
-    Raises ``InvalidInputError`` if the epilogue's added tensor is not dense, or has another dtype than the problem.
-    """
-    if epilogue is None:
-        return None
-    activation, added = FUNCTIONS.index(epilogue.activation), epilogue.added
-    if added is None:
-        return EpilogueArgument(None, 0, activation)
-    _require_dense(problem, added)
-    return EpilogueArgument(added.data_ptr(), added.nbytes, activation)
+        argument = None
+        if epilogue is not None:
+            argument = EpilogueArgument(None, 0, FUNCTIONS.index(epilogue.activation))
+            if epilogue.added is not None:
+                _require_dense(self._problem, epilogue.added)
+                argument.added, argument.bytes = epilogue.added.data_ptr(), epilogue.added.nbytes
+        self._function(self._stage, x, w, y, bias, prepared, scratch, argument)
 
 
 def _shapes(problem: ConvProblem, n: int) -> tuple[Sequence[int], ...]:
@@ -258,9 +284,9 @@ def _require_dense(problem: ConvProblem, tensor: Tensor) -> None:
         )
 
 
-def _require_dtype(problem: ConvProblem, what: str, tensor: Tensor) -> None:
-    if tensor.dtype is not _DTYPES[problem.dtype]:
-        raise InvalidInputError(f"{what} has dtype {tensor.dtype}; it must be that of the problem, {problem.dtype}")
+def _require_dtype(problem: ConvProblem, operand: str, tensor: Tensor) -> None:
+    if tensor.dtype is not torch_dtype(problem):
+        raise InvalidInputError(f"{operand} has dtype {tensor.dtype}; it must be that of the problem, {problem.dtype}")
 
 
 # Algorithms
@@ -275,7 +301,7 @@ class ExactAlgorithm(CompiledAlgorithm):
     """An algorithm that computes the sums of the definition. refuses: why it is not for a problem, or None."""
 
     name: str
-    refuses: Callable[[ConvProblem], str | None]
+    refuses: Callable[[ConvProblem], str | None] = why_too_large
     version: int = 1
     deterministic: bool = True
 
@@ -287,10 +313,6 @@ class ExactAlgorithm(CompiledAlgorithm):
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return problem.flops(micro_batch_size)
-
-
-def _refuses_none(problem: ConvProblem) -> None:  # a lambda cannot be pickled, as algorithms of graphs are
-    pass
 
 
 def _not_pointwise(problem: ConvProblem) -> str | None:
@@ -354,16 +376,10 @@ class LoopNest(ExactAlgorithm):
     def fuses(self, problem: ConvProblem) -> bool:
         return False
 
-    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        pass
-
-    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        pass
-
 
 # One matrix product over all taps and channels without an im2col matrix (implicit_gemm.cpp): register tiles read small
 # packed windows of the image. Any stride, padding, dilation and groups.
-IMPLICIT_GEMM = ExactAlgorithm("implicit-gemm", _refuses_none, version=7)
+IMPLICIT_GEMM = ExactAlgorithm("implicit-gemm", version=7)
 # 1x1 filters as matrix products on x and y in place, in either memory format (pointwise.cpp). Any stride and groups, no
 # padding. For BACKWARD_FILTER in float32, the first thread adds to dw itself, the other threads to copies of dw.
 POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=7)
@@ -371,5 +387,5 @@ POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=7)
 # of its group. Each register tile of outputs reads neighbouring columns from zero-padded windows, or neighbouring
 # channels in place. Any stride, padding, dilation and channel multiplier.
 DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=6)
-LOOP_NEST = LoopNest("loop-nest", why_too_large)
+LOOP_NEST = LoopNest("loop-nest")
 ALGORITHMS = (IMPLICIT_GEMM, POINTWISE, DEPTHWISE)

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -51,8 +52,10 @@ ROWS_OF_FRAMES = 2  # of enum MemoryFormat (common/abi.h)
 class Operand(ctypes.Structure):
     """One of the tensors x, y, w or dw as a C struct, dense in one memory format.
 
-    Images and their filters have a depth, size_2, of 1. memory_format: 0 if contiguous, 1 with the channels last,
-    ``ROWS_OF_FRAMES`` if also rows are before frames. element: number of the tensor's dtype in ``ELEMENTS``.
+    Images and their filters have a depth, size_2, of 1.
+
+    memory_format: 0 if contiguous, 1 with the channels last, ``ROWS_OF_FRAMES`` if also rows are before frames.
+    element: number of the tensor's dtype in ``ELEMENTS``.
     """
 
     _fields_ = [
@@ -62,9 +65,12 @@ class Operand(ctypes.Structure):
 
 
 class Geometry(ctypes.Structure):
-    """Filter size, stride, padding, dilation and groups of a convolution, as a C struct. pad_h: padding above.
+    """Filter size, stride, padding, dilation and groups of a convolution, as a C struct.
 
-    The last ones are of volumes: the used taps of the filter, and the padding before x that the first of them reads.
+    pad_h: padding above.
+    pad_d: of volumes, the padding before x that the first used tap reads.
+    first_tap: of volumes, the first tap of the filter that is used.
+    taps: of volumes, how many are used.
     """
 
     _fields_ = [
@@ -82,9 +88,11 @@ class EpilogueArgument(ctypes.Structure):
 class Stage(ctypes.Structure):
     """The part of a convolution call that one algorithm computes, on some slices of the mini-batch, as a C struct.
 
-    x, w and y describe the whole mini-batch; their addresses are passed with each call. phases: the sum of the numbers
-    in ``PHASES`` of the phases to run. tile: outputs of a Winograd tile in one direction. slices: the first sample and
-    the number of samples of each slice.
+    x, w and y describe the whole mini-batch; their addresses are passed with each call.
+
+    phases: the sum of the numbers in ``PHASES`` of the phases to run.
+    tile: outputs of a Winograd tile in one direction.
+    slices: the first sample and the number of samples of each slice.
     """
 
     _fields_ = [
@@ -139,8 +147,10 @@ _ARGUMENTS = {  # by the end of a function's name
 class LoadedBuild:
     """The build of the C++ code in use, or the reason why there is none.
 
-    Without a build, ``name`` is ``torch``, ``library`` is None, and ``why_not_compiled`` is the reason. wanted: the
-    build that ``MUCUDNN_BUILD`` names, or the best for this processor.
+    name: ``avx512``, ``avx2`` or ``plain``; ``torch`` without a build.
+    wanted: the build that ``MUCUDNN_BUILD`` names, or the best for this processor.
+    library: None without a build.
+    why_not_compiled: the reason why there is no build.
     """
 
     name: str
@@ -227,14 +237,9 @@ def why_not(problem: ConvProblem, algorithm: str) -> str | None:
     if problem.dtype not in _DTYPES_OF_MOST:
         return f"the dtype is {problem.dtype}; this algorithm is compiled for {', '.join(_DTYPES_OF_MOST)}"
     build = loaded_build()
-    if build.library is not None and not _has(build.library, algorithm):
+    if build.library is not None and not hasattr(build.library, f"mucudnn_{algorithm.replace('-', '_')}_stage"):
         return f"the build {build.name} for this processor does not have it"
     return build.why_not_compiled or why_too_large(problem)
-
-
-def build_name() -> str:
-    """Return the name of the C++ build in use: ``avx512``, ``avx2`` or ``plain``; ``torch`` if there is none."""
-    return loaded_build().name
 
 
 def bfloat16_products() -> str:
@@ -248,17 +253,13 @@ def _path(build: str) -> Path | None:
     return path if path.exists() else None
 
 
-def _abi() -> list[int]:
-    """Return the numbers on which Python and the C++ code must agree, in the order of the function ``mucudnn_abi``."""
-    structures = [ctypes.sizeof(one) for one in (Operand, Geometry, EpilogueArgument, Stage, ProgramStep)]
-    enums = (ELEMENTS, FUNCTIONS, OPERATIONS, STEPS, COMBINATIONS)
-    numbers = (number for each in enums for number in range(len(each)))
-    return [*structures, _LARGEST_SIZE, _NO_MEMORY, *numbers, *PHASES]
-
-
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the functions of a C++ build, and return it. Raises ``OSError`` if it was built from other sources."""
-    expected = _abi()
+    # The numbers on which Python and the C++ code must agree, in the order of the function mucudnn_abi.
+    sizes = [ctypes.sizeof(structure) for structure in (Operand, Geometry, EpilogueArgument, Stage, ProgramStep)]
+    enums = (ELEMENTS, FUNCTIONS, OPERATIONS, STEPS, COMBINATIONS)
+    numbers = chain.from_iterable(range(len(enum)) for enum in enums)
+    expected = [*sizes, _LARGEST_SIZE, _NO_MEMORY, *numbers, *PHASES]
     try:
         loaded.mucudnn_abi.restype = ctypes.POINTER(_int64)
         is_ours = loaded.mucudnn_abi()[: len(expected)] == expected
@@ -270,10 +271,6 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     for constant in (loaded.mucudnn_vector_length, loaded.mucudnn_products):
         constant.argtypes, constant.restype = [], _int64
     return loaded
-
-
-def _has(loaded: ctypes.CDLL, algorithm: str) -> bool:
-    return hasattr(loaded, f"mucudnn_{algorithm.replace('-', '_')}_stage")
 
 
 def _accepted(refusal: Callable[[], bytes], result: int, function: Any, _: tuple[object, ...]) -> int:

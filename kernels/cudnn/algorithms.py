@@ -43,9 +43,11 @@ class _Step(NamedTuple):
 class CudnnEngine(BaseAlgorithm):
     """An algorithm that runs one engine configuration of cuDNN.
 
-    It runs on the CUDA device that is current when the algorithm is first used with a problem. deterministic, local:
-    also False if unknown, as for a name read from a database. adds_in_place: whether cuDNN itself adds each
-    micro-batch's filter gradient to the sum, in float32 and float64.
+    It runs on the CUDA device that is current when the algorithm is first used with a problem.
+
+    deterministic: also False if unknown, as for a name read from a database.
+    local: likewise.
+    adds_in_place: whether cuDNN itself adds each micro-batch's filter gradient to the sum, in float32 and float64.
 
     The methods raise ``CudnnError`` if cuDNN fails.
     """
@@ -169,8 +171,8 @@ class CudnnEngine(BaseAlgorithm):
         return step
 
     def _has_temporary(self, problem: ConvProblem) -> bool:
-        of_filter = problem.operation is Operation.BACKWARD_FILTER
-        return of_filter and not (self.adds_in_place and problem.item_bytes >= 4)
+        is_of_filter = problem.operation is Operation.BACKWARD_FILTER
+        return is_of_filter and not (self.adds_in_place and problem.item_bytes >= 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,19 +196,21 @@ class CudnnEngines:
         if problem.is_volume:
             return []
         numerics = TorchSettings.current()
-        found: dict[EngineConfig, list[Engine]] = {}
+        engines_of: dict[EngineConfig, list[Engine]] = {}
         for n in sorted(micro_batch_sizes, reverse=True):
             if n > problem.countable_samples():
                 continue
             try:
                 listed = self.backend.offered(problem, n)
             except CudnnError as error:
-                what = f"cuDNN lists no engines for {n} sample(s) of {problem}: {error}; none is measured at this size"
-                warnings.warn(what, RuntimeWarning, stacklevel=2)
+                reason = (
+                    f"cuDNN lists no engines for {n} sample(s) of {problem}: {error}; none is measured at this size"
+                )
+                warnings.warn(reason, RuntimeWarning, stacklevel=2)
                 continue
             for engine in listed:
                 if why_barred(numerics, engine, problem.dtype) is None:
-                    found.setdefault(engine.config, []).append(engine)
+                    engines_of.setdefault(engine.config, []).append(engine)
         in_place = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes >= 4
         return [
             CudnnEngine(
@@ -216,7 +220,7 @@ class CudnnEngines:
                 local=all(engine.local for engine in engines),
                 adds_in_place=adds_in_place,
             )
-            for config, engines in found.items()
+            for config, engines in engines_of.items()
             for adds_in_place in ((False, True) if in_place else (False,))
         ]
 

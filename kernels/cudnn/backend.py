@@ -107,7 +107,7 @@ def offered_engines(graph: Descriptor, device: Descriptor | None = None) -> list
     device: the descriptor of a device, None for the graph's own. Raises ``CudnnError`` if both lists
     fail, or one fails for lack of memory.
     """
-    found: dict[EngineConfig, Engine] = {}
+    engines: dict[EngineConfig, Engine] = {}
     refused: list[CudnnError] = []
     modes = (HeuristicMode.A, HeuristicMode.FALLBACK)
     for mode in modes:
@@ -126,10 +126,10 @@ def offered_engines(graph: Descriptor, device: Descriptor | None = None) -> list
             refused.append(error.with_traceback(None))  # The frames of the traceback would keep every descriptor alive.
             continue
         for engine in map(described, proposed):
-            found.setdefault(engine.config, engine)
+            engines.setdefault(engine.config, engine)
     if len(refused) == len(modes):
         raise refused[0]
-    return list(found.values())
+    return list(engines.values())
 
 
 def configured(graph: Descriptor, config: EngineConfig, device: Descriptor | None = None) -> Descriptor:
@@ -201,8 +201,8 @@ class Pointers(NamedTuple):
 class _Executable(NamedTuple):
     """A finalized cuDNN plan that is ready to be executed.
 
-    own_bytes: bytes of the plan's workspace if they exceed the size that its engine declared, else 0. what: a
-    description for error messages.
+    own_bytes: bytes of the plan's workspace if they exceed the size that its engine declared, else 0.
+    what: a description for error messages.
     """
 
     plan: Descriptor
@@ -355,27 +355,27 @@ class CudnnBackend:
         """
         here = self._here()
         with here.lock:
-            executable, own_bytes, what = here.executables.get(plan) or self._executable(here, plan)
+            executable, own_bytes, action = here.executables.get(plan) or self._executable(here, plan)
             if own_bytes:
-                own = torch.empty(own_bytes, dtype=torch.uint8, device="cuda")  # freed in stream order
-                workspace = own.data_ptr()
+                buffer = torch.empty(own_bytes, dtype=torch.uint8, device="cuda")  # freed in stream order
+                workspace = buffer.data_ptr()
             if here.stream != stream:
                 self._library.call("cudnnSetStream", "set the stream", here.handle, stream)
                 here.stream = stream
             pack = here.pack(plan, pointers, workspace)
-            self._library.call("cudnnBackendExecute", what, here.handle, executable.pointer, pack.pointer)
+            self._library.call("cudnnBackendExecute", action, here.handle, executable.pointer, pack.pointer)
 
     def _executable(self, here: _DeviceState, plan: Plan) -> _Executable:
         if plan not in here.executables:
-            what = f"{plan.config.name} for {plan.micro_batch_size} sample(s)"
-            _refuse_while_capturing(f"the plan of {what}")
+            step = f"{plan.config.name} for {plan.micro_batch_size} sample(s)"
+            _refuse_while_capturing(f"the plan of {step}")
             built = Descriptor(self._library, DescriptorKind.EXECUTION_PLAN)
             built.set(Attribute.EXECUTION_PLAN_HANDLE, here.handle)
             built.set(Attribute.EXECUTION_PLAN_ENGINE_CONFIG, self._configured(here, plan)).finalize()
             (needed,) = built.numbers(Attribute.EXECUTION_PLAN_WORKSPACE_SIZE)
             own_bytes = needed if needed > self.engine(plan).workspace_bytes else 0
             self._own_bytes[torch.cuda.current_device(), plan] = own_bytes
-            here.executables[plan] = _Executable(built, own_bytes, f"execute {what}")
+            here.executables[plan] = _Executable(built, own_bytes, f"execute {step}")
         return here.executables[plan]
 
     def _configured(self, here: _DeviceState, plan: Plan) -> Descriptor:
@@ -397,9 +397,11 @@ class CudnnBackend:
         return _DeviceState(self._library)
 
 
-def _refuse_while_capturing(what: str) -> None:
+def _refuse_while_capturing(subject: str) -> None:
     if torch.cuda.is_current_stream_capturing():
-        raise CapturingError(f"{what} cannot be created while a CUDA graph is captured; run it once before capturing")
+        raise CapturingError(
+            f"{subject} cannot be created while a CUDA graph is captured; run it once before capturing"
+        )
 
 
 def _pack(library: Library, plan: Plan, pointers: Pointers, workspace: int) -> Descriptor:

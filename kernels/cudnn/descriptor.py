@@ -193,44 +193,44 @@ class Descriptor:
         Without values nothing is set. kind: the type of numbers, if not always the same for the attribute.
         """
         if values:
-            others = [value for value in values if isinstance(value, Descriptor)]
-            self._kept += others
-            if others:
-                kind, array = AttributeType.BACKEND_DESCRIPTOR, (ctypes.c_void_p * len(others))()
-                array[:] = [other.pointer.value for other in others]
+            descriptors = [value for value in values if isinstance(value, Descriptor)]
+            self._kept += descriptors
+            if descriptors:
+                kind, array = AttributeType.BACKEND_DESCRIPTOR, (ctypes.c_void_p * len(descriptors))()
+                array[:] = [descriptor.pointer.value for descriptor in descriptors]
             else:
                 kind = _KINDS_OF_VALUES.get(attribute, AttributeType.INT64) if kind is None else kind
                 array = (_C_TYPES.get(kind, ctypes.c_int) * len(values))(*values)
             pointer = ctypes.cast(array, ctypes.c_void_p)
-            what = f"set {attribute.name}"
-            self.library.call("cudnnBackendSetAttribute", what, self.pointer, attribute, kind, len(values), pointer)
+            action = f"set {attribute.name}"
+            self.library.call("cudnnBackendSetAttribute", action, self.pointer, attribute, kind, len(values), pointer)
         return self
 
     def finalize(self) -> Self:
         self.library.call("cudnnBackendFinalize", f"finalize {self.kind.name}", self.pointer)
         return self
 
-    def numbers(self, attribute: Attribute, most: int = 1) -> tuple[int, ...]:
-        """Return the first ``most`` values of an attribute, or all if there are fewer."""
+    def numbers(self, attribute: Attribute, limit: int = 1) -> tuple[int, ...]:
+        """Return the first ``limit`` values of an attribute, or all if there are fewer."""
         kind = _KINDS_OF_VALUES.get(attribute, AttributeType.INT64)
-        values = (_C_TYPES.get(kind, ctypes.c_int) * most)()
-        return tuple(values[: self._get(attribute, kind, most, values)])
+        values = (_C_TYPES.get(kind, ctypes.c_int) * limit)()
+        return tuple(values[: self._get(attribute, kind, limit, values)])
 
-    def descriptors(self, attribute: Attribute, kind: DescriptorKind, most: int | None = None) -> list[Descriptor]:
-        """Return the first ``most`` descriptors of an attribute, or all, as copies that may outlive this descriptor."""
-        if most is None:
-            most = self._get(attribute, AttributeType.BACKEND_DESCRIPTOR, 0, None)
-        found = [Descriptor(self.library, kind) for _ in range(most)]
-        pointers = (ctypes.c_void_p * most)(*(descriptor.pointer.value for descriptor in found))
-        return found[: self._get(attribute, AttributeType.BACKEND_DESCRIPTOR, most, pointers)]
+    def descriptors(self, attribute: Attribute, kind: DescriptorKind, limit: int | None = None) -> list[Descriptor]:
+        """Return the first ``limit`` descriptors of an attribute, or all, as copies that may outlive this one."""
+        if limit is None:
+            limit = self._get(attribute, AttributeType.BACKEND_DESCRIPTOR, 0, None)
+        copies = [Descriptor(self.library, kind) for _ in range(limit)]
+        pointers = (ctypes.c_void_p * limit)(*(descriptor.pointer.value for descriptor in copies))
+        return copies[: self._get(attribute, AttributeType.BACKEND_DESCRIPTOR, limit, pointers)]
 
-    def _get(self, attribute: Attribute, kind: AttributeType, most: int, values: ctypes.Array[Any] | None) -> int:
-        """Write at most ``most`` values of an attribute into ``values``, and return the count that cuDNN reports."""
-        what, found = f"get {attribute.name}", ctypes.c_int64()
+    def _get(self, attribute: Attribute, kind: AttributeType, limit: int, values: ctypes.Array[Any] | None) -> int:
+        """Write at most ``limit`` values of an attribute into ``values``, and return the count that cuDNN reports."""
+        action, count = f"get {attribute.name}", ctypes.c_int64()
         pointer = None if values is None else ctypes.cast(values, ctypes.c_void_p)
-        arguments = (self.pointer, attribute, kind, most, ctypes.byref(found), pointer)
-        self.library.call("cudnnBackendGetAttribute", what, *arguments)
-        return found.value
+        arguments = (self.pointer, attribute, kind, limit, ctypes.byref(count), pointer)
+        self.library.call("cudnnBackendGetAttribute", action, *arguments)
+        return count.value
 
 
 def operation_graph(
@@ -258,8 +258,8 @@ def operation_graph(
         .set(Attribute.CONVOLUTION_SPATIAL_DIMS, 2)
         .finalize()
     )
-    of_operation = ("CONV_DESC", "ALPHA", "BETA", *operands)
-    attributes = {what: Attribute[f"OPERATION_CONVOLUTION_{name}_{what}"] for what in of_operation}
+    fields = ("CONV_DESC", "ALPHA", "BETA", *operands)
+    attributes = {field: Attribute[f"OPERATION_CONVOLUTION_{name}_{field}"] for field in fields}
     operation = Descriptor(library, kind).set(attributes["CONV_DESC"], convolution)
     shapes = problem.x_shape(n), problem.w_shape(), problem.y_shape(n)
     for operand, (size, channels, height, width), uid in zip(operands, shapes, (X_ID, W_ID, Y_ID), strict=True):

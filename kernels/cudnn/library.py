@@ -47,10 +47,10 @@ _SIGNATURES: dict[str, list[object]] = {
 class CudnnError(LibraryError):
     """A failed call of cuDNN, with the attempted operation, the status code (``status``), and cuDNN's message."""
 
-    def __init__(self, what: str, status: int, name: str, text: str) -> None:
-        super().__init__(f"cuDNN: {what}: {name}" + (f": {text}" if text else ""))
+    def __init__(self, action: str, status: int, name: str, text: str) -> None:
+        super().__init__(f"cuDNN: {action}: {name}" + (f": {text}" if text else ""))
         self.status = status
-        self.parts = (what, status, name, text)
+        self.parts = (action, status, name, text)
 
     def __reduce__(self) -> tuple[object, ...]:
         return CudnnError, self.parts
@@ -96,17 +96,17 @@ class Library:
         major = 10000 if self.version >= OLDEST_VERSION else 1000
         return f"{self.version // major}.{self.version % major // 100}.{self.version % 100}"
 
-    def call(self, name: str, what: str, *arguments: object) -> None:
+    def call(self, name: str, action: str, *arguments: object) -> None:
         """Call a cuDNN function by its name.
 
-        Raises ``CudnnError`` if it fails; ``what`` names the operation in the message.
+        Raises ``CudnnError`` if it fails; ``action`` names the operation in the message.
         """
         status = getattr(self._loaded, name)(*arguments)
         if status:
             text = ctypes.create_string_buffer(4096)
             self._loaded.cudnnGetLastErrorString(text, len(text))
             status_name = self._loaded.cudnnGetErrorString(status).decode()
-            raise CudnnError(what, status, status_name, text.value.decode(errors="replace").strip())
+            raise CudnnError(action, status, status_name, text.value.decode(errors="replace").strip())
 
     def destroy(self, name: str, pointer: ctypes.c_void_p) -> None:
         """Call the function that destroys a cuDNN object. Failures are ignored, because ``__del__`` calls this method.

@@ -12,7 +12,6 @@ copy of x and y, independent of the filter's size. Sums over taps are in at leas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -26,34 +25,25 @@ from mucudnn.kernels.torch_ops.gemm import multiply
 
 
 @dataclass(frozen=True, slots=True)
-class Tap:
-    """A filter element (r, s), with the phase (every stride-th pixel of the image) that it reads.
-
-    distance: number of rows, in the phase's matrix, between an output's row and the row that the tap reads for it.
-    """
-
-    index: int
-    phase: int
-    distance: int
-
-
-@dataclass(frozen=True, slots=True)
 class Phases:
     """The phases of a problem's padded image that filter elements read; with stride (2, 2) at most four.
 
-    A phase has every stride-th row and column of the image. ``height`` and ``width``: of one phase.
+    A phase has every stride-th row and column of the image.
+
+    height: of one phase.
+    width: of one phase.
+    offsets: position of each phase's first pixel in the padded image.
+    taps: of each filter element (r, s), the phase that it reads, and the number of rows, in the phase's matrix, between
+    an output's row and the row that is read for it.
+    tail: number of zero rows appended to the matrix X, so that every filter element can read as many rows as Y has.
     """
 
     problem: ConvProblem
     height: int
     width: int
-    offsets: tuple[Pair, ...]  # position of each phase's first pixel in the padded image
-    taps: tuple[Tap, ...]
-
-    @property
-    def tail(self) -> int:
-        """Number of zero rows appended to the matrix X, so that every filter element can read as many rows as Y has."""
-        return max(tap.distance for tap in self.taps)
+    offsets: tuple[Pair, ...]
+    taps: tuple[tuple[int, int], ...]
+    tail: int
 
     def pixels(self, phase: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
         """Return the pixels that a phase and the unpadded image share, as (rows, columns) of the phase and of x."""
@@ -74,8 +64,8 @@ def phases(problem: ConvProblem) -> Phases:
         right, column = divmod(s * problem.dilation[1], problem.stride[1])
         reads.append(((row, column), down * width + right))
     offsets = tuple(dict.fromkeys(offset for offset, _ in reads))
-    taps = tuple(Tap(i, offsets.index(offset), distance) for i, (offset, distance) in enumerate(reads))
-    return Phases(problem, height, width, offsets, taps)
+    taps = tuple((offsets.index(offset), distance) for offset, distance in reads)
+    return Phases(problem, height, width, offsets, taps, tail=max(distance for _, distance in taps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,26 +120,29 @@ class Direct(BaseAlgorithm):
         layout = phases(problem)
         x_matrix, y_matrix = carve(scratch, _scratch_parts(layout, len(x)))
         w_matrix = carve(prepared, _prepared_parts(problem))[0]
-        match problem.operation:
-            case Operation.FORWARD:
-                _load_x(layout, x, x_matrix)
-                if bias is None:
-                    y_matrix.zero_()
-                else:
-                    y_matrix.copy_(bias.view(problem.groups, 1, -1))
-                _multiply(layout, x_matrix, w_matrix, y_matrix)
-                _grouped(layout, y).copy_(_y_pixels(layout, y_matrix))
-            case Operation.BACKWARD_DATA:
-                x_matrix.zero_()
-                _load_y(layout, y, y_matrix)
-                _multiply(layout, x_matrix, w_matrix, y_matrix)
-                x.zero_()  # A stride can skip pixels, which must be zero.
-                for pixels, image_pixels in _x_pixels(layout, x_matrix, x):
-                    image_pixels.copy_(pixels)
-            case Operation.BACKWARD_FILTER:
-                _load_x(layout, x, x_matrix)
-                _load_y(layout, y, y_matrix)
-                _multiply(layout, x_matrix, w_matrix, y_matrix)
+        x_pixels, y_pixels = _x_pixels(layout, x_matrix, x), _as_image(layout, y_matrix)[..., : problem.p, : problem.q]
+        # Load what is read; what is written begins with the bias, or zero.
+        x_matrix.zero_()
+        if problem.operation is not Operation.BACKWARD_DATA:
+            for pixels, image_pixels in x_pixels:
+                pixels.copy_(image_pixels)
+        if problem.operation is not Operation.FORWARD:
+            y_matrix.zero_()
+            y_pixels.copy_(_grouped(layout, y))
+        elif bias is None:
+            y_matrix.zero_()
+        else:
+            y_matrix.copy_(bias.view(problem.groups, 1, -1))
+        # Add the products of one filter element after the other.
+        for index, (phase, distance) in enumerate(layout.taps):
+            rows = x_matrix[phase, :, distance : distance + y_matrix.shape[1]]
+            multiply(problem.operation, rows, w_matrix[index], y_matrix, accumulate=True)
+        if problem.operation is Operation.FORWARD:
+            _grouped(layout, y).copy_(y_pixels)
+        elif problem.operation is Operation.BACKWARD_DATA:
+            x.zero_()  # A stride can skip pixels, which must be zero.
+            for pixels, image_pixels in x_pixels:
+                image_pixels.copy_(pixels)
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         if problem.operation is not Operation.BACKWARD_FILTER:
@@ -183,43 +176,22 @@ def _scratch_parts(layout: Phases, n: int) -> list[Part]:
     return [x, Part((groups, rows, problem.k // groups), dtype)]
 
 
-def _multiply(layout: Phases, x: Tensor, w: Tensor, y: Tensor) -> None:
-    """Add the product of the operation's input matrices to its output matrix, one filter element after the other."""
-    for tap in layout.taps:
-        x_tap = x[tap.phase, :, tap.distance : tap.distance + y.shape[1]]
-        multiply(layout.problem.operation, x_tap, w[tap.index], y, accumulate=True)
-
-
 def _by_tap(problem: ConvProblem, w: Tensor) -> Tensor:
     """Return a view of the filter w with its elements first: (R * S, groups, K // groups, C // groups)."""
     return w.view(problem.groups, -1, w.shape[1], problem.r * problem.s).permute(3, 0, 1, 2)
 
 
-def _load_x(layout: Phases, x: Tensor, matrix: Tensor) -> None:
-    matrix.zero_()
-    for pixels, image_pixels in _x_pixels(layout, matrix, x):
-        pixels.copy_(image_pixels)
-
-
-def _load_y(layout: Phases, y: Tensor, matrix: Tensor) -> None:
-    matrix.zero_()
-    _y_pixels(layout, matrix).copy_(_grouped(layout, y))
-
-
-def _x_pixels(layout: Phases, matrix: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, for each phase, two views of the same pixels: in the matrix X, and in the image x.
+def _x_pixels(layout: Phases, matrix: Tensor, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return, for each phase, two views of the same pixels: in the matrix X, and in the image x.
 
     Both have the shape (n, groups, C // groups, height, width).
     """
+    views = []
     for phase, part in enumerate(matrix.unbind(0)):
         image = _as_image(layout, part[:, : part.shape[1] - layout.tail])
         (rows, columns), (x_rows, x_columns) = layout.pixels(phase)
-        yield image[..., rows, columns], _grouped(layout, x)[..., x_rows, x_columns]
-
-
-def _y_pixels(layout: Phases, matrix: Tensor) -> Tensor:
-    """Return a view of the pixels of the matrix Y that hold outputs, (n, groups, K // groups, P, Q)."""
-    return _as_image(layout, matrix)[..., : layout.problem.p, : layout.problem.q]
+        views.append((image[..., rows, columns], _grouped(layout, x)[..., x_rows, x_columns]))
+    return views
 
 
 def _grouped(layout: Phases, image: Tensor) -> Tensor:

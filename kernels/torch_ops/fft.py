@@ -61,7 +61,8 @@ class Fft(BaseAlgorithm):
         if self.device_type == "cuda":
             return counted_internal_bytes(self, problem, micro_batch_size)
         tiling = self._tiling(problem)
-        return max(2 * tiling.image_spectrum_bytes, 3 * tiling.filter_spectrum.size_bytes // problem.k)
+        images = max(spectrum.size_bytes for spectrum in tiling.scratch_parts(1)[:2])  # of one sample of x or y
+        return max(2 * images, 3 * tiling.filter_spectrum.size_bytes // problem.k)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         tiling = self._tiling(problem)
@@ -120,7 +121,7 @@ class Fft(BaseAlgorithm):
         whole = (_good_length(written[0] + overlap[0]), _good_length(written[1] + overlap[1]))
         if not self.tiled:
             return _Tiling(problem, written, whole, at_once)
-        tile = [max(_TILE_LENGTH, _good_length(2 * (o + 1))) for o in overlap]
+        tile = [max(_TILE_LENGTH, _good_length(2 * (size + 1))) for size in overlap]
         return _Tiling(problem, written, (min(whole[0], tile[0]), min(whole[1], tile[1])), at_once)
 
 
@@ -161,12 +162,6 @@ class _Tiling:
         k, c = self.problem.k, self.problem.c
         groups = self.problem.groups
         return Part((self.frequencies, groups, k // groups, c // groups), self._complex)
-
-    @property
-    def image_spectrum_bytes(self) -> int:
-        """Bytes of the Fourier transforms of one sample of x or y, whichever has more channels."""
-        windows = self.counts[0] * self.counts[1]
-        return max(self.problem.c, self.problem.k) * windows * self.frequencies * self._complex.itemsize
 
     @property
     def _complex(self) -> torch.dtype:
@@ -216,9 +211,9 @@ class _Tiling:
         windows = canvas.unfold(2, window[0], self.steps[0]).unfold(3, window[1], self.steps[1])
         for part, target in self._samples(images, spectrum):
             canvas[..., rows, columns].copy_(part[..., image_rows, image_columns])
-            self._transform_windows(windows, target, conjugate)
+            self._transform_windows(windows, target, conjugate=conjugate)
 
-    def _transform_windows(self, windows: Tensor, target: Tensor, conjugate: bool) -> None:
+    def _transform_windows(self, windows: Tensor, target: Tensor, *, conjugate: bool) -> None:
         """Transform some images' windows in one call of torch, and write their spectra to ``target``.
 
         This is a method of its own so that its temporary tensors are freed before the next call.
@@ -272,10 +267,10 @@ def _good_length(at_least: int) -> int:
     """
     length = at_least
     while True:
-        rest = length
+        quotient = length
         for factor in (2, 3, 5):
-            while rest % factor == 0:
-                rest //= factor
-        if rest == 1:
+            while quotient % factor == 0:
+                quotient //= factor
+        if quotient == 1:
             return length
         length += 1

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import nan
+from math import nan, prod
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ class Gemm(BaseAlgorithm):
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         scratch = _scratch_parts(problem, micro_batch_size)
-        return Workspace(carved_bytes(_prepared_parts(problem)), carved_bytes(scratch))
+        return Workspace(carved_bytes(sums_of_filter(problem)), carved_bytes(scratch))
 
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         if self.device_type == "cpu" and problem.item_bytes >= 4:
@@ -81,7 +81,7 @@ class Gemm(BaseAlgorithm):
         return counted_internal_bytes(self, problem, micro_batch_size)
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        for accumulator in carve(prepared, _prepared_parts(problem)):
+        for accumulator in carve(prepared, sums_of_filter(problem)):
             accumulator.zero_()
 
     def step(
@@ -97,32 +97,24 @@ class Gemm(BaseAlgorithm):
         views = iter(carve(scratch, _scratch_parts(problem, x.shape[0])))
         x_matrix = _x_matrix(problem, x, views)
         y_matrix = _y_matrix(problem, y, views)
-        w_matrix = _w_matrix(problem, w)
-        match problem.operation:
-            case Operation.FORWARD:
-                multiply(problem.operation, x_matrix, w_matrix, y_matrix)
-                _store_y(problem, y_matrix, y, bias)
-            case Operation.BACKWARD_DATA:
-                multiply(problem.operation, x_matrix, w_matrix, y_matrix)
-                _col2im(problem, x_matrix, x)
-            case Operation.BACKWARD_FILTER:
-                self._add_filter(problem, x_matrix, w_matrix, y_matrix, prepared, views)
-
-    def _add_filter(
-        self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, prepared: Tensor, views: Iterator[Tensor]
-    ) -> None:
-        """Add this micro-batch's filter gradient to ``w``, or to a float32 sum if ``w`` has lower precision."""
-        accumulators = carve(prepared, _prepared_parts(problem))
-        if not accumulators:
-            multiply(problem.operation, x, w, y, accumulate=True)
+        filters, accumulators = w_matrix(problem, w), carve(prepared, sums_of_filter(problem))
+        if accumulators:  # in lower precision, gradients are added to a float32 sum
+            gradient = next(views)
+            multiply(problem.operation, x_matrix, gradient, y_matrix)
+            accumulators[0].add_(gradient)
             return
-        part = next(views)
-        multiply(problem.operation, x, part, y)
-        accumulators[0].add_(part)
+        accumulate = problem.operation is Operation.BACKWARD_FILTER
+        multiply(problem.operation, x_matrix, filters, y_matrix, accumulate=accumulate)
+        if problem.operation is Operation.FORWARD:
+            _store_y(problem, y_matrix, y, bias)
+        elif problem.operation is Operation.BACKWARD_DATA and not _columns_in_place(problem, x.shape[0]):
+            x.zero_()
+            for tap, (rows, image_rows), (columns, image_columns) in _taps(problem, x_matrix):
+                _grouped(problem, x)[..., image_rows, image_columns].add_(tap[..., rows, columns])
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        for accumulator in carve(prepared, _prepared_parts(problem)):
-            _w_matrix(problem, w).add_(accumulator)
+        for accumulator in carve(prepared, sums_of_filter(problem)):
+            w_matrix(problem, w).add_(accumulator)
 
 
 @lru_cache(maxsize=16)
@@ -152,11 +144,10 @@ GEMM = Gemm()
 GEMM_ON_CUDA = Gemm(device_type="cuda")
 
 
-def _prepared_parts(problem: ConvProblem) -> list[Part]:
+def sums_of_filter(problem: ConvProblem) -> list[Part]:
     """Return the float32 buffer part that sums filter gradients of lower precision; otherwise an empty list."""
-    if problem.operation is not Operation.BACKWARD_FILTER or problem.item_bytes >= 4:
-        return []
-    return [Part(_w_matrix_shape(problem), torch.float32)]
+    is_summed = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes < 4
+    return [Part(_w_matrix_shape(problem), torch.float32)] if is_summed else []
 
 
 def _scratch_parts(problem: ConvProblem, n: int) -> list[Part]:
@@ -171,7 +162,7 @@ def _scratch_parts(problem: ConvProblem, n: int) -> list[Part]:
         parts.append(Part((groups, positions, j), dtype))
     if not _in_place(problem, n):
         parts.append(Part((groups, positions, k), dtype))
-    if _prepared_parts(problem):
+    if sums_of_filter(problem):
         parts.append(Part((groups, k, j), dtype))
     return parts
 
@@ -188,13 +179,13 @@ def _columns_in_place(problem: ConvProblem, n: int) -> bool:
 
 
 def _w_matrix_shape(problem: ConvProblem) -> tuple[int, int, int]:
-    k, c, r, s = problem.w_shape()
-    return problem.groups, k // problem.groups, c * r * s
+    k, *elements = problem.w_shape()
+    return problem.groups, k // problem.groups, prod(elements)
 
 
-def _w_matrix(problem: ConvProblem, w: Tensor) -> Tensor:
+def w_matrix(problem: ConvProblem, w: Tensor) -> Tensor:
     """Return the filter as a view (groups, K, J), where J runs over the elements of one filter in memory order."""
-    stored = w.permute(0, 2, 3, 1) if problem.memory_format is MemoryFormat.CHANNELS_LAST else w
+    stored = w.movedim(1, -1) if problem.memory_format is MemoryFormat.CHANNELS_LAST else w
     return stored.view(_w_matrix_shape(problem))
 
 
@@ -214,11 +205,16 @@ def _stored_matrix(problem: ConvProblem, part: Tensor) -> Tensor:
 
 
 def _x_matrix(problem: ConvProblem, x: Tensor, views: Iterator[Tensor]) -> Tensor:
+    """Return the columns of im2col, filled unless they are written."""
     if _columns_in_place(problem, x.shape[0]):
         return _activation_matrix(problem, x)
     matrix = _stored_matrix(problem, next(views))
     if problem.operation is not Operation.BACKWARD_DATA:
-        _im2col(problem, x, matrix)
+        for tap, (rows, image_rows), (columns, image_columns) in _taps(problem, matrix):
+            pixels = tap[..., rows, columns]
+            if pixels.shape != tap.shape:
+                tap.zero_()  # padding is zero; one tap is small enough to stay in the cache until the copy
+            pixels.copy_(_grouped(problem, x)[..., image_rows, image_columns])
     return matrix
 
 
@@ -253,22 +249,6 @@ def _samples(problem: ConvProblem, matrix: Tensor, y: Tensor) -> Tensor:
     """Return the matrix of a contiguous y as a view (N, groups, K // groups, P, Q)."""
     n, k, p, q = y.shape
     return matrix.transpose(1, 2).view(problem.groups, k // problem.groups, n, p, q).permute(2, 0, 1, 3, 4)
-
-
-def _im2col(problem: ConvProblem, x: Tensor, matrix: Tensor) -> None:
-    for tap, (rows, image_rows), (columns, image_columns) in _taps(problem, matrix):
-        inside = tap[..., rows, columns]
-        if inside.shape != tap.shape:
-            tap.zero_()  # padding is zero; one tap is small enough to stay in the cache until the copy
-        inside.copy_(_grouped(problem, x)[..., image_rows, image_columns])
-
-
-def _col2im(problem: ConvProblem, matrix: Tensor, x: Tensor) -> None:
-    if _columns_in_place(problem, x.shape[0]):
-        return
-    x.zero_()
-    for tap, (rows, image_rows), (columns, image_columns) in _taps(problem, matrix):
-        _grouped(problem, x)[..., image_rows, image_columns].add_(tap[..., rows, columns])
 
 
 def _taps(problem: ConvProblem, matrix: Tensor) -> Iterator[tuple[Tensor, tuple[slice, slice], tuple[slice, slice]]]:

@@ -44,8 +44,8 @@ def sees_only_padding(problem: ConvProblem) -> bool:
 class Native(BaseAlgorithm):
     """Torch's own convolution, in the tensors' memory format or, with ``other_format``, in the other memory format.
 
-    other_format: convert operands to that format and the result back. by_name: call oneDNN's forward by name; otherwise
-    torch's dispatcher picks the backend, as in a user's step.
+    other_format: convert operands to that format and the result back.
+    by_name: call oneDNN's forward by name; otherwise torch's dispatcher picks the backend, as in a user's step.
     """
 
     name: str
@@ -182,12 +182,12 @@ class Native(BaseAlgorithm):
         dx is allocated but not filled: torch reads only its shape and format.
         """
         parts = self._scratch_parts(problem, x.shape[0])
-        x_in, *rest = (_as_other(problem, view) for view in carve(scratch, parts))
+        x_in, *converted = (_as_other(problem, view) for view in carve(scratch, parts))
         if problem.operation is not Operation.BACKWARD_DATA:
             x_in.copy_(x)
-        for y_in in rest:
+        for y_in in converted:
             y_in.copy_(y)
-        return x_in, rest[0] if rest else y
+        return x_in, converted[0] if converted else y
 
 
 NATIVE_ALGORITHM = Native(TORCHS_OWN)

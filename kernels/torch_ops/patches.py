@@ -9,7 +9,7 @@ most one patch, so that im2col is one copy; where x is one patch, or the filter 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from math import prod
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.algorithm import Workspace
 from mucudnn.kernels.memory import Part, carve, carved_bytes, torch_dtype
-from mucudnn.kernels.torch_ops.gemm import Gemm, multiply
+from mucudnn.kernels.torch_ops.gemm import Gemm, multiply, sums_of_filter, w_matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,15 @@ class Patches(Gemm):
     takes_volumes = True
 
     def supports(self, problem: ConvProblem) -> str | None:
-        if problem.window != problem.stride or any(problem.padding) or any(one > 1 for one in problem.dilation):
+        if problem.window != problem.stride or any(problem.padding) or any(step > 1 for step in problem.dilation):
             return "patches overlap, leave gaps or are padded: stride and filter must be equal, padding 0, dilation 1"
         if prod(problem.window) == 1 and not problem.is_volume:
             return "the filter is one pixel; pointwise and gemm compute it in place"
         return None
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
-        sums = _sums(problem)
+        sums = sums_of_filter(problem)
         return Workspace(carved_bytes(sums), carved_bytes([*_copies(problem, micro_batch_size), *sums]))
-
-    def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        for total in carve(prepared, _sums(problem)):
-            total.zero_()
 
     def step(
         self,
@@ -54,20 +50,20 @@ class Patches(Gemm):
         prepared: Tensor,
         scratch: Tensor,
     ) -> None:
-        copies, sums, operation = _copies(problem, x.shape[0]), _sums(problem), problem.operation
+        copies, sums, operation = _copies(problem, x.shape[0]), sums_of_filter(problem), problem.operation
         views = carve(scratch, [*copies, *sums])
         copied = views[0] if copies else None
         if copied is not None and operation is not Operation.BACKWARD_DATA:
             _as_patches(problem, copied).copy_(_patches(problem, x))
         x_matrix = _matrix(problem, x) if copied is None else copied
         y_matrix = _outputs(problem, y)
-        w_matrix = _filters(problem, w)
+        filters = w_matrix(problem, w)
         if operation is Operation.BACKWARD_FILTER:
-            self._add_gradient(problem, x_matrix, w_matrix, y_matrix, prepared, views[-1] if sums else None)
+            self._add_gradient(problem, x_matrix, filters, y_matrix, prepared, views[-1] if sums else None)
             return
         for group in range(problem.groups):
-            of_group = w_matrix[group].expand(len(x_matrix), -1, -1)
-            multiply(operation, x_matrix[:, group], of_group, y_matrix[:, group])
+            shared = filters[group].expand(len(x_matrix), -1, -1)
+            multiply(operation, x_matrix[:, group], shared, y_matrix[:, group])
         if bias is not None:
             y.add_(bias.view(-1, *(1 for _ in problem.positions)))
         if copied is not None and operation is Operation.BACKWARD_DATA:
@@ -79,21 +75,15 @@ class Patches(Gemm):
         self, problem: ConvProblem, x: Tensor, w: Tensor, y: Tensor, prepared: Tensor, part: Tensor | None
     ) -> None:
         """Add the gradient of the filter to ``w``, or in half precision to a sum in float32, matrix by matrix."""
-        sums = carve(prepared, _sums(problem))
-        for index in range(len(x)):
-            for group in range(problem.groups):
-                one = slice(index, index + 1), group
-                if sums and part is not None:
-                    product = part.view(torch_dtype(problem))[: w[group].numel()].view(1, *w[group].shape)
-                    multiply(problem.operation, x[one], product, y[one])
-                    sums[0].view(w.shape)[group].add_(product[0])
-                else:
-                    multiply(problem.operation, x[one], w[group : group + 1], y[one], accumulate=True)
-
-    def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        for total in carve(prepared, _sums(problem)):
-            matrix = _filters(problem, w)
-            matrix.add_(total.view(matrix.shape))
+        sums = carve(prepared, sums_of_filter(problem))
+        for index, group in product(range(len(x)), range(problem.groups)):
+            matrix = slice(index, index + 1), group
+            if sums and part is not None:
+                gradient = part.view(-1).view(torch_dtype(problem))[: w[group].numel()].view(1, *w[group].shape)
+                multiply(problem.operation, x[matrix], gradient, y[matrix])
+                sums[0][group].add_(gradient[0])
+            else:
+                multiply(problem.operation, x[matrix], w[group : group + 1], y[matrix], accumulate=True)
 
 
 PATCHES = Patches()
@@ -108,8 +98,8 @@ def _is_in_place(problem: ConvProblem) -> bool:
     """Return whether x is the matrix of patches as it is in memory."""
     if prod(problem.window) == 1:
         return True
-    is_one = problem.extent == problem.window
-    return is_one and (problem.groups == 1 or not _is_last(problem))
+    is_single = problem.extent == problem.window
+    return is_single and (problem.groups == 1 or not _is_last(problem))
 
 
 def _copies(problem: ConvProblem, n: int) -> list[Part]:
@@ -121,24 +111,11 @@ def _copies(problem: ConvProblem, n: int) -> list[Part]:
     return [Part((matrices, problem.groups, m, j), torch_dtype(problem))]
 
 
-def _sums(problem: ConvProblem) -> list[Part]:
-    """Return the part that sums gradients of the filter of lower precision in float32; otherwise an empty list."""
-    is_summed = problem.operation is Operation.BACKWARD_FILTER and problem.item_bytes < 4
-    return [Part((prod(problem.w_shape()),), torch.float32)] if is_summed else []
-
-
-def _filters(problem: ConvProblem, w: Tensor) -> Tensor:
-    """Return the filter as a view (groups, K, J), where J runs over the elements of one filter in memory order."""
-    stored = w.movedim(1, -1) if _is_last(problem) else w
-    return stored.reshape(problem.groups, problem.k // problem.groups, -1)
-
-
 def _outputs(problem: ConvProblem, y: Tensor) -> Tensor:
     """Return y as a view (matrices, groups, M, K): of all samples, or one for each sample where y is contiguous."""
     if _is_last(problem):
         return y.movedim(1, -1).reshape(1, -1, problem.groups, problem.k // problem.groups).transpose(1, 2)
-    each = y.view(y.shape[0], problem.groups, problem.k // problem.groups, -1)
-    return _merged(problem, each).mT
+    return _merged(problem, y.view(y.shape[0], problem.groups, problem.k // problem.groups, -1)).mT
 
 
 def _matrix(problem: ConvProblem, x: Tensor) -> Tensor:
@@ -152,10 +129,10 @@ def _matrix(problem: ConvProblem, x: Tensor) -> Tensor:
     return x.view(1, x.shape[0], problem.groups, -1).transpose(1, 2)
 
 
-def _merged(problem: ConvProblem, each: Tensor) -> Tensor:
+def _merged(problem: ConvProblem, samples: Tensor) -> Tensor:
     """Return contiguous samples (N, groups, channels, M); those of one patch as one matrix (1, groups, channels, N)."""
-    is_one = prod(problem.positions) == 1 and _is_in_place(problem)
-    return each[..., 0].permute(1, 2, 0).unsqueeze(0) if is_one else each
+    is_single = prod(problem.positions) == 1 and _is_in_place(problem)
+    return samples[..., 0].permute(1, 2, 0).unsqueeze(0) if is_single else samples
 
 
 def _patches(problem: ConvProblem, x: Tensor) -> Tensor:

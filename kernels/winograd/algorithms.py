@@ -72,9 +72,9 @@ class WinogradAlgorithm(BaseAlgorithm):
 
     @property
     def name(self) -> str:
-        of_filter = "" if self.r == 3 else f"-{self.r}x{self.r}"
-        of_stride = "" if self.stride == 1 else f"-stride{self.stride}"
-        return f"winograd-{self.m}x{self.m}{of_filter}{of_stride}"
+        window = "" if self.r == 3 else f"-{self.r}x{self.r}"
+        stride = "" if self.stride == 1 else f"-stride{self.stride}"
+        return f"winograd-{self.m}x{self.m}{window}{stride}"
 
     def supports(self, problem: ConvProblem) -> str | None:
         if (problem.r, problem.s) != (self.r, self.r):
@@ -84,10 +84,7 @@ class WinogradAlgorithm(BaseAlgorithm):
             return f"the stride is {stride}; {self.name} is for {self.stride}x{self.stride}"
         if problem.dilation != (1, 1):
             return f"the dilation is {problem.dilation[0]}x{problem.dilation[1]}; Winograd needs 1x1"
-        return self._why_not_built(problem)
-
-    def _why_not_built(self, problem: ConvProblem) -> str | None:
-        raise NotImplementedError
+        return None
 
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         """Return the FLOPs of the products of all tiles, without the transforms (Lavin and Gray 2016, section 4)."""
@@ -105,8 +102,8 @@ class Winograd(WinogradAlgorithm, CompiledAlgorithm):
     def tile(self) -> int:  # type: ignore[override]
         return self.m
 
-    def _why_not_built(self, problem: ConvProblem) -> str | None:
-        return why_not(problem, self.entry)
+    def supports(self, problem: ConvProblem) -> str | None:
+        return super().supports(problem) or why_not(problem, self.entry)
 
     def band(
         self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int
@@ -154,7 +151,8 @@ class VolumeWinograd(Winograd):
         """Return a callable for some frames, which take the place of rows."""
         stage = self.stage(problem, self.shapes_of_band(problem, n, rows), STEP, slices=[slice(0, n)])
         stage.geometry.pad_d += above - problem.padding[0]
-        return self.bound_to(problem, stage)
+        workspace = self.workspace_of(stage)
+        return self.bound_to(problem, stage, workspace), workspace
 
 
 class RowsWinograd(VolumeWinograd):
@@ -180,9 +178,9 @@ class RowsWinograd(VolumeWinograd):
     def least_flops(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return super().least_flops(_turned(problem), micro_batch_size)
 
-    def stage(self, problem: ConvProblem, shapes: Sequence[Sequence[int]], *others: Any, **named: Any) -> Stage:
+    def stage(self, problem: ConvProblem, shapes: Sequence[Sequence[int]], *settings: Any, **named: Any) -> Stage:
         turned = [(n, c, d, h, w) for n, c, h, d, w in shapes]
-        stage = super().stage(_turned(problem), turned, *others, **named)
+        stage = super().stage(_turned(problem), turned, *settings, **named)
         for operand in (stage.x, stage.w, stage.y):
             operand.memory_format = ROWS_OF_FRAMES
         return stage
@@ -210,7 +208,7 @@ UNIT_STRIDE = (
 )
 ALGORITHMS = (*UNIT_STRIDE, *(Winograd(m, r, 2, version=6) for m, r in ((2, 3), (4, 3), (4, 5))))
 OF_VOLUMES = tuple(
-    of_volumes(one.m, one.r, one.stride, version=one.version + 1)
-    for of_volumes in (VolumeWinograd, RowsWinograd)
-    for one in ALGORITHMS
+    kind(of_images.m, of_images.r, of_images.stride, version=of_images.version + 1)
+    for kind in (VolumeWinograd, RowsWinograd)
+    for of_images in ALGORITHMS
 )

@@ -46,8 +46,8 @@ class CudaWinograd(WinogradAlgorithm):
 
     device_type = "cuda"
 
-    def _why_not_built(self, problem: ConvProblem) -> str | None:
-        return self.launcher.why_not()
+    def supports(self, problem: ConvProblem) -> str | None:
+        return WinogradAlgorithm.supports(self, problem) or self.launcher.why_not()
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         tiles = self._tile_parts(problem, tiling(self.m, problem, micro_batch_size))
@@ -182,7 +182,7 @@ class CudaWinograd(WinogradAlgorithm):
         return [Part((points, c, tiles.count), dtype) for c in (tiles.source_channels, tiles.target_channels)]
 
 
-ON_CUDA = (CudaWinograd(2, 3, version=5), *(CudaWinograd(one.m, one.r) for one in UNIT_STRIDE[1:]))
+ON_CUDA = (CudaWinograd(2, 3, version=5), *(CudaWinograd(on_cpu.m, on_cpu.r) for on_cpu in UNIT_STRIDE[1:]))
 
 
 # The source: matrices, types and sizes, then winograd.cu
@@ -312,11 +312,13 @@ def cook_toom(m: int, r: int, points: Row | None = None) -> CookToom:
     if min(m, r) < 1 or not len(finite) == len(set(finite)) == count:
         raise ValueError(f"F({m}, {r}) needs m, r >= 1 and {count} different points; given are {len(set(finite))}")
     a_t = _transposed([*(_powers(p, m) for p in finite), _unit(m)])
-    others = [[q for q in finite if q != p] for p in finite]
+    roots_of = [[root for root in finite if root != point] for point in finite]
     # The divisor is the denominator of the point's Lagrange basis polynomial: the product of its distances.
-    spreads = [prod((p - q for q in of_p), start=Fraction(1)) for p, of_p in zip(finite, others, strict=True)]
+    spreads = [
+        prod((point - root for root in roots), start=Fraction(1)) for point, roots in zip(finite, roots_of, strict=True)
+    ]
     g = [*(_scaled(_powers(p, r), 1 / spread) for p, spread in zip(finite, spreads, strict=True)), _unit(r)]
-    b_t = [*((*_monic(of_p), Fraction(0)) for of_p in others), _monic(finite)]
+    b_t = [*((*_monic(roots), Fraction(0)) for roots in roots_of), _monic(finite)]
     if finite and b_t[0][0] < 0:  # normalizes the sign by convention
         b_t[0], g[0] = _scaled(b_t[0], -1), _scaled(g[0], -1)
     return CookToom(m, r, a_t, tuple(g), tuple(b_t))

@@ -26,7 +26,7 @@ from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Pair
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.compiled import library
-from mucudnn.kernels.compiled.library import BUILDS, bfloat16_products, build_name, loaded_build
+from mucudnn.kernels.compiled.library import BUILDS, bfloat16_products, loaded_build
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error
 from mucudnn.kernels.winograd import algorithms as winograd
 from mucudnn.testing.checks import Call
@@ -62,7 +62,7 @@ class Results:
 
 def compute() -> Results:
     torch.set_num_threads(1)  # the contract suite has more
-    results = Results(build_name())
+    results = Results(loaded_build().name)
     if loaded_build().library is not None:
         results.unlike = {
             f"{dtype} {memory_format} {channels}": unlike_products(dtype, memory_format, channels)
@@ -160,7 +160,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     """
     compile_builds()
     folder = tmp_path_factory.mktemp("builds")
-    best = build_name()
+    best = loaded_build().name
     names = [*(BUILDS[BUILDS.index(best) :] if best in BUILDS else ()), "torch"]
     running = {name: _start(name, folder / name) for name in names}
     running |= {
@@ -264,7 +264,7 @@ def test_where_nothing_was_built_implicit_gemm_says_why() -> None:
     reason = compiled.IMPLICIT_GEMM.supports(PROBLEM)
     assert reason is not None
     assert "plain was compiled when mucudnn was installed; install the wheel" in reason
-    assert build_name() == "torch"
+    assert loaded_build().name == "torch"
 
 
 def test_a_build_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
