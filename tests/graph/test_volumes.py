@@ -317,6 +317,7 @@ def test_views_of_frames() -> None:
         "sum over frames": lambda x: x.permute(0, 2, 1, 3, 4).flatten(0, 1).sum(0, keepdim=True),
         "group norm": lambda x: F.group_norm(x.permute(0, 2, 1, 3, 4).flatten(0, 1), 2),
         "a constant of frames": lambda x: x.transpose(1, 2).flatten(0, 1) * torch.linspace(1, 2, 6).view(6, 1, 1, 1),
+        "shuffled channels": lambda x: F.relu(_exchanged_pairs(F.silu(x.transpose(1, 2).flatten(0, 1)))),
         "only a view": lambda x: F.relu(x).permute(0, 2, 3, 4, 1).permute(0, 4, 1, 2, 3),
     }
     check(Calls(others), x)
@@ -372,6 +373,10 @@ def test_channels_that_become_frames_rows_and_columns() -> None:
         Shuffle,
         DepthToSpace,
     ]
+
+
+def _exchanged_pairs(x: Tensor) -> Tensor:
+    return x.view(len(x), 2, 2, *x.shape[2:]).transpose(1, 2).reshape(x.shape)
 
 
 def _rows_and_columns(x: Tensor) -> Tensor:

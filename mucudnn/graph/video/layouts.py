@@ -324,9 +324,10 @@ def _expansion(mover: _Mover, node: Node, view: _View) -> _Call | None:
 
 
 def _depth_to_space(mover: _Mover, node: Node, view: _View) -> _Call | None:
+    if not view.is_spatial:
+        return None
     x, (channels, *moved) = node.args
-    in_order = channels, *view.in_order_of_volume(moved)
-    return (depth_to_space, (mover.views[x].volume, in_order), {}) if view.is_spatial else None
+    return depth_to_space, (mover.views[x].volume, (channels, *view.in_order_of_volume(moved))), {}
 
 
 def _frame_by_frame(mover: _Mover, node: Node, view: _View) -> _Call | None:
