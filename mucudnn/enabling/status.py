@@ -101,7 +101,7 @@ class ShapeStats:
         """Set the configuration that runs, and drop the executables of the previous one."""
         self.configuration = configuration
         chosen = {self.problem: {self.batch_size: configuration}}
-        self.choices = None if configuration.is_baseline else Choices(chosen, self.device.type, True, limit_bytes)
+        self.choices = None if configuration.is_baseline else Choices(chosen, self.device.type, limit_bytes=limit_bytes)
 
     @property
     def gained_s(self) -> float:

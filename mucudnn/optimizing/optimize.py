@@ -233,7 +233,9 @@ def _put_in(module: TunedModule, its_own: Sequence[TunedProblem], config: Config
         choices = None
     else:
         device_type = cast(_ConvNd, module).weight.device.type
-        choices = Choices.of(configurations, device_type, not config.has_headroom_limit, limit_bytes)
+        choices = Choices.of(
+            configurations, device_type, keeps_workspace=not config.has_headroom_limit, limit_bytes=limit_bytes
+        )
     vars(module).update(tuned=tuple(its_own), choices=choices)
 
 
