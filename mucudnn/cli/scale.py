@@ -82,7 +82,7 @@ def scale(
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.running.devices import current_environment
 
-    with deterministic_torch(config.deterministic):
+    with deterministic_torch(asked=config.deterministic):
         environment = current_environment(device)  # fails early if the device is missing
     up_to = max(2, min(up_to, batch))
     model, x = seeded_model(source, up_to, device, **sizes)

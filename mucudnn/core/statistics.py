@@ -71,27 +71,31 @@ class Estimate:
         return {name.format(""): self.value, name.format("_low"): self.low, name.format("_high"): self.high}
 
 
-def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Estimate:
+def speedup_of(torch_s: Sequence[Samples], tuned_s: Sequence[Samples]) -> Estimate:
     """Return the speedup of operations that run one after the other: the sum of torch's medians over the sum of ours.
 
-    torch_s, ours_s: samples of each operation in seconds, where sample i of both is from round i. There is no interval
-    if an operation has fewer than ``LEAST_ROUNDS`` rounds, or different numbers of them. Rounds of different operations
-    are drawn independently.
+    There is no interval if an operation has fewer than ``LEAST_ROUNDS`` rounds, or different numbers of them. Rounds of
+    different operations are drawn independently.
+
+    torch_s: torch's samples of each operation, in seconds.
+    tuned_s: ours, where sample i of both is from round i.
 
     >>> speedup_of([[0.4, 0.2, 0.3]], [[0.2, 0.1, 0.15]])
     Estimate(value=2.0, low=2.0, high=2.0)
     """
     import numpy as np
 
-    if not torch_s or not all((*torch_s, *ours_s)):
+    if not torch_s or not all((*torch_s, *tuned_s)):
         return Estimate()
-    ratio = float(sum(map(median, torch_s)) / sum(map(median, ours_s)))
-    pairs = list(zip(torch_s, ours_s, strict=True))
-    if any(len(torch) != len(ours) or len(ours) < LEAST_ROUNDS for torch, ours in pairs):
-        return Estimate(ratio if isfinite(ratio) else nan)
-    torchs = sum(resampled_medians(tuple(torch), seed) for seed, (torch, _) in enumerate(pairs))
-    times = sum(resampled_medians(tuple(ours), seed) for seed, (_, ours) in enumerate(pairs))
-    return Estimate(ratio if isfinite(ratio) else nan, *interval(np.asarray(torchs) / np.asarray(times)))
+    ratio = float(sum(map(median, torch_s)) / sum(map(median, tuned_s)))
+    if not isfinite(ratio):
+        ratio = nan
+    pairs = zip(torch_s, tuned_s, strict=True)
+    if any(len(torch) != len(tuned) or len(tuned) < LEAST_ROUNDS for torch, tuned in pairs):
+        return Estimate(ratio)
+    torchs = sum(resampled_medians(tuple(samples), seed) for seed, samples in enumerate(torch_s))
+    times = sum(resampled_medians(tuple(samples), seed) for seed, samples in enumerate(tuned_s))
+    return Estimate(ratio, *interval(np.asarray(torchs) / np.asarray(times)))
 
 
 def mean_speedup(pairs: Sequence[tuple[Samples, Samples]]) -> Estimate:
@@ -105,15 +109,15 @@ def mean_speedup(pairs: Sequence[tuple[Samples, Samples]]) -> Estimate:
     """
     import numpy as np
 
-    each = [speedup_of([torch], [ours]) for torch, ours in pairs]
-    if not each:
+    speedups = [speedup_of([torch], [tuned]) for torch, tuned in pairs]
+    if not speedups:
         return Estimate()
-    ratio = float(np.exp(np.mean(np.log([one.value for one in each]))))
-    if np.isnan([one.low for one in each]).any():
+    ratio = float(np.exp(np.mean(np.log([speedup.value for speedup in speedups]))))
+    if np.isnan([speedup.low for speedup in speedups]).any():
         return Estimate(ratio)
     drawn = [
-        np.log(resampled_medians(tuple(torch), seed) / resampled_medians(tuple(ours), seed))
-        for seed, (torch, ours) in enumerate(pairs)
+        np.log(resampled_medians(tuple(torch), seed) / resampled_medians(tuple(tuned), seed))
+        for seed, (torch, tuned) in enumerate(pairs)
     ]
     return Estimate(ratio, *interval(np.exp(np.mean(drawn, axis=0))))
 
@@ -160,11 +164,11 @@ def rank_test(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
         from scipy.stats import mannwhitneyu
     except ImportError:
         raise UnavailableError("this needs scipy, which is not installed: pip install scipy") from None
-    both = np.concatenate((before, after))
-    if min(len(before), len(after)) < LEAST_ROUNDS or np.ptp(both) == 0:
+    samples = np.concatenate((before, after))
+    if min(len(before), len(after)) < LEAST_ROUNDS or np.ptp(samples) == 0:
         return 1.0
-    has_ties = len(np.unique(both)) < len(both)
-    method = "exact" if len(both) <= _MOST_EXACT and not has_ties else "asymptotic"
+    has_ties = len(np.unique(samples)) < len(samples)
+    method = "exact" if len(samples) <= _MOST_EXACT and not has_ties else "asymptotic"
     return float(mannwhitneyu(before, after, method=method).pvalue)
 
 

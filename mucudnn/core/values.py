@@ -74,29 +74,32 @@ def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
 
 def sizes(value: object, name: str, dims: int, least: int, most: int) -> tuple[int, ...]:
     """Return one integer for each of ``dims`` dimensions, (height, width) or (depth, height, width), or one for all."""
-    given = value if type(value) is tuple else plain(value)
-    each: Sequence[object] = given if isinstance(given, (tuple, list)) else (given,) * dims
+    converted = value if type(value) is tuple else plain(value)
+    numbers: Sequence[object] = converted if isinstance(converted, (tuple, list)) else (converted,) * dims
     with suppress(ValueError):
-        if len(each) == dims:
-            return tuple(whole(number, name, least, most) for number in each)
-    count, every = ("one or two", "both") if dims == 2 else ("one or three", "all")
-    names = "height, width" if dims == 2 else "depth, height, width"
-    return _refuse(value, name, f"{count} whole numbers ({names}); {every} must be at least {least}, at most {most}")
+        if len(numbers) == dims:
+            return tuple(whole(number, name, least, most) for number in numbers)
+    allowed = (
+        "one or two whole numbers (height, width); both"
+        if dims == 2
+        else ("one or three whole numbers (depth, height, width); all")
+    )
+    return _refuse(value, name, f"{allowed} must be at least {least}, at most {most}")
 
 
 def real(value: object, name: str) -> float:
     """Return a finite number as a ``float``; reject anything else, including bools."""
-    given, number = plain(value), inf
-    if isinstance(given, Real) and not isinstance(given, bool):
+    converted, number = plain(value), inf
+    if isinstance(converted, Real) and not isinstance(converted, bool):
         with suppress(OverflowError):
-            number = float(given)
+            number = float(converted)
     return number if isfinite(number) else _refuse(value, name, "a finite number")
 
 
 def flag(value: object, name: str) -> bool:
     """Return True or False; reject other values, since every non-empty text would count as true."""
-    given = plain(value)
-    return given if isinstance(given, bool) else _refuse(value, name, "True or False")
+    converted = plain(value)
+    return converted if isinstance(converted, bool) else _refuse(value, name, "True or False")
 
 
 def text(value: object, name: str) -> str:
@@ -105,13 +108,13 @@ def text(value: object, name: str) -> str:
 
 def several(value: object) -> Iterable[object]:
     """Return the elements of an iterable; treat text or any other value as a single element."""
-    given = plain(value)
-    return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    converted = plain(value)
+    return converted if isinstance(converted, Iterable) and not isinstance(converted, str) else (converted,)
 
 
 def texts(value: object, name: str) -> tuple[str, ...]:
     """Require one or several texts; return each text once, in order. A single text is one element, not its letters."""
-    return tuple(dict.fromkeys(text(one, f"one of {name}") for one in several(value)))
+    return tuple(dict.fromkeys(text(element, f"one of {name}") for element in several(value)))
 
 
 def member(kind: type[_Choice], value: object, name: str) -> _Choice:
@@ -119,9 +122,9 @@ def member(kind: type[_Choice], value: object, name: str) -> _Choice:
     if type(value) is kind:
         return value
     if isinstance(value, str):
-        for one in kind:
-            if value.replace("_", "-") == one.replace("_", "-"):
-                return one
+        for choice in kind:
+            if value.replace("_", "-") == choice.replace("_", "-"):
+                return choice
     raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(kind)}")
 
 
