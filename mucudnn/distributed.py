@@ -206,8 +206,8 @@ class Ranks(Team):
             reasons = "; ".join(f"rank {rank} {why}" for rank, why in missing)
             hint = " (if it was waiting for another rank, its own message names that one)" if missing[0][0] == 0 else ""
             raise SharingError(
-                f"{reasons}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: start "
-                f"again to continue. All ranks must tune the same model; {_TUNE_APART}"
+                f"{reasons}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: "
+                f"start again to continue. All ranks must tune the same model; {_TUNE_APART}"
             )
 
     def _receive(self, rank: int, into: torch.Tensor) -> dist.Work | RuntimeError:
@@ -391,7 +391,7 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
     An existing group is used as it is. A process that torchrun did not start joins a new group of one rank.
 
     device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank.
-    meeting: torch's ``init_method``, the rendezvous of the ranks; ``RANK`` and ``WORLD_SIZE`` come from the environment.
+    meeting: torch's ``init_method``, the rendezvous; ``RANK`` and ``WORLD_SIZE`` come from the environment.
     timeout_s: longest wait for another rank, in seconds.
 
     Raises the errors of ``torch.distributed.init_process_group``.
