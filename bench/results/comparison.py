@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mucudnn.bench.results.reading import Key, Line, ResultFolder, row_key, subject_key
+from mucudnn.bench.results.statistics import LEAST_ROUNDS, Estimate, interval, rank_test, rejected, resampled_medians
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.statistics import LEAST_ROUNDS, Estimate, interval, rank_test, rejected, resampled_medians
 from mucudnn.core.tables import Table, listed, new_table
 from mucudnn.core.values import format_bytes, format_seconds
 
