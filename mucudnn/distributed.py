@@ -48,8 +48,10 @@ def deal(costs: Sequence[float], ranks: int) -> list[int]:
     """Deal pieces of work to ranks, and return the rank (from 0) of each piece.
 
     Pieces are dealt in descending order of cost, each to the least loaded rank, or the one with the fewest pieces among
-    equal loads. costs: cost of each piece, in any unit. The last rank ends at most 4/3 - 1/(3 ranks) times as late as
-    in the best schedule (Graham, 1969). The result is deterministic.
+    equal loads. The last rank ends at most 4/3 - 1/(3 ranks) times as late as in the best schedule (Graham, 1969). The
+    result is deterministic.
+
+    costs: cost of each piece, in any unit.
 
     >>> deal([1, 5, 3, 3], ranks=2)
     [0, 0, 1, 1]

@@ -26,7 +26,7 @@ from mucudnn.core.records import Comparison, Environment, Failure, FailureKind, 
 from mucudnn.core.values import grouped
 from mucudnn.store import schema
 from mucudnn.store.schema import Row, configuration_key, micro_configs_from, packed, seconds_from
-from mucudnn.store.sqlite_file import MEMORY, SqliteFile, can_be_made
+from mucudnn.store.sqlite_file import MEMORY, SqliteFile, can_be_opened, make_folder
 
 _MEASURED = (*schema.COSTS, "load")
 _RESULT = ("reason", "passed_over", "needed_bytes", "least_s", *_MEASURED)
@@ -93,7 +93,9 @@ class Database:
     ) -> None:
         open_file = partial(SqliteFile, read_only=read_only, create=create, timeout_s=timeout_s)
         may_keep = path is None and create and not read_only and not os.environ.get("MUCUDNN_DATABASE")
-        self._is_kept = may_keep and not can_be_made(default_path())
+        if may_keep:
+            make_folder(default_path())
+        self._is_kept = may_keep and not can_be_opened(default_path())
         if self._is_kept:
             say_once(
                 f"database {default_path()} cannot be created: measurements are lost when this process ends; name a "
