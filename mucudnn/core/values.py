@@ -1,4 +1,4 @@
-"""Conversion of user input to the types that mucudnn uses inside, and text for people: bytes, times, bandwidths.
+"""Conversion of user input to the types that mucudnn uses inside, and text for people: bytes, times.
 
 Also ``grouped``, which collects values by key.
 
@@ -143,15 +143,11 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"did you mean {close[0]}? " if close else ""
 
 
-_NUMBER = r"[0-9]{1,999}(?:\.[0-9]{1,999})?"  # \d matches digits of all scripts
+NUMBER = r"[0-9]{1,999}(?:\.[0-9]{1,999})?"  # \d matches digits of all scripts
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE_HELP = "write a number and a unit, for example 64MiB (B, KiB, MiB, GiB, TiB), or none for no limit"
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_BANDWIDTHS = {
-    **{name.lower(): float(factor) for name, factor in (_UNITS | _DECIMAL_UNITS).items()},
-    **{f"{prefix}bit": 10.0**exponent / 8 for prefix, exponent in (("k", 3), ("m", 6), ("g", 9), ("t", 12))},
-}
 _TIME_HELP = "write for example 60s, 2min or 500ms, or none for no limit"
 
 
@@ -168,7 +164,7 @@ def parse_bytes(text: str | int | None) -> int | None:
         return None
     if not isinstance(text, str):
         return whole(text, "the number of bytes")
-    match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(rf"\s*({NUMBER})\s*([A-Za-z]*)\s*", text)
     if match is None:
         raise InvalidInputError(f"size {shown(text)} is not understood; {_SIZE_HELP}")
     number, unit = match.groups()
@@ -223,21 +219,6 @@ def exact_bytes(value: int) -> str:
     return f"{value}B ({format_bytes(value)})"
 
 
-def parse_bandwidth(text: str) -> float:
-    """Parse a bandwidth in decimal units (GB/s), powers of 1024 (GiB/s) or bits (Gbit/s); return bytes per second.
-
-    Raises ``InvalidInputError`` for anything else, and for 0.
-
-    >>> parse_bandwidth("25GB/s"), parse_bandwidth("100 Gbit/s"), parse_bandwidth("1GiB/s")
-    (25000000000.0, 12500000000.0, 1073741824.0)
-    """
-    match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z]+)/s\s*", text)
-    factor = None if match is None else _BANDWIDTHS.get(match.group(2).lower())
-    if match is None or factor is None or not 0 < float(match.group(1)) * factor < inf:
-        raise InvalidInputError(f"bandwidth {shown(text)} is not understood; write for example 25GB/s or 100Gbit/s")
-    return float(match.group(1)) * factor
-
-
 def parse_seconds(text: str | float | None) -> float | None:
     """Parse a time; a number is in seconds, None and ``"none"`` mean no limit.
 
@@ -249,7 +230,7 @@ def parse_seconds(text: str | float | None) -> float | None:
     if text is None or _is_none(text):
         return None
     if isinstance(text, str):
-        match = re.fullmatch(rf"\s*({_NUMBER}(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text)
+        match = re.fullmatch(rf"\s*({NUMBER}(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text)
         if match is None or match.group(2) not in _SECONDS:
             raise InvalidInputError(f"time {shown(text)} is not understood; {_TIME_HELP}")
         seconds = float(match.group(1)) * _SECONDS[match.group(2)]
