@@ -170,23 +170,17 @@ def parse_bytes(text: str | int | None) -> int | None:
     number, unit = match.groups()
     if not unit and Decimal(number):
         raise InvalidInputError(f"size {shown(text)} has no unit; {_SIZE_HELP}")
-    by_lower = {name.lower(): factor for name, factor in _UNITS.items()} | {"": 1}
-    if unit.lower() in by_lower:
-        return _product(text, number, by_lower[unit.lower()])
-    if unit.upper() in _DECIMAL_UNITS:
-        exact = f"{_product(text, number, _DECIMAL_UNITS[unit.upper()])}B"
-        likely = f"{number}{unit[0].upper()}iB"
-        raise InvalidInputError(
-            f"size {shown(text)} is ambiguous: write {likely} (powers of 1024) or {exact} (exactly)"
-        )
-    raise InvalidInputError(f"size {shown(text)} has the unknown unit {shown(unit)}; {_SIZE_HELP}")
-
-
-def _product(text: str, number: str, factor: int) -> int:
-    """Multiply a decimal number by a unit exactly, since floats would round sizes written by ``exact_bytes``."""
-    size = Decimal(number) * factor
+    factors = {name.lower(): factor for name, factor in (_UNITS | _DECIMAL_UNITS).items()} | {"": 1}
+    if unit.lower() not in factors:
+        raise InvalidInputError(f"size {shown(text)} has the unknown unit {shown(unit)}; {_SIZE_HELP}")
+    size = Decimal(number) * factors[unit.lower()]  # floats would round sizes written by ``exact_bytes``
     if size > LARGEST:
         raise InvalidInputError(f"size {shown(text)} is more than {LARGEST} bytes; write a smaller one, or none")
+    if unit.upper() in _DECIMAL_UNITS:
+        likely = f"{number}{unit[0].upper()}iB"
+        raise InvalidInputError(
+            f"size {shown(text)} is ambiguous: write {likely} (powers of 1024) or {int(size)}B (exactly)"
+        )
     return int(size)
 
 
@@ -202,11 +196,7 @@ def format_bytes(value: int | None) -> str:
     """
     if value is None:
         return "no limit"
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024 * _UNITS[unit]:
-            break
-    else:
-        unit = "GiB"
+    unit = next((unit for unit in ("B", "KiB", "MiB") if value < 1024 * _UNITS[unit]), "GiB")
     return f"{value / _UNITS[unit]:.3g} {unit}" if value < 1000 * _UNITS[unit] else f"{value // _UNITS[unit]} {unit}"
 
 
