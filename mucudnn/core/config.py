@@ -73,8 +73,8 @@ def _open_flag(value: object, name: str) -> bool | None:
 
 
 def _operations(value: object, name: str) -> tuple[Operation, ...]:
-    names = Operation if value is None else several(_separated(value))
-    chosen = {member(Operation, operation, f"one of {name}") for operation in names}
+    given = Operation if value is None else several(_separated(value))
+    chosen = {member(Operation, one, f"one of {name}") for one in given}
     if not chosen:
         raise InvalidInputError(f"{name} is empty; name at least one of " + ", ".join(Operation))
     return tuple(operation for operation in Operation if operation in chosen)
@@ -120,9 +120,8 @@ def _file(value: Path | str | None, name: str) -> Path | None:
 def _setting(default: object, check: Check, text: str, metavar: str = "") -> Any:
     """Return a field of ``Config`` from which its check and its command-line option are made.
 
-    check: takes a value and its name, and returns the converted value; raises ``InvalidInputError``.
-    text: help of the option.
-    metavar: placeholder of the option's value; empty for a flag.
+    check: takes a value and its name, and returns the converted value; raises ``InvalidInputError``. text: help of the
+    option. metavar: placeholder of the option's value; empty for a flag.
     """
     return field(default=default, metadata={"check": check, "text": text, "metavar": metavar})
 
@@ -260,8 +259,7 @@ class Config:
     fuse: bool = _setting(False, flag, "For inference: compute batch norm, additions and ReLUs with the convolutions.")
 
     def __post_init__(self) -> None:
-        for name, setting in SETTINGS.items():
-            settle(self, **{name: setting.metadata["check"](getattr(self, name), name)})
+        settle(self, **{one.name: one.metadata["check"](getattr(self, one.name), one.name) for one in fields(self)})
         if self.workspace_budget_bytes is not None and self.workspace_limit != DEFAULT_WORKSPACE_LIMIT:
             raise InvalidInputError(
                 f"workspace_limit is {self.workspace_limit!r} and workspace_budget is {self.workspace_budget!r}; "
@@ -323,18 +321,18 @@ class Config:
         return DEFAULT_MAX_RELATIVE_ERROR[dtype]
 
 
-SETTINGS: Mapping[str, Field[Any]] = {setting.name: setting for setting in fields(Config)}
+SETTINGS: Mapping[str, Field[Any]] = {one.name: one for one in fields(Config)}
 """The fields of ``Config``, with the arguments of ``_setting`` as their metadata, by name."""
 
 _init = Config.__init__
 
 
 @wraps(_init)
-def _init_without_typos(self: Config, *args: Any, **settings: Any) -> None:
-    if unknown := [name for name in settings if name not in SETTINGS]:
+def _init_without_typos(self: Config, *args: Any, **given: Any) -> None:
+    if unknown := [name for name in given if name not in SETTINGS]:
         hint = did_you_mean(unknown[0], SETTINGS) or f"its settings are {', '.join(SETTINGS)}"
         raise InvalidInputError(f"Config has no setting {unknown[0]}; {hint.rstrip()}")
-    _init(self, *args, **settings)
+    _init(self, *args, **given)
 
 
 Config.__init__ = _init_without_typos  # type: ignore[method-assign]
@@ -367,20 +365,18 @@ _OTHER_VARIABLES = (
 )
 
 
-def unknown_variables(environment: Mapping[str, str], further: Iterable[str] = ()) -> list[str]:
-    """Return a sentence for each variable ``MUCUDNN_...`` that nothing reads.
-
-    further: names of further settings.
+def unknown_variables(environment: Mapping[str, str], more: Iterable[str] = ()) -> list[str]:
+    """Return a sentence for each variable ``MUCUDNN_...`` that nothing reads. more: names of further settings.
 
     >>> unknown_variables({"MUCUDNN_WORKSPACE_LIMT": "3", "MUCUDNN_STRICT": "1"})
     ['MUCUDNN_WORKSPACE_LIMT is ignored: there is no such setting; did you mean WORKSPACE_LIMIT?']
     """
-    settings = [name.upper() for name in (*SETTINGS, *_OTHER_VARIABLES, *further)]
-    names = (name.removeprefix("MUCUDNN_") for name in sorted(environment) if name.startswith("MUCUDNN_"))
+    known = [name.upper() for name in (*SETTINGS, *_OTHER_VARIABLES, *more)]
+    given = (name.removeprefix("MUCUDNN_") for name in sorted(environment) if name.startswith("MUCUDNN_"))
     return [
-        f"MUCUDNN_{name} is ignored: there is no such setting; {did_you_mean(name, settings)}".rstrip("; ")
-        for name in names
-        if name not in settings
+        f"MUCUDNN_{name} is ignored: there is no such setting; {did_you_mean(name, known)}".rstrip("; ")
+        for name in given
+        if name not in known
     ]
 
 
