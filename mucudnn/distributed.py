@@ -393,7 +393,8 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
     An existing group is used as it is. A process that torchrun did not start joins a new group of one rank.
 
     device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank.
-    meeting: torch's ``init_method``, the rendezvous; ``RANK`` and ``WORLD_SIZE`` come from the environment.
+    meeting: torch's ``init_method``, the rendezvous of the ranks; ``RANK`` and ``WORLD_SIZE`` come from the
+    environment.
     timeout_s: longest wait for another rank, in seconds.
 
     Raises the errors of ``torch.distributed.init_process_group``.
