@@ -396,8 +396,6 @@ def _parametrized(module: nn.Module) -> _Class:
 
 
 def _of_class(cls: _Class) -> _Class:
-    if issubclass(cls, TunedModule):
-        return cls
     torchs = torchs_class(cls)
     if torchs is None:
         raise InvalidInputError(f"{cls.__name__} is not among {', '.join(kind.__name__ for kind in OURS)}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,21 +38,8 @@ from mucudnn.running.workspace import make_room, note_lack_of_memory
 _INSTEAD = "torch's own convolution runs instead"
 
 
-class Observer(Protocol):
-    """Observer of all convolutions and gradients of the bias that are computed here.
+observer: Any = None  # an ``InPlaceTimes`` while the convolutions in a model's steps are timed
 
-    is_inside: whether this is within an observed call.
-    """
-
-    @property
-    def is_inside(self) -> bool: ...
-
-    def record(self, compute: Any, arguments: Any, operations: Any, x: Tensor, w: Tensor, *geometry: Any) -> Any: ...
-
-    def record_more(self, compute: Any, *arguments: Any) -> Any: ...
-
-
-observer: Observer | None = None  # set only while the convolutions in a model's steps are timed
 
 # Without autograd
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import struct
 import threading
 from collections import Counter
@@ -262,10 +261,7 @@ class Database:
         fresh: bool = False,
     ) -> Comparison | None:
         """Return the whole run (times of complete calls) of exactly this configuration; None if there is none."""
-        condition = f"{self._of(environment, [problem])} AND configuration = ?"
-        key = configuration_key(micro_configs, versions, fresh=fresh)
-        rows = self._file.read(schema.select("verifications", condition), [key])
-        return _whole_run(rows[-1]) if rows else None
+        return self.whole_runs(environment, problem, versions, fresh=fresh).get(tuple(micro_configs))
 
     def whole_runs(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], *, fresh: bool = False
@@ -278,7 +274,7 @@ class Database:
         for row in self._file.read(schema.select("verifications", self._of(environment, [problem]))):
             micro_configs = micro_configs_from(row["configuration"], versions, fresh=fresh)
             if micro_configs is not None:
-                runs[micro_configs] = _whole_run(row)
+                runs[micro_configs] = Comparison(*(row[name] for name in _RUN))
         return runs
 
     def timing(self, environment: Environment, subject: str) -> tuple[list[list[float]], float | None] | None:
@@ -367,7 +363,3 @@ def _columns(result: object, names: Sequence[str], samples: Sequence[str]) -> Ro
     """Return attributes of a result as columns of a row; those that are samples as bytes, if there are any."""
     values = {name: getattr(result, name) for name in names}
     return values | {name: packed(name, getattr(result, name)) for name in samples if getattr(result, name)}
-
-
-def _whole_run(row: sqlite3.Row) -> Comparison:
-    return Comparison(*(row[name] for name in _RUN))
