@@ -6,11 +6,12 @@ The folder ``tuning`` decides what is measured and chosen; torch.distributed sen
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from itertools import chain
 from traceback import clear_frames
 from typing import Any, Self, TypeVar, cast
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from mucudnn.core.errors import InvalidInputError, SharingError, first_line
+from mucudnn.core.tables import listed
 from mucudnn.core.team import ALONE, Team
 from mucudnn.core.values import grouped, shown
 
@@ -91,12 +93,12 @@ class Ranks(Team):
 
         Raises ``SharingError``, naming ranks and values, if settings that must be equal differ.
         """
-        every = [Fingerprint.from_plain(plain) for plain in self.gather(asdict(fingerprint))]
-        require_alike(every, _TUNE_APART)
-        by_kind = kinds(every)
+        fingerprints = [Fingerprint.from_plain(plain) for plain in self.gather(asdict(fingerprint))]
+        require_alike(fingerprints, _TUNE_APART)
+        by_kind = kinds(fingerprints)
         self._kinds, self._mates = [*by_kind.values()], by_kind[fingerprint.kind]
         self.is_first = self._mates[0] == self.rank
-        places = [one.place for one in every]
+        places = [rank_fingerprint.place for rank_fingerprint in fingerprints]
         self.is_writer = places.index(fingerprint.place) == self.rank
 
     def own(self, costs: Sequence[float]) -> list[int]:
@@ -124,11 +126,11 @@ class Ranks(Team):
 
         Raises ``SharingError`` on every rank, with the first difference, if they differ.
         """
-        gathered_choices = self.gather(choices)
+        by_number = self.gather(choices)
         self._is_over = True
         for ranks in self._kinds:
-            for name in dict.fromkeys(name for rank in ranks for name in gathered_choices[rank]):
-                values = {rank: gathered_choices[rank].get(name, "nothing") for rank in ranks}
+            for name in dict.fromkeys(name for rank in ranks for name in by_number[rank]):
+                values = {rank: by_number[rank].get(name, "nothing") for rank in ranks}
                 if len({*values.values()}) > 1:
                     raise SharingError(f"the ranks chose differently: {name}: {by_rank(values)}; please report this")
 
@@ -168,9 +170,9 @@ class Ranks(Team):
             raise
 
     def again(self) -> Self:
-        other = copy(self)
-        other._is_over = False
-        return other
+        team = copy(self)
+        team._is_over = False
+        return team
 
     def _gather(self, said: tuple[Any, str | None]) -> list[tuple[Any, str | None]]:
         self._meet()
@@ -190,7 +192,7 @@ class Ranks(Team):
             greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept alive for asynchronous writes
             waiting = [self._receive(rank, greetings[rank]) for rank in range(1, self.size)]
             timeout = _timeout(self._group)
-            fates = [_HERE, *(_fate(work, timeout) for work in waiting)]
+            fates = [_HERE, *(_fate(greeting, timeout) for greeting in waiting)]
             verdict = torch.tensor(fates, dtype=torch.uint8)
             for rank in (rank for rank, fate in enumerate(fates) if rank and fate == _HERE):
                 with suppress(RuntimeError):  # the next exchange detects a lost rank
@@ -205,10 +207,10 @@ class Ranks(Team):
             verdict[0] = fate
         missing = [(rank, _IN_WORDS[fate]) for rank, fate in enumerate(verdict.tolist()) if fate != _HERE]
         if missing:
-            states = "; ".join(f"rank {rank} {why}" for rank, why in missing)
+            reasons = "; ".join(f"rank {rank} {why}" for rank, why in missing)
             hint = " (if it was waiting for another rank, its own message names that one)" if missing[0][0] == 0 else ""
             raise SharingError(
-                f"{states}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: "
+                f"{reasons}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: "
                 f"start again to continue. All ranks must tune the same model; {_TUNE_APART}"
             )
 
@@ -297,7 +299,7 @@ class Fingerprint:
 
         Fields that another version of mucudnn does not send get defaults, and unknown fields are ignored.
         """
-        return cls(**{field.name: plain[field.name] for field in fields(cls) if field.name in plain})
+        return cls(**{name: plain[name] for name in cls.__slots__ if name in plain})
 
 
 def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
@@ -307,43 +309,45 @@ def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
 
 def require_alike(fingerprints: Sequence[Fingerprint], remedy: str) -> None:
     """Raise ``SharingError`` with the settings that wrongly differ, the ranks of each value, and a remedy."""
-    faults = _differing(dict(enumerate(fingerprints)), lambda fingerprint: fingerprint.everywhere)
+    differences = _differing({rank: fingerprint.everywhere for rank, fingerprint in enumerate(fingerprints)})
     for ranks in kinds(fingerprints).values():
-        alike = {rank: fingerprints[rank] for rank in ranks}
-        faults += _differing(alike, lambda fingerprint: fingerprint.in_kind) or _other_convolutions(alike)
-    if faults:
-        raise SharingError(f"ranks that tune together must be alike: {'; '.join(faults)}. Start them alike; {remedy}")
+        in_kind = _differing({rank: fingerprints[rank].in_kind for rank in ranks})
+        differences += in_kind or _other_convolutions({rank: fingerprints[rank].convolutions for rank in ranks})
+    if differences:
+        raise SharingError(
+            f"ranks that tune together must be alike: {'; '.join(differences)}. Start them alike; {remedy}"
+        )
 
 
-def _differing(fingerprints: Mapping[int, Fingerprint], part: Callable[[Fingerprint], Mapping[str, str]]) -> list[str]:
-    faults = []
-    for name in dict.fromkeys(name for fingerprint in fingerprints.values() for name in part(fingerprint)):
-        values = {rank: part(fingerprint).get(name, "unknown") for rank, fingerprint in fingerprints.items()}
+def _differing(settings: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """Return a text for each setting that differs.
+
+    settings: by rank, the values by name.
+    """
+    differences = []
+    for name in dict.fromkeys(chain.from_iterable(settings.values())):
+        values = {rank: values_by_name.get(name, "unknown") for rank, values_by_name in settings.items()}
         if len({*values.values()}) > 1:
-            faults.append(f"{name} is {by_rank(values)}")
-    return faults
+            differences.append(f"{name} is {by_rank(values)}")
+    return differences
 
 
-def _other_convolutions(fingerprints: Mapping[int, Fingerprint]) -> list[str]:
+def _other_convolutions(convolutions: Mapping[int, Sequence[str]]) -> list[str]:
     """Compare each rank's convolutions with the first rank's; list some that only one of the two tunes."""
-    (first, reference), *compared = fingerprints.items()
-    for rank, fingerprint in compared:
-        here, there = frozenset(reference.convolutions), frozenset(fingerprint.convolutions)
-        if here != there:
-            lists = [_only_on(first, sorted(here - there)), _only_on(rank, sorted(there - here))]
-            return [f"the convolutions differ: {', '.join(filter(None, lists))}"]
-        if reference.convolutions != fingerprint.convolutions:
+    first, *_ = convolutions
+    expected = convolutions[first]
+    for rank, names in convolutions.items():
+        only = {first: sorted({*expected} - {*names}), rank: sorted({*names} - {*expected})}
+        lists = [
+            f"{listed([*map(shown, alone)], _MOST_SHOWN)} on rank {number} only"
+            for number, alone in only.items()
+            if alone
+        ]
+        if lists:
+            return [f"the convolutions differ: {', '.join(lists)}"]
+        if names != expected:
             return [f"the convolutions come in another order on rank {rank} than on rank {first}"]
     return []
-
-
-def _only_on(rank: int, convolutions: Sequence[str]) -> str:
-    """Return text that lists some convolutions of one rank; empty if there are none."""
-    if not convolutions:
-        return ""
-    hidden = len(convolutions) - _MOST_SHOWN
-    further = f" and {hidden} more" if hidden > 0 else ""
-    return f"{', '.join(map(shown, convolutions[:_MOST_SHOWN]))}{further} on rank {rank} only"
 
 
 def by_rank(values: Mapping[int, str]) -> str:
@@ -364,8 +368,8 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     >>> ranks_in_words([2]), ranks_in_words([0, 1, 3])
     ('rank 2', 'ranks 0, 1, 3')
     """
-    numbers = sorted(ranks)
-    return f"rank{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
+    ascending = sorted(ranks)
+    return f"rank{'s' * (len(ascending) != 1)} {', '.join(map(str, ascending))}"
 
 
 # The process group of the ranks that torchrun started

@@ -23,11 +23,12 @@ from support.command_line import HEADING, commands, fail
 
 from mucudnn.bench.sources.layers import Layer, load_source
 from mucudnn.bench.sources.models import load_model
+from mucudnn.cli.scale import parse_bandwidth
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, MucudnnError
 from mucudnn.core.problem import MOST_ELEMENTS, MOST_SAMPLES, ConvProblem
 from mucudnn.core.records import Configuration, MicroConfig, Task
-from mucudnn.core.values import LARGEST, flag, parse_bandwidth, parse_bytes, parse_seconds, real, sizes, whole
+from mucudnn.core.values import LARGEST, flag, parse_bytes, parse_seconds, real, sizes, whole
 
 NINES = "9" * 5000
 META, SPARSE = torch.ones(2, device="meta"), torch.ones(2).to_sparse()

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from mucudnn.bench.results.columns import Columns, table_of
 from mucudnn.bench.results.reading import Key, Line, ResultFolder, row_key, subject_key
+from mucudnn.bench.results.statistics import LEAST_ROUNDS, Estimate, interval, rank_test, rejected, resampled_medians
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.statistics import LEAST_ROUNDS, Estimate, interval, rank_test, rejected, resampled_medians
 from mucudnn.core.tables import Table, listed
 from mucudnn.core.values import format_bytes, format_seconds
 

@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any
 
 from mucudnn.bench.results.reading import Line, ResultFolder
+from mucudnn.bench.results.statistics import Estimate, mean_speedup
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.statistics import Estimate, mean_speedup
 from mucudnn.core.values import did_you_mean, format_bytes, parse_bytes, parse_seconds, real, shown
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).with_name("recipes").glob("*.toml"))}

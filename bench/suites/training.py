@@ -111,7 +111,7 @@ def prepare_step(
     trainee = Trainee(called, loss=loss)
 
     def step() -> None:
-        with searching(variant is Variant.TORCH_BENCHMARK):
+        with searching(asked=variant is Variant.TORCH_BENCHMARK):
             trainee.step(images, labels, autocast)
 
     def run(function: Callable[[], T], /) -> T:
@@ -140,7 +140,7 @@ def _rounding(setting: Setting) -> AbstractContextManager[None]:
     """Switch TF32 on or off in convolutions and matrix products for a context; other precisions change nothing."""
     if setting.device == "cpu" or setting.precision.is_half:
         return nullcontext()
-    return rounding_to_tf32(setting.precision is Precision.TF32)
+    return rounding_to_tf32(allowed=setting.precision is Precision.TF32)
 
 
 @dataclass(frozen=True, slots=True)

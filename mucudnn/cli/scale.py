@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
+from math import inf
 from typing import Any
 
 import click
@@ -11,10 +13,31 @@ from mucudnn.cli.shared import options, parameters
 from mucudnn.cli.shared.commands import FileCommand, Outputs
 from mucudnn.cli.shared.options import outputs
 from mucudnn.core.config import Config
-from mucudnn.core.values import parse_bandwidth, parse_seconds
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.values import NUMBER, parse_seconds, shown
 from mucudnn.solver.all_reduce import AllReduce, Link
 
 _SIZES = 3  # number of local batches at which steps are measured
+_BYTES_PER_S = {"b": 1.0} | {
+    f"{prefix}{unit}": base**power * bytes_of_unit
+    for power, prefix in enumerate("kmgt", start=1)
+    for unit, base, bytes_of_unit in (("b", 1e3, 1.0), ("ib", 1024.0, 1.0), ("bit", 1e3, 1 / 8))
+}  # by unit in lower case
+
+
+def parse_bandwidth(text: str) -> float:
+    """Parse a bandwidth in decimal units (GB/s), powers of 1024 (GiB/s) or bits (Gbit/s); return bytes per second.
+
+    Raises ``InvalidInputError`` for anything else, and for 0.
+
+    >>> parse_bandwidth("25GB/s"), parse_bandwidth("100 Gbit/s"), parse_bandwidth("1GiB/s")
+    (25000000000.0, 12500000000.0, 1073741824.0)
+    """
+    match = re.fullmatch(rf"\s*({NUMBER})\s*([A-Za-z]+)/s\s*", text)
+    factor = None if match is None else _BYTES_PER_S.get(match.group(2).lower())
+    if match is None or factor is None or not 0 < float(match.group(1)) * factor < inf:
+        raise InvalidInputError(f"bandwidth {shown(text)} is not understood; write for example 25GB/s or 100Gbit/s")
+    return float(match.group(1)) * factor
 
 
 @click.command(cls=FileCommand)
@@ -80,7 +103,7 @@ def scale(
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.running.devices import current_environment
 
-    with deterministic_torch(config.deterministic):
+    with deterministic_torch(asked=config.deterministic):
         environment = current_environment(device)  # fails early if the device is missing
     up_to = max(2, min(up_to, batch))
     model, x = seeded_model(source, up_to, device, **sizes)

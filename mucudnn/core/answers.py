@@ -21,9 +21,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Base class of solver answers: ``objective_s`` is the predicted time, ``bound_s`` a lower bound on the best time.
+    """Base class of solver answers.
 
-    ``solve_time_s`` is the wall time of the solver, which is ignored when answers are compared.
+    objective_s: the predicted time.
+    bound_s: a lower bound on the best time.
+    solve_time_s: the wall time of the solver, which is ignored when answers are compared.
     """
 
     objective_s: float
@@ -56,8 +58,9 @@ class Answer:
 class Account(Answer):
     """The best configuration of one problem, with figures on how it was found. It is always optimal.
 
-    ``front_size`` is the size of the desirable set (the Pareto front of time and workspace),
-    ``smallest_feasible_bytes`` the least workspace in the set.
+    what: the name of the problem, in words.
+    front_size: the size of the desirable set (the Pareto front of time and workspace).
+    smallest_feasible_bytes: the least workspace in the set.
     """
 
     what: str
@@ -94,17 +97,22 @@ class Account(Answer):
 
 @dataclass(frozen=True, slots=True)
 class TunedProblem:
-    """The choice for one problem, with its reason. Times are medians of complete calls, interleaved with torch's own.
+    """The choice for one problem, with its reason.
 
-    If a replay has no whole runs, they are predictions, as ``reason`` says, and ``baseline_s`` is None if torch's own
-    was not measured at this batch size. ``configuration.time_s`` is the solver's prediction. ``relative_error`` is None
-    for torch's own if it could not be compared. ``limit_bytes``: the workspace limit, or the problem's share of a
-    budget. ``measurements`` and ``failures`` cover all candidates, including those that exceed the workspace limit or
-    ``error_bound``. ``left_out``: candidates not measured for lack of time. ``refuted``: configurations of smaller
-    batches that were not faster than torch's own in whole runs. ``account``: the solver's result under the limit,
-    before whole runs; None if nothing measured fits, and for a share of a budget. ``in_place``: times in the model's
-    own step, or what a graph runs, in words; empty if it was not confirmed. ``load``: the machine's load during the
-    whole runs, as in ``Measurement``; None if unknown.
+    Times are medians of complete calls, interleaved with torch's own. If a replay has no whole runs, they are
+    predictions, as ``reason`` says. ``measurements`` and ``failures`` cover all candidates, including those that exceed
+    the workspace limit or ``error_bound``.
+
+    configuration: what runs; its ``time_s`` is the solver's prediction.
+    baseline_s: time of torch's own convolution; None if it was not measured at this batch size.
+    relative_error: None for torch's own if it could not be compared.
+    limit_bytes: the workspace limit, or the problem's share of a budget.
+    left_out: candidates not measured for lack of time.
+    refuted: configurations of smaller batches that were not faster than torch's own in whole runs.
+    account: the solver's result under the limit, before whole runs; None if nothing measured fits, and for a share of a
+    budget.
+    in_place: times in the model's own step, or what a graph runs, in words; empty if it was not confirmed.
+    load: the machine's load during the whole runs, as in ``Measurement``; None if unknown.
     """
 
     problem: ConvProblem
@@ -230,11 +238,11 @@ class TunedProblem:
 
 def left_out_in_words(tuned: Sequence[TunedProblem]) -> str:
     """Return a description of the candidates that a time limit left unmeasured; empty if there are none."""
-    unmeasured = [of for one in tuned for of in one.left_out]
+    unmeasured = [micro_config for problem in tuned for micro_config in problem.left_out]
     if not unmeasured:
         return ""
-    worth_measuring = sum(len(one.measurements) for one in tuned) + len(unmeasured)
-    names = ", ".join(sorted({source_of(of.algorithm) for of in unmeasured}))
+    worth_measuring = sum(len(problem.measurements) for problem in tuned) + len(unmeasured)
+    names = ", ".join(sorted({source_of(micro_config.algorithm) for micro_config in unmeasured}))
     return f"time limit: {len(unmeasured)} of {worth_measuring} candidates were not measured ({names}): give it more"
 
 

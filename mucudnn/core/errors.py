@@ -138,7 +138,10 @@ def first_line(error: BaseException) -> str:
 
 
 def no_images(where: str) -> InvalidInputError:
-    """Return the error for a sample in which a convolution gets no images. where: the name of the convolution."""
+    """Return the error for a sample in which a convolution gets no images.
+
+    where: the name of the convolution.
+    """
     return InvalidInputError(
         f"sample_input has 0 images, so that {where or 'the model'} computes nothing: give one image or more"
     )

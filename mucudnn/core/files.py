@@ -68,13 +68,13 @@ def is_stream(path: Path) -> bool:
     return str(path) in _STANDARD_OUTPUT or (path.exists() and not path.is_file())
 
 
-def beside(path: Path, what: str) -> Path:
+def beside(path: Path, content: str) -> Path:
     """Return the name of a second file beside ``path``. For a stream, return the stream, which takes both contents.
 
     >>> str(beside(Path("memory.csv"), "curve"))
     'memory-curve.csv'
     """
-    return path if is_stream(path) and not path.is_dir() else path.with_name(f"{path.stem}-{what}{path.suffix}")
+    return path if is_stream(path) and not path.is_dir() else path.with_name(f"{path.stem}-{content}{path.suffix}")
 
 
 def write_each(*files: tuple[Path | None, Callable[[Path], None]]) -> None:
@@ -118,9 +118,9 @@ def _finite(value: Any) -> Any:
         case float():
             return value if isfinite(value) else None
         case Mapping():
-            return {key: _finite(each) for key, each in value.items()}
+            return {key: _finite(element) for key, element in value.items()}
         case list() | tuple():
-            return [_finite(each) for each in value]
+            return [_finite(element) for element in value]
     return value
 
 
@@ -179,10 +179,10 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
             stream.flush()
             os.fsync(stream.fileno())  # network file systems report a full disk only here
         if path.exists():
-            found = path.stat()
+            status = path.stat()
             with suppress(PermissionError):  # only root can change the owner
-                os.chown(new, found.st_uid, found.st_gid)
-            new.chmod(stat.S_IMODE(found.st_mode))
+                os.chown(new, status.st_uid, status.st_gid)
+            new.chmod(stat.S_IMODE(status.st_mode))
         new.replace(os.path.realpath(path))
 
 

@@ -98,13 +98,19 @@ class ConvProblem:
                 "dilation, or more padding"
             )
         # Sizes must fit 32 bits; padded rows and columns of x count too.
-        elements = prod(self.x_shape(1)), prod(self.w_shape()), prod(self.y_shape(1)), *padded[-2:]
-        if max(elements) > MOST_ELEMENTS:
-            names = "one sample of x", "w", "one sample of y", "a padded column of x", "a padded row of x"
-            what, most = max(zip(names, elements, strict=True), key=lambda named: named[1])
+        *_, column, row = padded
+        elements = {
+            "one sample of x": prod(self.x_shape(1)),
+            "w": prod(self.w_shape()),
+            "one sample of y": prod(self.y_shape(1)),
+            "a padded column of x": column,
+            "a padded row of x": row,
+        }
+        largest = max(elements, key=elements.__getitem__)
+        if elements[largest] > MOST_ELEMENTS:
             raise InvalidInputError(
-                f"{self}: {what} has {most} elements; at most {MOST_ELEMENTS} are allowed: give smaller sizes, or "
-                "leave this one to PyTorch's own convolution"
+                f"{self}: {largest} has {elements[largest]} elements; at most {MOST_ELEMENTS} are allowed: give "
+                "smaller sizes, or leave this one to PyTorch's own convolution"
             )
 
     @property
@@ -125,10 +131,10 @@ class ConvProblem:
     @property
     def positions(self) -> Sizes:
         """Spatial sizes of y, the output: (P, Q), or (O, P, Q)."""
-        of_axes = zip(self.extent, self.window, self.stride, self.padding, self.dilation, strict=True)
+        axes = zip(self.extent, self.window, self.stride, self.padding, self.dilation, strict=True)
         return tuple(
             (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
-            for size, taps, stride, padding, dilation in of_axes
+            for size, taps, stride, padding, dilation in axes
         )
 
     @property
@@ -188,7 +194,7 @@ class ConvProblem:
         parts = [f"{self.operation} {self.c}x{_by(self.extent)} -> {self.k}", _by(self.window)]
         for name, neutral in _STEPS.items():
             value = getattr(self, name)
-            if any(one != neutral for one in value):
+            if any(size != neutral for size in value):
                 parts.append(f"{name} {_by(value)}")
         if self.groups != 1:
             parts.append(f"groups {self.groups}")
@@ -229,8 +235,7 @@ def dtype_name(dtype: object) -> str:
 
     Raises ``InvalidInputError`` for a dtype that mucudnn does not support.
     """
-    given = str(dtype) if isinstance(dtype, str) else shown(dtype)
-    name = given.removeprefix("torch.")
+    name = (str(dtype) if isinstance(dtype, str) else shown(dtype)).removeprefix("torch.")
     if name not in ITEM_BYTES:
         raise InvalidInputError(f"dtype is {shown(dtype)}; allowed are {', '.join(ITEM_BYTES)}")
     return name

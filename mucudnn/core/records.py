@@ -40,11 +40,15 @@ def is_busy(load: float | None) -> bool:
 class Environment:
     """Machine and software of a measurement: part of its key, since times differ between machines.
 
-    device: CPU model or GPU name. capability: instruction set that torch uses (``AVX512``), or the GPU's (``sm90``).
-    threads: torch's number of threads; 1 on a GPU. torch, library: versions (``2.13.0+cpu``, ``oneDNN 3.12.0``), and
-    whether the C library's heap is another than the kept one in which candidates are timed (measuring/heap.py).
+    device: CPU model or GPU name.
+    capability: instruction set that torch uses (``AVX512``), or the GPU's (``sm90``).
+    threads: torch's number of threads; 1 on a GPU.
+    torch: version of torch (``2.13.0+cpu``).
+    library: version of its library (``oneDNN 3.12.0``), and whether the C library's heap is another than the kept one
+    in which candidates are timed (measuring/heap.py).
     compiled: loaded build of mucudnn's C++ code (``avx512``, ``avx2``, ``plain``), the CUDA compiler on a GPU (``CuPy
-    14.2.0``), or ``torch`` if there is neither. numerics: ``TorchSettings`` as text; empty on the CPU.
+    14.2.0``), or ``torch`` if there is neither.
+    numerics: ``TorchSettings`` as text; empty on the CPU.
     """
 
     device: str
@@ -92,10 +96,12 @@ class MicroConfig:
 class Task:
     """A problem (one operation of a convolution) to tune, with batch size, workspace limit and number of occurrences.
 
-    limit_bytes: largest workspace, inclusive; None if unlimited. count: number of occurrences in the network. name:
-    text that is shown in progress, errors and accounts. in_headroom: whether the limit is the memory free below the
-    peak of a training step; then torch's own convolution always fits by definition, and the workspace is allocated for
-    each call. baseline_exempt: whether torch's own convolution may exceed the limit.
+    limit_bytes: largest workspace, inclusive; None if unlimited.
+    count: number of occurrences in the network.
+    name: text that is shown in progress, errors and accounts.
+    in_headroom: whether the limit is the memory free below the peak of a training step; then torch's own convolution
+    always fits by definition, and the workspace is allocated for each call.
+    baseline_exempt: whether torch's own convolution may exceed the limit.
 
     Raises ``InvalidInputError`` for other values, for batches of more than ``MOST_SAMPLES``.
     """
@@ -135,9 +141,12 @@ class Measurement:
 
     A micro-config is an algorithm and a micro-batch size. setup_s (open and close, once a call) and prepared_bytes
     belong to the algorithm, step_s and scratch_bytes to each micro-batch. Times are medians of the samples, or of fewer
-    than three of a step the fastest. noise: IQR / median of the step samples. load: fraction of the machine's speed
-    lost to other work, limits or slow clocks, from 0 to 1; None if unknown. setup_samples_s, step_samples_s: samples
-    of a new measurement, in chronological order; empty for one that was read from the database.
+    than three of a step the fastest.
+
+    noise: IQR / median of the step samples.
+    load: fraction of the machine's speed lost to other work, limits or slow clocks, from 0 to 1; None if unknown.
+    setup_samples_s: samples of a new measurement, in chronological order; empty for one from the database.
+    step_samples_s: the same of the steps.
     """
 
     micro_config: MicroConfig
@@ -166,11 +175,15 @@ def allowed(measurements: Iterable[Measurement], error_bound: float) -> list[Mea
 class FailureKind(StrEnum):
     """Why a micro-config was not measured.
 
-    FAILED: it raised an error, was wrong, died or hung, and would do so again. SLOW: it takes too long to be measured.
-    OUT_OF_MEMORY, UNPROVEN (foreign code that could not be tried in a separate process): transient, so that it is not
-    stored and is tried again. The others could run, but were passed over. TOO_LARGE: for another workspace limit.
-    HOPELESS: too slow in similar problems. TOO_MANY_FLOPS: too slow for its number of operations alone; it may win if
-    higher rates are measured.
+    Transient failures (``OUT_OF_MEMORY``, ``UNPROVEN``) are not stored and are tried again. The last three could run,
+    but were passed over.
+
+    FAILED: it raised an error, was wrong, died or hung, and would do so again.
+    SLOW: it takes too long to be measured.
+    UNPROVEN: foreign code could not be tried in a separate process.
+    TOO_LARGE: its workspace exceeds the limit; it may fit another one.
+    HOPELESS: too slow in similar problems.
+    TOO_MANY_FLOPS: too slow for its number of operations alone; it may win if higher rates are measured.
     """
 
     UNSUPPORTED = "unsupported"
@@ -187,8 +200,9 @@ class FailureKind(StrEnum):
 class Failure:
     """A micro-config (algorithm and micro-batch size) that was not measured, and the reason.
 
-    needed_bytes: the workspace of one that was too large; None if there was another reason. least_s: seconds of the
-    whole mini-batch, extrapolated from a few samples, of one that was too slow to be measured; None otherwise.
+    needed_bytes: the workspace of one that was too large; None if there was another reason.
+    least_s: seconds of the whole mini-batch, extrapolated from a few samples, of one that was too slow to be measured;
+    None otherwise.
     """
 
     micro_config: MicroConfig
@@ -217,7 +231,9 @@ class Failure:
 class Configuration:
     """Micro-configs (each an algorithm and a micro-batch size) that cover a mini-batch, in the order in which they run.
 
-    Equal algorithms are adjacent, larger micro-batches first. time_s: predicted time, the sum of setups and steps.
+    Equal algorithms are adjacent, larger micro-batches first.
+
+    time_s: predicted time, the sum of setups and steps.
     workspace_bytes: the sum of prepared bytes and the largest scratch.
 
     Raises ``InvalidInputError`` for elements that are not micro-configs. Costs are checked by the solver.
@@ -237,7 +253,7 @@ class Configuration:
     def __post_init__(self) -> None:
         settle(
             self,
-            micro_configs=tuple(instance(MicroConfig, one, "micro_config") for one in several(self.micro_configs)),
+            micro_configs=tuple(instance(MicroConfig, part, "micro_config") for part in several(self.micro_configs)),
             time_s=plain(self.time_s),
             workspace_bytes=plain(self.workspace_bytes),
         )
@@ -272,14 +288,14 @@ def counts_in(configuration: str) -> tuple[tuple[MicroConfig, int], ...]:
     >>> [(micro_config.algorithm, count) for micro_config, count in counts_in("winograd-4x4 8×2 + gemm 2")]
     [('winograd-4x4', 2), ('gemm', 1)]
     """
-    found = []
+    counts = []
     for part in configuration.split(" + "):
         algorithm, _, sizes = part.rpartition(" ")
         size, _, count = sizes.partition("×")
         if not (algorithm and size.isdecimal() and (count or "1").isdecimal()):
             raise InvalidInputError(f"{configuration!r} is not a configuration; one is written as 'gemm 8×2 + gemm 2'")
-        found.append((MicroConfig(algorithm, int(size)), int(count or 1)))
-    return tuple(found)
+        counts.append((MicroConfig(algorithm, int(size)), int(count or 1)))
+    return tuple(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +303,11 @@ class Comparison:
     """Times of complete calls of a configuration and of its baseline, interleaved: medians over the rounds, in seconds.
 
     The baseline is torch's own convolution.
-    noise: the ``uncertainty`` of the median of the rounds' speedups. load: as in ``Measurement``. baseline_samples_s,
-    time_samples_s: the samples of a new comparison, one of each per round; empty for one from the database.
+
+    noise: the ``uncertainty`` of the median of the rounds' speedups.
+    load: as in ``Measurement``.
+    baseline_samples_s: the baseline's samples of a new comparison, one per round; empty for one from the database.
+    time_samples_s: the configuration's samples, one per round.
     paired_speedup: the median of the rounds' speedups, for long calls, which a slow phase of the machine may change.
     """
 
@@ -304,8 +323,13 @@ class Comparison:
     def of(cls, baseline_s: Sequence[float], time_s: Sequence[float]) -> Self:
         """Return the comparison of these samples in seconds, one of the baseline and one of the run per round."""
         noise = uncertainty([b / t for b, t in zip(baseline_s, time_s, strict=True)])
-        of_rounds = tuple(baseline_s), tuple(time_s)
-        return cls(median(baseline_s), median(time_s), noise, None, *of_rounds)
+        return cls(
+            median(baseline_s),
+            median(time_s),
+            noise,
+            baseline_samples_s=tuple(baseline_s),
+            time_samples_s=tuple(time_s),
+        )
 
     @property
     def is_disturbed(self) -> bool:

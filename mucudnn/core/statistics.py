@@ -1,32 +1,13 @@
-"""Statistics of samples: their spread, the uncertainty of their median, speedups, and tests of differences.
+"""Statistics of samples: their spread, and the uncertainty of their median.
 
 The interquartile range is used throughout, since interruptions make a few samples much larger than all others.
-Intervals of speedups are percentile bootstraps (Efron, Tibshirani 1993, "An introduction to the bootstrap", chapter 13)
-over rounds: both samples of a round are drawn together, so that slow rounds cancel out. Functions import NumPy
-themselves, which ``mucudnn --help`` does without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from math import inf, isfinite, nan, sqrt
-from statistics import median, quantiles
-from typing import TYPE_CHECKING
-
-from mucudnn.core.errors import UnavailableError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-CONFIDENCE = 0.95
-LEAST_ROUNDS = 3  # Fewer rounds are too few for an interval.
-RESAMPLES = 1000
-
-Samples = Sequence[float]
-_MOST_EXACT = 40  # With more samples, the exact test takes seconds, and the normal approximation is close.
+from math import inf, sqrt
+from statistics import quantiles
 
 
 def spread(values: Sequence[float]) -> float:
@@ -50,138 +31,3 @@ def uncertainty(values: Sequence[float]) -> float:
         return inf
     lower, _, upper = quantiles(values, n=4, method="inclusive")
     return 1.57 * (upper - lower) / sqrt(len(values))
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value estimated from samples, with its confidence interval. The bounds are NaN if there are too few samples."""
-
-    value: float = nan
-    low: float = nan
-    high: float = nan
-
-    def columns(self, name: str) -> dict[str, float]:
-        """Return the value and its bounds as table columns.
-
-        name: column name with ``{}`` where ``_low`` and ``_high`` are inserted.
-
-        >>> Estimate(2.0, 1.5, 3.0).columns("gain{}")
-        {'gain': 2.0, 'gain_low': 1.5, 'gain_high': 3.0}
-        """
-        return {name.format(""): self.value, name.format("_low"): self.low, name.format("_high"): self.high}
-
-
-def speedup_of(torch_s: Sequence[Samples], ours_s: Sequence[Samples]) -> Estimate:
-    """Return the speedup of operations that run one after the other: the sum of torch's medians over the sum of ours.
-
-    torch_s, ours_s: samples of each operation in seconds, where sample i of both is from round i. There is no interval
-    if an operation has fewer than ``LEAST_ROUNDS`` rounds, or different numbers of them. Rounds of different operations
-    are drawn independently.
-
-    >>> speedup_of([[0.4, 0.2, 0.3]], [[0.2, 0.1, 0.15]])
-    Estimate(value=2.0, low=2.0, high=2.0)
-    """
-    import numpy as np
-
-    if not torch_s or not all((*torch_s, *ours_s)):
-        return Estimate()
-    ratio = float(sum(map(median, torch_s)) / sum(map(median, ours_s)))
-    pairs = list(zip(torch_s, ours_s, strict=True))
-    if any(len(torch) != len(ours) or len(ours) < LEAST_ROUNDS for torch, ours in pairs):
-        return Estimate(ratio if isfinite(ratio) else nan)
-    torchs = sum(resampled_medians(tuple(torch), seed) for seed, (torch, _) in enumerate(pairs))
-    times = sum(resampled_medians(tuple(ours), seed) for seed, (_, ours) in enumerate(pairs))
-    return Estimate(ratio if isfinite(ratio) else nan, *interval(np.asarray(torchs) / np.asarray(times)))
-
-
-def mean_speedup(pairs: Sequence[tuple[Samples, Samples]]) -> Estimate:
-    """Return the geometric mean of the speedups of several subjects.
-
-    pairs: for each subject, torch's samples and ours, as for ``speedup_of``. The mean is NaN if there are no subjects,
-    and has no interval if one of the speedups has none.
-
-    >>> mean_speedup([([0.4] * 3, [0.2] * 3), ([0.8] * 3, [0.1] * 3)])
-    Estimate(value=4.0, low=4.0, high=4.0)
-    """
-    import numpy as np
-
-    each = [speedup_of([torch], [ours]) for torch, ours in pairs]
-    if not each:
-        return Estimate()
-    ratio = float(np.exp(np.mean(np.log([one.value for one in each]))))
-    if np.isnan([one.low for one in each]).any():
-        return Estimate(ratio)
-    drawn = [
-        np.log(resampled_medians(tuple(torch), seed) / resampled_medians(tuple(ours), seed))
-        for seed, (torch, ours) in enumerate(pairs)
-    ]
-    return Estimate(ratio, *interval(np.exp(np.mean(drawn, axis=0))))
-
-
-def interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the percentile interval that covers the fraction ``CONFIDENCE`` of the resampled values."""
-    import numpy as np
-
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(drawn, (tail, 1 - tail))
-    return float(low), float(high)
-
-
-@lru_cache(maxsize=4096)  # Each entry takes 8 KB; the tables and pictures of a folder share the cache.
-def resampled_medians(samples: tuple[float, ...], seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:
-    """Return the medians of bootstrap resamples, whose samples are drawn with replacement.
-
-    The same seed draws the same rounds, so that the samples of a round stay paired.
-    """
-    import numpy as np
-
-    drawn = np.asarray(samples, dtype=float).take(_draws(len(samples), seed, resamples))
-    drawn.sort(axis=1)  # faster than numpy's median for rows this short
-    return np.asarray((drawn[:, (len(samples) - 1) // 2] + drawn[:, len(samples) // 2]) / 2)
-
-
-@lru_cache(maxsize=64)
-def _draws(rounds: int, seed: int, resamples: int) -> NDArray[np.int64]:
-    import numpy as np
-
-    return np.random.default_rng(seed).integers(rounds, size=(resamples, rounds))
-
-
-def rank_test(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
-    """Return the p-value of the two-sided rank test; 1 if there are too few samples, or if all samples are equal.
-
-    The test is that of Mann and Whitney (1947, "On a test of whether one of two random variables is stochastically
-    larger than the other"), which assumes no distribution and is robust to outliers. Raises ``UnavailableError`` if
-    scipy is not installed.
-    """
-    import numpy as np
-
-    try:
-        from scipy.stats import mannwhitneyu
-    except ImportError:
-        raise UnavailableError("this needs scipy, which is not installed: pip install scipy") from None
-    both = np.concatenate((before, after))
-    if min(len(before), len(after)) < LEAST_ROUNDS or np.ptp(both) == 0:
-        return 1.0
-    has_ties = len(np.unique(both)) < len(both)
-    method = "exact" if len(both) <= _MOST_EXACT and not has_ties else "asymptotic"
-    return float(mannwhitneyu(before, after, method=method).pvalue)
-
-
-def rejected(p_values: Sequence[float], level: float) -> list[bool]:
-    """Return for each hypothesis whether Holm's method rejects it.
-
-    The step-down method (Holm 1979, "A simple sequentially rejective multiple test procedure") corrects for multiple
-    comparisons, also of dependent hypotheses.
-
-    >>> rejected([0.02, 0.001, 0.04], 0.05)
-    [True, True, True]
-    >>> rejected([0.03, 0.001, 0.04], 0.05)
-    [False, True, False]
-    """
-    result = [False] * len(p_values)
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
-        if p_values[index] > level / (len(p_values) - rank):
-            break
-        result[index] = True
-    return result

@@ -23,10 +23,13 @@ _LEAST_NAME = 16  # columns
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. title: with the unit. form: format of numbers, which are right-aligned; None for text.
+    """A column of a table.
 
-    scale: factor that numbers are multiplied by. group: title above adjacent columns, in HTML. key: of the values, if
-    rows come from a data frame.
+    title: heading, with the unit.
+    form: format of numbers, which are right-aligned; None for text.
+    scale: factor that numbers are multiplied by.
+    group: title above adjacent columns, in HTML.
+    key: key of the values, if rows come from a data frame.
     """
 
     title: str
@@ -46,8 +49,9 @@ class Column:
 
 @dataclass(slots=True, eq=False)
 class Table:
-    """A table of formatted texts. An empty row is a line between rows. footer: a text for each column, or none.
+    """A table of formatted texts. An empty row is a line between rows.
 
+    footer: a text for each column, or none.
     caption: what readers have to know, at the end of a text.
     """
 
@@ -101,24 +105,23 @@ class Table:
     def html(self) -> str:
         """Return a ``table`` element; cells of numbers have the class ``n``."""
         classes = ["" if column.form is None else ' class="n"' for column in self.columns]
-        heads = [
-            f'<th scope="col"{of}>{escape(column.title)}</th>' for column, of in zip(self.columns, classes, strict=True)
-        ]
+        titles = zip((column.title for column in self.columns), classes, strict=True)
+        heads = [f'<th scope="col"{attribute}>{escape(title)}</th>' for title, attribute in titles]
         lines = ["<table>", f"<caption>{escape(self.caption).replace(chr(10), '<br>')}</caption>", "<thead>"]
         if any(column.group for column in self.columns):
-            groups = [(name, len([*of])) for name, of in groupby(column.group for column in self.columns)]
+            groups = [(name, len([*equal])) for name, equal in groupby(column.group for column in self.columns)]
             cells = (f'<th scope="colgroup" colspan="{width}">{escape(name)}</th>' for name, width in groups)
             lines.append(f'<tr class="groups">{"".join(cells)}</tr>')
         lines += [f'<tr class="titles">{"".join(heads)}</tr>', "</thead>", "<tbody>"]
         for name, *texts in filter(None, self.rows):
-            cells = (f"<td{of}>{escape(text)}</td>" for text, of in zip(texts, classes[1:], strict=False))
+            cells = (f"<td{attribute}>{escape(text)}</td>" for text, attribute in zip(texts, classes[1:], strict=False))
             lines.append(f'<tr><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>')
         return "\n".join((*lines, "</tbody>", "</table>"))
 
 
 def new_table(title: str, left: Sequence[str], right: Sequence[str], footer: Sequence[str] = ()) -> Table:
     """Return a table without rows, of left-aligned columns, then right-aligned ones, by their titles."""
-    return Table(title, [*map(Column, left), *(Column(one, form="") for one in right)], footer=footer)
+    return Table(title, [*map(Column, left), *(Column(heading, form="") for heading in right)], footer=footer)
 
 
 def filled(text: str) -> str:
@@ -126,14 +129,14 @@ def filled(text: str) -> str:
     return fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def listed(names: Sequence[str], most: int = 4, separator: str = ", ") -> str:
-    """Join names; if there are more than ``most``, list the first ones and count the rest.
+def listed(names: Sequence[str], limit: int = 4, separator: str = ", ") -> str:
+    """Join names; if there are more than ``limit``, list the first ones and count the rest.
 
     >>> listed(["a", "b", "c", "d", "e"])
     'a, b, c, d and 1 more'
     """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{separator.join(names[:most])}{more}"
+    remainder = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{separator.join(names[:limit])}{remainder}"
 
 
 def memory_bound(config: Config) -> str:
@@ -147,9 +150,8 @@ def memory_bound(config: Config) -> str:
 
 def short_name(names: Sequence[str]) -> str:
     """Shorten layer names ``a, b, c`` to ``a +2``, for a table row that several equal layers share."""
-    first, *others = names
-    first = first or "(the model itself)"
-    return f"{first} +{len(others)}" if others else first
+    first = names[0] or "(the model itself)"
+    return f"{first} +{len(names) - 1}" if len(names) > 1 else first
 
 
 def milliseconds(time_s: float) -> str:
@@ -173,7 +175,8 @@ def ratio(value: float) -> str:
 def speedup_cell(torch_s: float | None, time_s: float, *, is_least: bool = False, is_doubtful: bool = False) -> str:
     """Format a speedup over torch's time; empty if that is unknown.
 
-    is_least: whether torch takes longer than this. is_doubtful: whether a time was measured on a busy machine.
+    is_least: whether torch takes longer than this.
+    is_doubtful: whether a time was measured on a busy machine.
 
     >>> speedup_cell(3.0, 2.0), speedup_cell(3.0, 2.0, is_least=True, is_doubtful=True), speedup_cell(None, 2.0)
     ('1.50×', '>1.50×*', '')
@@ -193,10 +196,10 @@ def choice_cell(configuration: Configuration, speedup: str) -> str:
     samples: Counter[MicroConfig] = Counter()
     for part in configuration.micro_configs:
         samples[part] += part.micro_batch_size
-    (main, total), *others = samples.most_common()
+    (main, total), *smaller = samples.most_common()
     size = main.micro_batch_size
     cut = f"{size}×{total // size}" if total > size else f"{size}"
-    return f"{source_of(main.algorithm)} {cut}{f' +{len(others)}' * bool(others)} {speedup}".rstrip()
+    return f"{source_of(main.algorithm)} {cut}{f' +{len(smaller)}' * bool(smaller)} {speedup}".rstrip()
 
 
 def images_per_s(images: int, time_s: float) -> str:

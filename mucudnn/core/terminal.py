@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -41,23 +41,23 @@ def share_of(progress: Progress, start: float, share: float) -> Progress:
 
 
 @contextmanager
-def progress_of(given: Progress | bool | None) -> Iterator[Progress]:
+def progress_of(argument: Progress | bool | None) -> Iterator[Progress]:
     """Yield the progress callback for a user's argument.
 
     A callable is used as it is; None and True mean a bar if standard error is a terminal; False shows nothing. Raises
     ``InvalidInputError`` for anything else.
     """
-    if given is False:
+    if argument is False:
         yield silent
-    elif given is None or given is True:
+    elif argument is None or argument is True:
         with progress_bar(lines=False) as progress:
             yield progress
-    elif callable(given):
-        yield given
+    elif callable(argument):
+        yield argument
     else:
         raise InvalidInputError(
-            f"progress is {shown(given)}; give a function of a text and a fraction, None for a bar on a terminal, or "
-            "False for none"
+            f"progress is {shown(argument)}; give a function of a text and a fraction, None for a bar on a terminal, "
+            "or False for none"
         )
 
 
@@ -74,11 +74,9 @@ def progress_bar(*, lines: bool = True) -> Iterator[Progress]:
     elif _is_terminal(stream):
         with _bar() as progress:
             yield progress
-    elif lines:
-        with _lines() as progress:
-            yield progress
     else:
-        yield silent
+        with _lines() if lines else nullcontext(silent) as progress:
+            yield progress
 
 
 @contextmanager

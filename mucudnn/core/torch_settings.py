@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -26,10 +26,12 @@ _DEFAULTS_OF_MATMUL = {
 class TorchSettings:
     """Settings of torch that affect the accuracy or the speed of convolutions.
 
-    allow_tf32: convolutions may round float32 to TF32, 10 bits of mantissa. deterministic: every run must give the same
-    bits. tf32_override: environment variable ``NVIDIA_TF32_OVERRIDE``, which cuDNN and cuBLAS obey; 0 forbids TF32.
-    cudnn: torch may use cuDNN. matmul_tf32: matrix products may round to TF32. others: other settings that differ from
-    torch's defaults, such as ``benchmark=10``.
+    allow_tf32: convolutions may round float32 to TF32, 10 bits of mantissa.
+    deterministic: every run must give the same bits.
+    tf32_override: environment variable ``NVIDIA_TF32_OVERRIDE``, which cuDNN and cuBLAS obey; 0 forbids TF32.
+    cudnn: torch may use cuDNN.
+    matmul_tf32: matrix products may round to TF32.
+    others: other settings that differ from torch's defaults, such as ``benchmark=10``.
     """
 
     allow_tf32: bool = True
@@ -96,8 +98,7 @@ def _others(cudnn: Any, matmul: Any) -> Iterator[str]:
         yield f"CUBLAS_WORKSPACE_CONFIG={cublas}"
 
 
-@contextmanager
-def deterministic_torch(asked: bool) -> Iterator[None]:
+def deterministic_torch(*, asked: bool) -> AbstractContextManager[None]:
     """Make torch's own convolutions on GPUs deterministic in the block, if asked.
 
     The setting is global to the process: other threads see it too.
@@ -105,18 +106,29 @@ def deterministic_torch(asked: bool) -> Iterator[None]:
     import torch
 
     cudnn = torch.backends.cudnn
-    if not asked or cudnn.deterministic:
-        yield
-        return
-    cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        cudnn.deterministic = False
+    return _set(cudnn, "deterministic", True) if asked and not cudnn.deterministic else nullcontext()
+
+
+def searching(*, asked: bool) -> AbstractContextManager[None]:
+    """Set ``torch.backends.cudnn.benchmark`` in the block: whether torch times cuDNN's engines for new sizes."""
+    import torch
+
+    return _set(torch.backends.cudnn, "benchmark", asked)
 
 
 @contextmanager
-def rounding_to_tf32(allowed: bool) -> Iterator[None]:
+def _set(settings: object, name: str, value: object) -> Iterator[None]:
+    """Set a setting in the block."""
+    before = getattr(settings, name)
+    setattr(settings, name, value)
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
+
+
+@contextmanager
+def rounding_to_tf32(*, allowed: bool) -> Iterator[None]:
     """Allow or forbid convolutions and matrix products on GPUs to round float32 to TF32 in the block.
 
     Sets torch's older flags: once torch's newer flags are set, reading the older ones raises an error.
@@ -138,16 +150,3 @@ def _allow_tf32(allowed: tuple[bool, bool]) -> tuple[bool, bool]:
         before = cudnn.allow_tf32, matmul.allow_tf32
         cudnn.allow_tf32, matmul.allow_tf32 = allowed
     return before
-
-
-@contextmanager
-def searching(asked: bool) -> Iterator[None]:
-    """Set ``torch.backends.cudnn.benchmark`` in the block: whether torch times cuDNN's engines for new sizes."""
-    import torch
-
-    cudnn = torch.backends.cudnn
-    before, cudnn.benchmark = cudnn.benchmark, asked
-    try:
-        yield
-    finally:
-        cudnn.benchmark = before

@@ -1,4 +1,4 @@
-"""Conversion of user input to the types that mucudnn uses inside, and text for people: bytes, times, bandwidths.
+"""Conversion of user input to the types that mucudnn uses inside, and text for people: bytes, times.
 
 Also ``grouped``, which collects values by key.
 
@@ -74,29 +74,32 @@ def whole(value: object, name: str, least: int = 0, most: int = LARGEST) -> int:
 
 def sizes(value: object, name: str, dims: int, least: int, most: int) -> tuple[int, ...]:
     """Return one integer for each of ``dims`` dimensions, (height, width) or (depth, height, width), or one for all."""
-    given = value if type(value) is tuple else plain(value)
-    each: Sequence[object] = given if isinstance(given, (tuple, list)) else (given,) * dims
+    converted = value if type(value) is tuple else plain(value)
+    numbers: Sequence[object] = converted if isinstance(converted, (tuple, list)) else (converted,) * dims
     with suppress(ValueError):
-        if len(each) == dims:
-            return tuple(whole(number, name, least, most) for number in each)
-    count, every = ("one or two", "both") if dims == 2 else ("one or three", "all")
-    names = "height, width" if dims == 2 else "depth, height, width"
-    return _refuse(value, name, f"{count} whole numbers ({names}); {every} must be at least {least}, at most {most}")
+        if len(numbers) == dims:
+            return tuple(whole(number, name, least, most) for number in numbers)
+    allowed = (
+        "one or two whole numbers (height, width); both"
+        if dims == 2
+        else ("one or three whole numbers (depth, height, width); all")
+    )
+    return _refuse(value, name, f"{allowed} must be at least {least}, at most {most}")
 
 
 def real(value: object, name: str) -> float:
     """Return a finite number as a ``float``; reject anything else, including bools."""
-    given, number = plain(value), inf
-    if isinstance(given, Real) and not isinstance(given, bool):
+    converted, number = plain(value), inf
+    if isinstance(converted, Real) and not isinstance(converted, bool):
         with suppress(OverflowError):
-            number = float(given)
+            number = float(converted)
     return number if isfinite(number) else _refuse(value, name, "a finite number")
 
 
 def flag(value: object, name: str) -> bool:
     """Return True or False; reject other values, since every non-empty text would count as true."""
-    given = plain(value)
-    return given if isinstance(given, bool) else _refuse(value, name, "True or False")
+    converted = plain(value)
+    return converted if isinstance(converted, bool) else _refuse(value, name, "True or False")
 
 
 def text(value: object, name: str) -> str:
@@ -105,13 +108,13 @@ def text(value: object, name: str) -> str:
 
 def several(value: object) -> Iterable[object]:
     """Return the elements of an iterable; treat text or any other value as a single element."""
-    given = plain(value)
-    return given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    converted = plain(value)
+    return converted if isinstance(converted, Iterable) and not isinstance(converted, str) else (converted,)
 
 
 def texts(value: object, name: str) -> tuple[str, ...]:
     """Require one or several texts; return each text once, in order. A single text is one element, not its letters."""
-    return tuple(dict.fromkeys(text(one, f"one of {name}") for one in several(value)))
+    return tuple(dict.fromkeys(text(element, f"one of {name}") for element in several(value)))
 
 
 def member(kind: type[_Choice], value: object, name: str) -> _Choice:
@@ -119,9 +122,9 @@ def member(kind: type[_Choice], value: object, name: str) -> _Choice:
     if type(value) is kind:
         return value
     if isinstance(value, str):
-        for one in kind:
-            if value.replace("_", "-") == one.replace("_", "-"):
-                return one
+        for choice in kind:
+            if value.replace("_", "-") == choice.replace("_", "-"):
+                return choice
     raise InvalidInputError(f"{name} is {shown(value)}; allowed are {', '.join(kind)}")
 
 
@@ -140,15 +143,11 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"did you mean {close[0]}? " if close else ""
 
 
-_NUMBER = r"[0-9]{1,999}(?:\.[0-9]{1,999})?"  # \d matches digits of all scripts
+NUMBER = r"[0-9]{1,999}(?:\.[0-9]{1,999})?"  # \d matches digits of all scripts
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE_HELP = "write a number and a unit, for example 64MiB (B, KiB, MiB, GiB, TiB)"
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_BANDWIDTHS = {
-    **{name.lower(): float(factor) for name, factor in (_UNITS | _DECIMAL_UNITS).items()},
-    **{f"{prefix}bit": 10.0**exponent / 8 for prefix, exponent in (("k", 3), ("m", 6), ("g", 9), ("t", 12))},
-}
 _TIME_HELP = "write for example 60s, 2min or 500ms"
 
 
@@ -165,29 +164,23 @@ def parse_bytes(text: str | int | None) -> int | None:
         return None
     if not isinstance(text, str):
         return whole(text, "the number of bytes")
-    match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(rf"\s*({NUMBER})\s*([A-Za-z]*)\s*", text)
     if match is None:
         raise InvalidInputError(f"size {shown(text)} is not understood; {_SIZE_HELP}")
     number, unit = match.groups()
     if not unit and Decimal(number):
         raise InvalidInputError(f"size {shown(text)} has no unit; {_SIZE_HELP}")
-    by_lower = {name.lower(): factor for name, factor in _UNITS.items()} | {"": 1}
-    if unit.lower() in by_lower:
-        return _product(text, number, by_lower[unit.lower()])
-    if unit.upper() in _DECIMAL_UNITS:
-        exact = f"{_product(text, number, _DECIMAL_UNITS[unit.upper()])}B"
-        likely = f"{number}{unit[0].upper()}iB"
-        raise InvalidInputError(
-            f"size {shown(text)} is ambiguous: write {likely} (powers of 1024) or {exact} (exactly)"
-        )
-    raise InvalidInputError(f"size {shown(text)} has the unknown unit {shown(unit)}; {_SIZE_HELP}")
-
-
-def _product(text: str, number: str, factor: int) -> int:
-    """Multiply a decimal number by a unit exactly, since floats would round sizes written by ``exact_bytes``."""
-    size = Decimal(number) * factor
+    factors = {name.lower(): factor for name, factor in (_UNITS | _DECIMAL_UNITS).items()} | {"": 1}
+    if unit.lower() not in factors:
+        raise InvalidInputError(f"size {shown(text)} has the unknown unit {shown(unit)}; {_SIZE_HELP}")
+    size = Decimal(number) * factors[unit.lower()]  # floats would round sizes written by ``exact_bytes``
     if size > LARGEST:
         raise InvalidInputError(f"size {shown(text)} is more than {LARGEST} bytes; write a smaller one")
+    if unit.upper() in _DECIMAL_UNITS:
+        likely = f"{number}{unit[0].upper()}iB"
+        raise InvalidInputError(
+            f"size {shown(text)} is ambiguous: write {likely} (powers of 1024) or {int(size)}B (exactly)"
+        )
     return int(size)
 
 
@@ -203,11 +196,7 @@ def format_bytes(value: int | None) -> str:
     """
     if value is None:
         return "no limit"
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024 * _UNITS[unit]:
-            break
-    else:
-        unit = "GiB"
+    unit = next((unit for unit in ("B", "KiB", "MiB") if value < 1024 * _UNITS[unit]), "GiB")
     return f"{value / _UNITS[unit]:.3g} {unit}" if value < 1000 * _UNITS[unit] else f"{value // _UNITS[unit]} {unit}"
 
 
@@ -218,21 +207,6 @@ def exact_bytes(value: int) -> str:
     '67108864B (64 MiB)'
     """
     return f"{value}B ({format_bytes(value)})"
-
-
-def parse_bandwidth(text: str) -> float:
-    """Parse a bandwidth in decimal units (GB/s), powers of 1024 (GiB/s) or bits (Gbit/s); return bytes per second.
-
-    Raises ``InvalidInputError`` for anything else, and for 0.
-
-    >>> parse_bandwidth("25GB/s"), parse_bandwidth("100 Gbit/s"), parse_bandwidth("1GiB/s")
-    (25000000000.0, 12500000000.0, 1073741824.0)
-    """
-    match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z]+)/s\s*", text)
-    factor = None if match is None else _BANDWIDTHS.get(match.group(2).lower())
-    if match is None or factor is None or not 0 < float(match.group(1)) * factor < inf:
-        raise InvalidInputError(f"bandwidth {shown(text)} is not understood; write for example 25GB/s or 100Gbit/s")
-    return float(match.group(1)) * factor
 
 
 def parse_seconds(text: str | float | None) -> float | None:
@@ -246,7 +220,7 @@ def parse_seconds(text: str | float | None) -> float | None:
     if text is None or _is_none(text):
         return None
     if isinstance(text, str):
-        match = re.fullmatch(rf"\s*({_NUMBER}(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text)
+        match = re.fullmatch(rf"\s*({NUMBER}(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text)
         if match is None or match.group(2) not in _SECONDS:
             raise InvalidInputError(f"time {shown(text)} is not understood; {_TIME_HELP}")
         seconds = float(match.group(1)) * _SECONDS[match.group(2)]

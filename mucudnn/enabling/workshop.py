@@ -111,7 +111,7 @@ class Workshop:
     @contextmanager
     def _ready(self, device: torch.device) -> Iterator[tuple[Machine, Database]]:
         """Yield the machine (for torch's current number of threads and settings) and this thread's database."""
-        with made_current(device), deterministic_torch(self._config.deterministic):
+        with made_current(device), deterministic_torch(asked=self._config.deterministic):
             state = (device, TorchSettings.current()) if device.type == "cuda" else (device, torch.get_num_threads())
             if state not in self._machines:
                 self._machines[state] = self._machine_of(device.type)

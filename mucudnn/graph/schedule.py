@@ -191,7 +191,7 @@ class Schedule:
 
         Returns the model's output.
         """
-        workspace_of(self.arena_bytes, self.captured.device, True)
+        workspace_of(self.arena_bytes, self.captured.device, keeps=True)
         self._keep_filters()  # which are not the call's
         if self.captured.device.type == "cuda":
             self.run(arguments)  # what libraries need in their first call only is not counted

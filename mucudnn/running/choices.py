@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,13 +34,16 @@ class Choices:
 
     Torch's own convolution runs on other devices and for other problems, and where a configuration cannot run.
 
-    configurations: by problem and batch size. keeps_workspace: whether the CPU workspace is kept between calls.
-    limit_bytes: limit on a kept workspace plus the algorithms' own allocations; None for no limit. measured: the one
-    executable to run, while it is being timed; then there is no fallback, and errors are raised.
+    configurations: by problem and batch size.
+    keeps_workspace: whether the CPU workspace is kept between calls.
+    limit_bytes: limit on a kept workspace plus the algorithms' own allocations; None for no limit.
+    measured: the one executable to run, while it is being timed; then there is no fallback, and errors are raised.
 
     handle: a digest of the contents, equal in all processes, by which compiled graphs, copies and pickles (which
-    register themselves when loaded) find the choices. executables: those made so far, by call. x_shapes: shapes (N, C,
-    H, W) with a configuration. beside_torchs: by operation, the limit on a kept workspace while torch's own runs.
+    register themselves when loaded) find the choices.
+    executables: those made so far, by call.
+    x_shapes: shapes (N, C, H, W) with a configuration.
+    beside_torchs: by operation, the limit on a kept workspace while torch's own runs.
     """
 
     __slots__ = (
@@ -58,6 +62,7 @@ class Choices:
         self,
         configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
         device_type: str,
+        *,
         keeps_workspace: bool = True,
         limit_bytes: int | None = None,
         measured: Executable | None = None,
@@ -66,9 +71,9 @@ class Choices:
         self.device_type, self.keeps_workspace, self.limit_bytes = device_type, keeps_workspace, limit_bytes
         self.measured = measured
         self.executables: dict[ExecutableKey, Executable | None] = {}
-        each = [(p, n, chosen) for p, by_size in self.configurations.items() for n, chosen in by_size.items()]
-        self.x_shapes = frozenset(p.x_shape(n) for p, n, _ in each)
-        lines = sorted(f"{p!r} {n} {chosen.micro_configs!r}" for p, n, chosen in each)
+        rows = [(p, n, chosen) for p, by_size in self.configurations.items() for n, chosen in by_size.items()]
+        self.x_shapes = frozenset(p.x_shape(n) for p, n, _ in rows)
+        lines = sorted(f"{p!r} {n} {chosen.micro_configs!r}" for p, n, chosen in rows)
         contents = "\n".join((f"{device_type}, {keeps_workspace}, {limit_bytes}", *lines))
         digest = hashlib.blake2b(contents.encode(), digest_size=8).digest()
         self.handle = (int.from_bytes(digest, "big") >> 1) or 1  # 63 bits, and never 0, the handle without choices
@@ -83,15 +88,17 @@ class Choices:
         cls,
         configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
         device_type: str = "cpu",
+        *,
         keeps_workspace: bool = True,
         limit_bytes: int | None = None,
     ) -> Choices:
         """Register configurations by problem and batch size; return the ``Choices``, one object for equal contents."""
-        choices = cls(configurations, device_type, keeps_workspace, limit_bytes)
+        choices = cls(configurations, device_type, keeps_workspace=keeps_workspace, limit_bytes=limit_bytes)
         return _registered.setdefault(choices.handle, choices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Choices.of, (self.configurations, self.device_type, self.keeps_workspace, self.limit_bytes)
+        registered = partial(Choices.of, keeps_workspace=self.keeps_workspace, limit_bytes=self.limit_bytes)
+        return registered, (self.configurations, self.device_type)
 
 
 _registered: dict[int, Choices] = {}
@@ -105,7 +112,9 @@ def choices_of(handle: int) -> Choices | None:
 def executable_of(
     choices: Choices, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
 ) -> Executable | None:
-    """Return the executable of a call; None if torch's own convolution is to run. third: bias or dy.
+    """Return the executable of a call; None if torch's own convolution is to run.
+
+    third: bias or dy.
 
     Torch's own also runs for invalid convolutions, to raise the error, and if an algorithm is missing on this machine.
     The executable is made on first use and cached under a key of everything that affects the choice. Calls for which
@@ -167,6 +176,7 @@ def make_executable(choices: Choices, problem: ConvProblem, n: int) -> Executabl
     registered or cannot compute the problem, ``CapturingError`` while a CUDA graph is captured, and ``StepError`` if
     there is no memory to build it.
     """
+    # What is to run, if not torch's own
     if choices.measured is not None:
         return choices.measured if n == choices.measured.configuration.batch_size else None
     configuration, device_type = choices.configurations.get(problem, {}).get(n), choices.device_type
@@ -174,12 +184,14 @@ def make_executable(choices: Choices, problem: ConvProblem, n: int) -> Executabl
         return None
     if device_type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise CapturingError(f"{problem} was not run before a CUDA graph is captured: run it once, then capture it")
+
+    # Whether it may run in the present environment
     try:
         executable = Executable.of(
             problem, configuration, device_type=device_type, keeps_workspace=choices.keeps_workspace
         )
-        barred = ((one.name, one.why_not_here(problem, size)) for one, size in executable.steps())
-        reason = next((f"{name}: {why}" for name, why in barred if why), None)
+        reasons = ((algorithm.name, algorithm.why_not_here(problem, size)) for algorithm, size in executable.steps())
+        reason = next((f"{name}: {why}" for name, why in reasons if why), None)
         most_bytes = max(configuration.workspace_bytes, choices.limit_bytes or 0)
         is_bounded = device_type == "cpu" and (choices.limit_bytes is not None or not choices.keeps_workspace)
         if is_bounded and executable.buffer_bytes > most_bytes:  # buffers grow with the number of threads
@@ -192,6 +204,8 @@ def make_executable(choices: Choices, problem: ConvProblem, n: int) -> Executabl
     if reason is not None:
         say_once(f"{problem}: {configuration} cannot run here: {reason}; torch's own convolution runs instead")
         return None
+
+    # Build its steps, of which none may have failed before
     device = torch.device("cuda", torch.cuda.current_device()) if device_type == "cuda" else torch.device(device_type)
     for algorithm, size in executable.steps():
         step = device, problem, MicroConfig(algorithm.name, size)
@@ -208,9 +222,11 @@ def make_executable(choices: Choices, problem: ConvProblem, n: int) -> Executabl
             "convolution runs there"
         )
         return None
+
+    # Within a limit, keep less by what the algorithms allocate themselves, which is in the configuration's bytes, and
+    # not in the executable's buffers
     if choices.limit_bytes is None:
         return executable
-    # What the algorithms allocate themselves is in the configuration's bytes, and not in the executable's buffers.
     scratch = min(algorithm.workspace(problem, size).scratch_bytes for algorithm, size in executable.steps())
     handed = scratch + sum(stage.prepared.stop - stage.prepared.start for stage in executable.stages)
     internal_bytes = configuration.workspace_bytes - handed

@@ -52,7 +52,7 @@ def device_of_convolutions(model: nn.Module) -> torch.device:
     """
     convolutions = ((name, m) for name, m in model.named_modules() if isinstance(m, _TUNABLE))
     return _only_device(  # of parameters: reading a parametrized weight computes it, and may change buffers
-        ((name or "the model itself", one) for name, module in convolutions for one in islice(module.parameters(), 1)),
+        ((name or "the model itself", p) for name, module in convolutions for p in islice(module.parameters(), 1)),
         "has convolutions on several devices",
         "call mucudnn.optimize on each part, with the input of that part",
     )
@@ -80,12 +80,12 @@ def made_current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
-def _only_device(tensors: Iterable[tuple[str, Tensor]], what: str, remedy: str) -> torch.device:
+def _only_device(tensors: Iterable[tuple[str, Tensor]], fault: str, remedy: str) -> torch.device:
     """Return the only device of the tensors. The error names some tensors of each, such as ``cuda:1 (head)``."""
     named = grouped((tensor.device, name) for name, tensor in tensors)
     if len(named) > 1:
         places = ", ".join(f"{device} ({listed(names, _NAMES_SHOWN)})" for device, names in named.items())
-        raise InvalidInputError(f"the model {what}: {places}; {remedy}")
+        raise InvalidInputError(f"the model {fault}: {places}; {remedy}")
     return next(iter(named), torch.device("cpu"))
 
 

@@ -139,8 +139,8 @@ def _require_unreplaced(operator: str, device_type: str) -> None:
     """
     qualified, key = f"aten::{operator}", device_type.upper()
     registered = torch._C._dispatch_dump(qualified).splitlines()
-    of_device = [line for line in registered if line.startswith((f"{key}:", f"{key} (inactive):"))]
-    if sum(_TORCHS_REGISTRATION not in line for line in of_device) > len(_libraries):
+    kernels = [line for line in registered if line.startswith((f"{key}:", f"{key} (inactive):"))]
+    if sum(_TORCHS_REGISTRATION not in line for line in kernels) > len(_libraries):
         raise UnavailableError(
             f"{qualified} is replaced by another package on {device_type}, and cannot be wrapped: use mucudnn.optimize"
         )
@@ -165,10 +165,10 @@ class _Hook:
 
     def function(self) -> Kernel:
         """Return the function that torch calls in place of its kernel: a closure, which is faster than a method."""
-        own, thread, tracing_state = self.own, _thread, torch._C._get_tracing_state
+        torchs_own, thread, tracing_state = self.own, _thread, torch._C._get_tracing_state
 
         def hooked(*arguments: Any) -> Any:  # torch.jit.trace would record what a wrapper runs
-            return (own if thread.untouched or tracing_state() is not None else self.call)(*arguments)
+            return (torchs_own if thread.untouched or tracing_state() is not None else self.call)(*arguments)
 
         _hide_from_compiler(hooked)
         return hooked

@@ -47,8 +47,9 @@ class StepError(LibraryError):
 class Stage:
     """The part of a configuration that one algorithm computes, in one or several micro-batches.
 
-    slices: the micro-batches along N, in execution order. prepared: range of the algorithm's prepared bytes in the
-    workspace. bound: runs the whole stage in one C call; None if not possible.
+    slices: the micro-batches along N, in execution order.
+    prepared: range of the algorithm's prepared bytes in the workspace.
+    bound: runs the whole stage in one C call; None if not possible.
     """
 
     algorithm: Algorithm
@@ -100,8 +101,8 @@ class Result:
 
     def new(self) -> Tensor:
         """Return a new uninitialized tensor of this shape and strides on the current device."""
-        made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device_type)
-        return on_huge_pages(made) if self.is_large else made
+        y = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device_type)
+        return on_huge_pages(y) if self.is_large else y
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +137,18 @@ class Executable:
     ) -> Executable:
         """Return the executable of a configuration for the current device, which has the type ``device_type``.
 
-        keeps_workspace: whether the CPU workspace is kept between calls. Raises ``InvalidInputError`` for an algorithm
-        that is not registered or cannot compute the problem, and ``LibraryError`` or ``UnavailableError`` for an
-        algorithm of a missing library.
+        keeps_workspace: whether the CPU workspace is kept between calls.
+
+        Raises ``InvalidInputError`` for an algorithm that is not registered or cannot compute the problem, and
+        ``LibraryError`` or ``UnavailableError`` for an algorithm of a missing library.
         """
         sizes_of = {
             name: [m.micro_batch_size for m in configuration.micro_configs if m.algorithm == name]
             for name in configuration.algorithms
         }
         placed = iter(_placed(list(chain.from_iterable(sizes_of.values()))))
+
+        # Place what each algorithm prepares, one after the other, and behind all the largest scratch
         stages = []
         prepared_end = scratch_bytes = 0
         for name, sizes in sizes_of.items():
@@ -156,28 +160,29 @@ class Executable:
             stages.append(Stage(algorithm, tuple(islice(placed, len(sizes))), prepared))
             prepared_end = prepared.stop
             scratch_bytes = max(scratch_bytes, *(w.scratch_bytes for w in workspaces))
+        scratch = _aligned(prepared_end, scratch_bytes)
+
+        # Bind each stage that a C function can run, and then all stages together
         for i, stage in enumerate(stages):
             if device_type == "cpu" and stage.algorithm.alignment_bytes <= 1:
                 workspace = Workspace(stage.prepared.stop - stage.prepared.start, scratch_bytes)
                 bound = stage.algorithm.bound(problem, configuration.batch_size, stage.slices, workspace)
                 stages[i] = replace(stage, bound=bound)
-        scratch = _aligned(prepared_end, scratch_bytes)
         alignment_bytes = max((stage.algorithm.alignment_bytes for stage in stages), default=1)
         result = Result.of(problem, configuration.batch_size, device_type)
-        made = cls(problem, configuration, tuple(stages), scratch, result, keeps_workspace, alignment_bytes)
-        return made if any(stage.bound is None for stage in stages) else made._with_bound()
+        executable = cls(problem, configuration, tuple(stages), scratch, result, keeps_workspace, alignment_bytes)
+        return executable if any(stage.bound is None for stage in stages) else executable._with_bound()
 
     def with_strides(self, strides: tuple[int, ...]) -> Executable:
         """Return the executable whose result has these strides, which differ only in dimensions of size 1."""
         if strides == self.result.strides:
             return self
-        made = replace(self, result=replace(self.result, strides=strides))
-        return made if self.bound is None else made._with_bound()
+        executable = replace(self, result=replace(self.result, strides=strides))
+        return executable if self.bound is None else executable._with_bound()
 
     @property
     def workspace_bytes(self) -> int:
-        end: int = self.scratch.stop
-        return end
+        return int(self.scratch.stop)
 
     @property
     def buffer_bytes(self) -> int:
@@ -208,8 +213,8 @@ class Executable:
     def run(self, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
         """Return the operation's result, newly allocated. Raises the errors of ``execute``.
 
-        x, w, third: tensors of the problem's shapes and dtype, with any strides. third: the bias or None in FORWARD,
-        else dy.
+        x, w: tensors of the problem's shapes and dtype, with any strides.
+        third: the bias or None in FORWARD, else dy.
         """
         operation, result = self.problem.operation, self.result.new()
         dense = torch_format(self.problem)
@@ -237,18 +242,21 @@ class Executable:
 
         Raises ``MisalignedError``, ``StepError`` if a library fails, and torch's out-of-memory errors.
         """
-        of_x, of_w, of_y, alignment_bytes = x.data_ptr(), w.data_ptr(), y.data_ptr(), self.alignment_bytes
-        if alignment_bytes > 1 and (of_x | of_w | of_y) % alignment_bytes:
+        x_start, w_start, y_start, alignment_bytes = x.data_ptr(), w.data_ptr(), y.data_ptr(), self.alignment_bytes
+        if alignment_bytes > 1 and (x_start | w_start | y_start) % alignment_bytes:
             raise MisalignedError(
                 f"{self.configuration} needs tensors that begin on a multiple of {alignment_bytes} bytes; clone views"
             )
         if self.problem.operation is Operation.BACKWARD_FILTER:
             w.zero_()
-        workspace = workspace_of(self.scratch.stop, x.device, self.keeps_workspace, self.most_kept_bytes)
-        start, of_bias = workspace.data_ptr(), None if bias is None else bias.data_ptr()
+        workspace = workspace_of(
+            self.scratch.stop, x.device, keeps=self.keeps_workspace, most_bytes=self.most_kept_bytes
+        )
+        start, bias_start = workspace.data_ptr(), None if bias is None else bias.data_ptr()
         for stage in self.stages:
             if stage.bound is not None:
-                stage.bound(of_x, of_w, of_y, of_bias, start + stage.prepared.start, start + self.scratch.start)
+                prepared_start, scratch_start = start + stage.prepared.start, start + self.scratch.start
+                stage.bound(x_start, w_start, y_start, bias_start, prepared_start, scratch_start)
             else:
                 stage.run(self.problem, x, w, y, bias, workspace[stage.prepared], workspace[self.scratch])
 
@@ -266,9 +274,13 @@ class Executable:
         bound = hot_path.extension.Bound(
             tuple(Operation).index(self.problem.operation),
             tuple((*entry, start) for entry, start in entries if entry is not None),
-            *(self.scratch.start, self.scratch.stop, self.problem.memory_format is MemoryFormat.CHANNELS_LAST),
+            self.scratch.start,
+            self.scratch.stop,
+            self.problem.memory_format is MemoryFormat.CHANNELS_LAST,
             (result.shape, result.strides, result.dtype, torch.device(result.device_type)),
-            *(("dtype", "device"), result.new if result.is_large else None, self.run),
+            ("dtype", "device"),
+            result.new if result.is_large else None,
+            self.run,
         )
         return replace(self, bound=bound)
 

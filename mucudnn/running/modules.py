@@ -53,9 +53,11 @@ class TunedModule:
     """A convolution module that runs its tuned choices.
 
     These attributes are set in ``vars(module)``, since the user's class may refuse or convert what is set.
-    tuned: the choice for each operation, as reported. choices: the choices to run; None to run torch's convolution for
-    every input. confirmation: the comparison of whole steps of the model with torch's, or None. unconfirmed: the reason
-    why there was no comparison.
+
+    tuned: the choice for each operation, as reported.
+    choices: the choices to run; None to run torch's convolution for every input.
+    confirmation: the comparison of whole steps of the model with torch's, or None.
+    unconfirmed: the reason why there was no comparison.
     """
 
     _untuned_class: Any
@@ -70,8 +72,8 @@ class TunedModule:
 
         If other code has since derived a new class from ours for the module, this is that class itself.
         """
-        own: type = vars(type(self)).get("_untuned_class", type(self))
-        return own
+        untuned_class: type = vars(type(self)).get("_untuned_class", type(self))
+        return untuned_class
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Reject ``torch.jit.script``, which calls this method and cannot compile a tuned module."""
@@ -136,7 +138,9 @@ def padded(module: _ConvNd, x: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
 def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:
     """Return whether to call our operator, given the tuned sizes; always True in compiled graphs.
 
-    In a compiled graph, sizes are known only when the operator runs. x_shape: of x in the problem.
+    In a compiled graph, sizes are known only when the operator runs.
+
+    x_shape: shape of x in the problem.
     """
     if torch.compiler.is_compiling():
         return True
@@ -148,7 +152,7 @@ def may_be_tuned(choices: Choices, x_shape: Sequence[int]) -> bool:
 
 def are_steps(dims: int, *steps: Any) -> bool:
     """Return whether all are tuples of ``dims`` numbers, as in torch's modules unless users assign other types."""
-    return all(type(one) is tuple and len(one) == dims for one in steps)
+    return all(type(sizes) is tuple and len(sizes) == dims for sizes in steps)
 
 
 class TunedConvolution(TunedModule, _ConvNd):
@@ -316,7 +320,7 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.ConvTranspose2d: ConvTranspose2d,
 }
 _Class = type[nn.Module]
-_made: dict[tuple[_Class, _Class], _Class] = {}  # by our class and the user's
+_derived_classes: dict[tuple[_Class, _Class], _Class] = {}  # by our class and the user's
 _ATTRIBUTES = *TunedModule.__annotations__, "untuned_class"
 _NOT_COPIED = ("__dict__", "__weakref__")  # class attributes that Python makes itself
 
@@ -332,9 +336,9 @@ def make_tunable(module: nn.Module) -> None:
 def why_left_alone(module: nn.Module) -> str | None:
     """Return the reason why a module cannot be turned into one of mucudnn; None if it can or already is one."""
     try:
-        made = _tuned_class(module)
-        there = object.__new__(type(module))  # a dummy without state, to test whether the class can be changed
-        object.__setattr__(there, "__class__", made)
+        tuned_class = _tuned_class(module)
+        dummy = object.__new__(type(module))  # without state, to test whether the class can be changed
+        object.__setattr__(dummy, "__class__", tuned_class)
     except InvalidInputError as error:
         return str(error)
     except Exception as error:  # the class may raise anything when it is asked for attributes
@@ -384,69 +388,66 @@ def _parametrized(module: nn.Module) -> _Class:
     from that class when the parametrization is removed. That fails for a subclass of the class.
     """
     cls, parametrized = type(module), cast(nn.ModuleDict, module.parametrizations)
-    before, *others = cls.__bases__
-    if others or not all(name in vars(cls) for name in parametrized):
+    before, *mixed_in = cls.__bases__
+    if mixed_in or not all(name in vars(cls) for name in parametrized):
         raise InvalidInputError(f"its parameters are parametrized, and {cls.__name__} is not the class that torch made")
     copied = {name: value for name, value in vars(cls).items() if name not in _NOT_COPIED}
     return type(cls.__name__, (_of_class(before),), {**copied, "_untuned_class": cls})
 
 
 def _of_class(cls: _Class) -> _Class:
-    if issubclass(cls, TunedModule):
-        return cls
     torchs = torchs_class(cls)
     if torchs is None:
-        raise InvalidInputError(f"{cls.__name__} is not among {', '.join(one.__name__ for one in OURS)}")
+        raise InvalidInputError(f"{cls.__name__} is not among {', '.join(kind.__name__ for kind in OURS)}")
     for name in ("forward", "_output_padding") if torchs is nn.ConvTranspose2d else ("_conv_forward",):
         if getattr(cls, name) is not getattr(torchs, name):
             raise InvalidInputError(f"{cls.__name__} has a {name} of its own")
-    if (other := replaced(torchs)) is not None:
-        raise InvalidInputError(f"{other} has been replaced")
-    return OURS[torchs] if cls is torchs else _of_both(OURS[torchs], cls)
+    if (replacement := replaced(torchs)) is not None:
+        raise InvalidInputError(f"{replacement} has been replaced")
+    return OURS[torchs] if cls is torchs else _derived_tuned(OURS[torchs], cls)
 
 
-def _of_both(ours: _Class, users: _Class) -> _Class:
+def _derived_tuned(tuned_class: _Class, users_class: _Class) -> _Class:
     """Return the class derived from mucudnn's and the user's class, which is made once.
 
     Raises ``InvalidInputError`` if the user's class cannot be derived from.
     """
-    if (ours, users) not in _made:
-        _made[ours, users] = _derived(ours, users)
-    return _made[ours, users]
+    if (tuned_class, users_class) in _derived_classes:
+        return _derived_classes[tuned_class, users_class]
 
-
-def _derived(ours: _Class, users: _Class) -> _Class:
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        reduced = super(made, self).__reduce_ex__(max(protocol, 2))
-        if type(self) is not made or reduced[:2] != (copyreg.__newobj__, (made,)):  # type: ignore[attr-defined]
+        reduced = super(cls, self).__reduce_ex__(max(protocol, 2))
+        if type(self) is not cls or reduced[:2] != (copyreg.__newobj__, (cls,)):  # type: ignore[attr-defined]
             return reduced  # the user's class has its own pickling
-        return new_tuned, (ours, users), *reduced[2:]
+        return new_tuned, (tuned_class, users_class), *reduced[2:]
 
     names: dict[str, Any] = {
-        "__doc__": f"A tuned ``{users.__name__}``: see ``mucudnn.{ours.__name__}``.",
-        "__qualname__": f"Tuned{users.__qualname__}",
+        "__doc__": f"A tuned ``{users_class.__name__}``: see ``mucudnn.{tuned_class.__name__}``.",
+        "__qualname__": f"Tuned{users_class.__qualname__}",
         "__reduce_ex__": reduce,
-        "_untuned_class": users,
+        "_untuned_class": users_class,
     }
-    made = derived(f"Tuned{users.__name__}", ours, users, names)
-    return made
+    cls = _derived_classes[tuned_class, users_class] = derived(
+        f"Tuned{users_class.__name__}", tuned_class, users_class, names
+    )
+    return cls
 
 
-def derived(name: str, ours: _Class, users: _Class, attributes: Mapping[str, Any]) -> _Class:
-    """Return a new class derived from mucudnn's and the user's, in the user's module.
+def derived(name: str, base: _Class, users_class: _Class, attributes: Mapping[str, Any]) -> _Class:
+    """Return a new class derived from one of mucudnn's and the user's, in the user's module.
 
     Raises ``InvalidInputError`` if no class can derive from the user's.
     """
-    attributes = {"__module__": users.__module__, **attributes}
+    attributes = {"__module__": users_class.__module__, **attributes}
     try:
-        made = new_class(name, (ours, users), exec_body=lambda namespace: namespace.update(attributes))
+        cls = new_class(name, (base, users_class), exec_body=lambda namespace: namespace.update(attributes))
     except Exception as error:  # metaclasses and __init_subclass__ may raise anything
         raise_interruption(error)
-        raise InvalidInputError(f"no class can derive from {users.__name__}: {error}") from error
-    return cast(_Class, made)
+        raise InvalidInputError(f"no class can derive from {users_class.__name__}: {error}") from error
+    return cast(_Class, cls)
 
 
-def new_tuned(ours: _Class, users: _Class) -> nn.Module:
+def new_tuned(tuned_class: _Class, users_class: _Class) -> nn.Module:
     """Return a tuned module without state, for copying and unpickling; pickles refer to this function."""
-    made = _of_both(ours, users)
-    return made.__new__(made)
+    cls = _derived_tuned(tuned_class, users_class)
+    return cls.__new__(cls)

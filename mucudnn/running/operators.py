@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,18 +38,8 @@ from mucudnn.running.workspace import make_room, note_lack_of_memory
 _INSTEAD = "torch's own convolution runs instead"
 
 
-class Observer(Protocol):
-    """Observer of all convolutions and gradients of the bias that are computed here. is_inside: in an observed call."""
+observer: Any = None  # an ``InPlaceTimes`` while the convolutions in a model's steps are timed
 
-    @property
-    def is_inside(self) -> bool: ...
-
-    def record(self, compute: Any, arguments: Any, operations: Any, x: Tensor, w: Tensor, *geometry: Any) -> Any: ...
-
-    def record_more(self, compute: Any, *arguments: Any) -> Any: ...
-
-
-observer: Observer | None = None  # set only while the convolutions in a model's steps are timed
 
 # Without autograd
 
@@ -59,17 +49,20 @@ def computed(
 ) -> Tensor | None:
     """Return the result of a call's tuned configuration; None if the call is not tuned or the configuration cannot run.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S). third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Only
-    shape and strides are used of the operand in the result's place. Autograd does not record this function: call it
-    with gradients disabled, or below autograd. A step may be torch's own convolution of a micro-batch.
+    x: (N, C, H, W).
+    w: (K, C // groups, R, S).
+    third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q).
+
+    Only shape and strides are used of the operand in the result's place. Autograd does not record this function: call
+    it with gradients disabled, or below autograd. A step may be torch's own convolution of a micro-batch.
 
     If a step fails, torch's own convolution computes this and all further calls; failures are recorded.
     """
     if observer is not None and not observer.is_inside:
-        found: Tensor | None = observer.record(
+        observed: Tensor | None = observer.record(
             computed, (operation, x, w, third, geometry, choices), (operation,), x, w, *geometry
         )
-        return found
+        return observed
     executable = None
     while True:
         try:
@@ -100,19 +93,20 @@ def computed(
             return None
 
 
-def values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
+def values(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, settings: tuple[Any, ...]) -> Tensor:
     """Return the result of a call by its tuned configuration (``computed``), or by torch's own as the fallback.
 
-    rest: stride, padding, dilation, groups, and ``Choices`` or None. While a configuration is being measured there is
-    no fallback: any error is raised.
+    While a configuration is being measured there is no fallback: any error is raised.
+
+    settings: stride, padding, dilation, groups, and ``Choices`` or None.
     """
-    geometry, choices = rest[:4], rest[4]
+    geometry, choices = settings[:4], settings[4]
     if choices is None:
         return torch_convolution(operation, x, w, third, geometry)
     if choices.measured is not None:
-        found = run_known(choices.executables, operation, x, w, third, *geometry)
-        if isinstance(found, Tensor):
-            return found
+        y = run_known(choices.executables, operation, x, w, third, *geometry)
+        if isinstance(y, Tensor):
+            return y
         executable = executable_of(choices, operation, x, w, third, geometry)
         if executable is None:
             raise InvalidInputError(
@@ -142,28 +136,34 @@ _values: Callable[..., Tensor] = values if extension is None else extension.valu
 # With autograd
 
 
-def convolve(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
+def convolve(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *settings: Any) -> Tensor:
     """Return the differentiable result of a convolution or gradient; use torch's own if the call is not tuned.
 
-    x: (N, C, H, W), w: (K, C // groups, R, S), third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q). Only
-    shape and strides are used of the operand in the result's place, which has no gradient. rest: stride, padding,
-    dilation, groups, and ``Choices``. Autocast applies to FORWARD, as for torch's own. Raises torch's errors for
-    invalid operands, and any error of a configuration that is being measured.
+    Only shape and strides are used of the operand in the result's place, which has no gradient. Autocast applies to
+    FORWARD, as for torch's own.
+
+    x: (N, C, H, W).
+    w: (K, C // groups, R, S).
+    third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q).
+    settings: stride, padding, dilation, groups, and ``Choices``.
+
+    Raises torch's errors for invalid operands, and any error of a configuration that is being measured.
     """
-    if not torch.compiler.is_compiling() and is_eager(x, w, third):
-        return convolve_plain(operation, x, w, third, rest)
-    *geometry, choices = rest
-    if choices.measured is not None:  # it has no handle
-        return convolve_plain(operation, x, w, third, rest)
+    *geometry, choices = settings
+    is_plain = not torch.compiler.is_compiling() and is_eager(x, w, third)
+    if is_plain or choices.measured is not None:  # what is measured has no handle
+        return convolve_plain(operation, x, w, third, settings)
     return OPERATORS[operation](x, w, third, *geometry, choices.handle)
 
 
-def convolve_plain(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
+def convolve_plain(
+    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, settings: tuple[Any, ...]
+) -> Tensor:
     """Return the result of ``convolve``, bypassing torch's dispatcher, for calls for which ``is_eager`` is true."""
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
-        result: Tensor = _APPLY[operation](x, w, third, rest)
+        result: Tensor = _APPLY[operation](x, w, third, settings)
         return result
-    return (_values if observer is None else values)(operation, x, w, third, rest)
+    return (_values if observer is None else values)(operation, x, w, third, settings)
 
 
 def _gradients(
@@ -171,24 +171,26 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return an operation's gradients by x, w, and the bias or dy; None for those not in ``ctx.needs_input_grad``.
 
-    g: the gradient of the tensor that the operation wrote, which g replaces in the other two operations. The operand in
-    that tensor's place has no gradient, since only its shape was used. compute: computes an operation.
+    The operand in the result's place has no gradient, since only its shape was used.
+
+    compute: computes an operation.
+    g: the gradient of the tensor that the operation wrote, which g replaces in the other two operations.
     """
     x, w, y = (*ctx.saved_tensors, g)[:3]
     if operation is Operation.BACKWARD_DATA:
         x = g
     elif operation is Operation.BACKWARD_FILTER:
         w = g
-    of_x, of_w, of_third = ctx.needs_input_grad[:3]
-    dx = dw = of_y = None
-    if of_x and operation is not Operation.BACKWARD_DATA:
+    needs_dx, needs_dw, needs_third = ctx.needs_input_grad[:3]
+    dx = dw = third_gradient = None
+    if needs_dx and operation is not Operation.BACKWARD_DATA:
         dx = compute(Operation.BACKWARD_DATA, x, w, y, *ctx.rest)
-    if of_w and operation is not Operation.BACKWARD_FILTER:
+    if needs_dw and operation is not Operation.BACKWARD_FILTER:
         dw = compute(Operation.BACKWARD_FILTER, x, w, y, *ctx.rest)
-    if of_third:
+    if needs_third:
         is_bias = operation is Operation.FORWARD
-        of_y = bias_gradient(g) if is_bias else compute(Operation.FORWARD, x, w, None, *ctx.rest)
-    return dx, dw, of_y
+        third_gradient = bias_gradient(g) if is_bias else compute(Operation.FORWARD, x, w, None, *ctx.rest)
+    return dx, dw, third_gradient
 
 
 def bias_gradient(dy: Tensor) -> Tensor:
@@ -200,23 +202,26 @@ def bias_gradient(dy: Tensor) -> Tensor:
 
 
 def _differentiable(name: str, operation: Operation) -> Callable[..., Any]:
-    """Return a differentiable function (``autograd.Function``) of an operation. name: its name in torch's profiler."""
+    """Return a differentiable function (``autograd.Function``) of an operation.
+
+    name: its name in torch's profiler.
+    """
     is_forward = operation is Operation.FORWARD
 
-    def forward(ctx: Any, x: Tensor, w: Tensor, third: Tensor | None, rest: tuple[Any, ...]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, third: Tensor | None, settings: tuple[Any, ...]) -> Tensor:
         if is_forward:
             ctx.save_for_backward(x, w)  # without the bias, which may be changed in place before the backward pass
         else:
             ctx.save_for_backward(x, w, third)
-        ctx.rest = rest
-        return (_values if observer is None else values)(operation, x, w, third, rest)
+        ctx.rest = settings
+        return (_values if observer is None else values)(operation, x, w, third, settings)
 
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         may_run = is_forward and observer is None and _compiled is not None and g.dim() == 4
         if may_run and not torch.compiler.is_compiling():
-            found: tuple[Tensor | None, ...] = _compiled.gradients(ctx, g)
-            if found is not NotImplemented:
-                return found
+            gradients: tuple[Tensor | None, ...] = _compiled.gradients(ctx, g)
+            if gradients is not NotImplemented:
+                return gradients
         return *_gradients(convolve, operation, ctx, g), None
 
     # boxed_grads_call: torch looks it up in every call, and an existing attribute is found faster than a missing one
@@ -253,8 +258,10 @@ def _define(
 ) -> OpOverload[..., Tensor]:
     """Define an operator of the namespace ``mucudnn``.
 
-    fake: computes the result's shape and strides. save: sets up the context for ``gradients``. flops: counts FLOPs by
-    torch's formula. is_cast: whether autocast casts the operands, as for torch's convolution.
+    fake: computes the result's shape and strides.
+    save: sets up the context for ``gradients``.
+    flops: counts FLOPs by torch's formula.
+    is_cast: whether autocast casts the operands, as for torch's convolution.
     """
     name = schema.split("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -292,29 +299,29 @@ def _convolution(operation: Operation) -> OpOverload[..., Tensor]:
     third = "Tensor? bias" if is_forward else "Tensor dy"
     sizes = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 
-    def compute(x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
-        *geometry, tuning = rest
+    def compute(x: Tensor, w: Tensor, third: Tensor | None, *settings: Any) -> Tensor:
+        *geometry, tuning = settings
         return values(operation, x, w, third, (*geometry, choices_of(tuning)))
 
-    def fake(x: Tensor, w: Tensor, third: Tensor | None, *rest: Any) -> Tensor:
-        return torch_convolution(operation, x, w, third, rest[:4])
+    def fake(x: Tensor, w: Tensor, third: Tensor | None, *settings: Any) -> Tensor:
+        return torch_convolution(operation, x, w, third, settings[:4])
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, w, third, *ctx.rest = inputs  # without the bias, which may be changed in place before the backward pass
         ctx.save_for_backward(*((x, w) if is_forward else (x, w, third)))
 
     def gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        found = _gradients(lambda one, *given: OPERATORS[one](*given), operation, ctx, g)
-        return *found, *(None for _ in ctx.rest)
+        operands = _gradients(lambda operation, *call: OPERATORS[operation](*call), operation, ctx, g)
+        return *operands, *(None for _ in ctx.rest)
 
-    def flops(x: Tensor, w: Tensor, third: Tensor | None, *rest: Any, out_val: Tensor) -> int:
-        stride, padding, dilation, groups, _ = rest
+    def flops(x: Tensor, w: Tensor, third: Tensor | None, *settings: Any, out_val: Tensor) -> int:
+        stride, padding, dilation, groups, _ = settings
         geometry = stride, padding, dilation, False, (0,) * len(stride), groups
         if is_forward:
             return _forward_flops(x, w, third, *geometry, out_val=out_val)
-        of_data = operation is Operation.BACKWARD_DATA
+        is_dx = operation is Operation.BACKWARD_DATA
         formula = flop_registry[torch.ops.aten.convolution_backward]
-        mask, written = (of_data, not of_data, False), (out_val, out_val, None)
+        mask, written = (is_dx, not is_dx, False), (out_val, out_val, None)
         counted: int = formula(third, x, w, None, *geometry, mask, out_val=written)
         return counted
 
@@ -337,13 +344,14 @@ conv2d = OPERATORS[Operation.FORWARD]
 # dy exchanged. The tuned problem is the other convolution's, whose x is the result.
 
 
-def transposed_values(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+def transposed_values(x: Tensor, w: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     """Return a transposed convolution by the tuned choice, or by torch's convolution. Autograd does not record it.
 
-    x: (N, K, P, Q), w: (K, C // groups, R, S). rest: stride, padding, output padding, dilation, groups, and the handle
-    of ``Choices``.
+    x: (N, K, P, Q).
+    w: (K, C // groups, R, S).
+    settings: stride, padding, output padding, dilation, groups, and the handle of ``Choices``.
     """
-    stride, padding, output_padding, dilation, groups, tuning = rest
+    stride, padding, output_padding, dilation, groups, tuning = settings
     choices, y = choices_of(tuning), None
     are_alike = x.dim() == w.dim() == 4 and (w.dtype, w.device) == (x.dtype, x.device)
     if bias is not None and are_alike:
@@ -364,7 +372,7 @@ def _as_backward_data(
     if min(shape) < 1:
         return None
     lent = x.new_empty(()).expand(shape)  # has a shape but no memory, so that the filter determines the format of y
-    wanted = torchs_memory_format(x, w, geometry, True, output_padding)
+    wanted = torchs_memory_format(x, w, geometry, is_transposed=True, output_padding=output_padding)
     if torchs_memory_format(lent, w, geometry) is not wanted:
         w = torch.empty_like(w, memory_format=TORCH_FORMATS[wanted]).copy_(w)
         if torchs_memory_format(lent, w, geometry) is not wanted:
@@ -375,36 +383,39 @@ def _as_backward_data(
 def _save_transposed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, _, *ctx.rest = inputs
     ctx.save_for_backward(x, w)  # without the bias, which may be changed in place before the backward pass
-    both = [output.is_contiguous(), output.is_contiguous(memory_format=torch.channels_last)]
-    ctx.memory_format = torch.channels_last if both == [False, True] else torch.contiguous_format
+    is_last = not output.is_contiguous() and output.is_contiguous(memory_format=torch.channels_last)
+    ctx.memory_format = torch.channels_last if is_last else torch.contiguous_format
 
 
 def _transposed_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    """Return the gradients of x, w and bias. dy: (N, C, H, W), the x of the convolution that this one transposes."""
+    """Return the gradients of x, w and bias.
+
+    dy: (N, C, H, W), the x of the convolution that this one transposes.
+    """
     x, w = ctx.saved_tensors
-    of_x, of_w, of_bias = ctx.needs_input_grad[:3]
+    needs_dx, needs_dw, needs_bias = ctx.needs_input_grad[:3]
     stride, padding, output_padding, dilation, groups, tuning = ctx.rest
     if not (torch._C._functorch.is_batchedtensor(dy) or torch._C._functorch.is_legacy_batchedtensor(dy)):
         dy = dy.contiguous(memory_format=ctx.memory_format)  # as torch does; a vmap knows no memory formats
     if not is_backward_data(stride, output_padding):
         geometry = stride, padding, dilation, True, output_padding, groups
-        wanted = of_x, of_w, of_bias
-        sizes = [w.shape[1] * groups] if of_bias else None
-        gradients = torch.ops.aten.convolution_backward(dy, x, w, sizes, *geometry, wanted)
+        bias_sizes = [w.shape[1] * groups] if needs_bias else None
+        mask = needs_dx, needs_dw, needs_bias
+        gradients = torch.ops.aten.convolution_backward(dy, x, w, bias_sizes, *geometry, mask)
         return *gradients, *(None for _ in ctx.rest)
-    rest = stride, padding, dilation, groups, tuning
-    dx = conv2d(dy, w, None, *rest) if of_x else None
-    dw = OPERATORS[Operation.BACKWARD_FILTER](dy, w, x, *rest) if of_w else None
-    return dx, dw, bias_gradient(dy) if of_bias else None, *(None for _ in ctx.rest)
+    settings = stride, padding, dilation, groups, tuning
+    dx = conv2d(dy, w, None, *settings) if needs_dx else None
+    dw = OPERATORS[Operation.BACKWARD_FILTER](dy, w, x, *settings) if needs_dw else None
+    return dx, dw, bias_gradient(dy) if needs_bias else None, *(None for _ in ctx.rest)
 
 
-def _fake_transposed(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    stride, padding, output_padding, dilation, groups, _ = rest
+def _fake_transposed(x: Tensor, w: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    stride, padding, output_padding, dilation, groups, _ = settings
     return functions.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
 
 
-def _transposed_flops(x: Tensor, w: Tensor, bias: Tensor | None, *rest: Any, out_val: Tensor) -> int:
-    stride, padding, output_padding, dilation, groups, _ = rest
+def _transposed_flops(x: Tensor, w: Tensor, bias: Tensor | None, *settings: Any, out_val: Tensor) -> int:
+    stride, padding, output_padding, dilation, groups, _ = settings
     return _forward_flops(x, w, bias, stride, padding, dilation, True, output_padding, groups, out_val=out_val)
 
 

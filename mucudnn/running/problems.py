@@ -14,7 +14,7 @@ from mucudnn.core.problem import ITEM_BYTES, MOST_SAMPLES, ConvProblem, MemoryFo
 from mucudnn.kernels.memory import TORCH_FORMATS, dense_strides
 
 _DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}  # dtypes that problems support
-_MEMORY_FORMATS = {torch_format: ours for ours, torch_format in TORCH_FORMATS.items()} | {
+_MEMORY_FORMATS = {torchs_format: memory_format for memory_format, torchs_format in TORCH_FORMATS.items()} | {
     torch.channels_last_3d: MemoryFormat.CHANNELS_LAST
 }
 
@@ -52,8 +52,9 @@ def problem_of_call(
     problem's y, (N, K, P, Q), and the call's result the problem's x. Tensors without H, and geometries of one number,
     are those of images of height 1.
 
-    x_shape: shape of x after padding that torch does as a separate step. dtype: that in which torch computes. Both are
-    those of x by default. memory_format: that of the result; by default, the one that torch decides on.
+    x_shape: shape of x after padding that torch does as a separate step; by default, that of x.
+    dtype: the dtype in which torch computes; by default, that of x.
+    memory_format: memory format of the result; by default, the one that torch decides on.
 
     Returns None for calls that no problem describes: other numbers of dimensions, dtypes or layouts, no samples or too
     many, output padding for which no convolution has this backward data, and invalid calls, which torch rejects.
@@ -75,7 +76,9 @@ def problem_of_call(
             if (x.dtype, x.device) != (w.dtype, w.device):
                 return None
             images, filters = (x, w) if x.dim() > 3 else (x.contiguous().unsqueeze(2), w.contiguous().unsqueeze(2))
-            memory_format = torchs_memory_format(images, filters, geometry, is_transposed, output_padding)
+            memory_format = torchs_memory_format(
+                images, filters, geometry, is_transposed=is_transposed, output_padding=output_padding
+            )
         result = transposed_shape(shape, w_shape, geometry, output_padding) if is_transposed else shape
         operation = problem_operation(Operation.FORWARD, transposed=is_transposed)
         (n, c, *depth, h, width), (k, _, *taps, r, s) = result, w_shape
@@ -83,8 +86,8 @@ def problem_of_call(
         problem = ConvProblem(operation, c, h, width, k, r, s, *described)
     except (InvalidInputError, RuntimeError, TypeError, ValueError):  # torch raises errors, and will raise them again
         return None
-    given = problem.y_shape(n) if is_transposed else problem.x_shape(n)
-    is_described = (shape, w_shape) == (given, problem.w_shape())
+    described_shape = problem.y_shape(n) if is_transposed else problem.x_shape(n)
+    is_described = (shape, w_shape) == (described_shape, problem.w_shape())
     return problem if is_described and n <= largest_batch_size(problem, x.device.type) else None
 
 
@@ -106,8 +109,8 @@ def transposed_shape(
     *steps, groups = geometry
     axes = zip(x_shape[2:], w_shape[2:], *steps, output_padding, strict=True)
     extent = (
-        (size - 1) * stride - 2 * padding + dilation * (taps - 1) + more + 1
-        for size, taps, stride, padding, dilation, more in axes
+        (size - 1) * stride - 2 * padding + dilation * (taps - 1) + extra + 1
+        for size, taps, stride, padding, dilation, extra in axes
     )
     return x_shape[0], w_shape[1] * groups, *extent
 
@@ -118,7 +121,7 @@ def is_backward_data(stride: Sequence[int], output_padding: Sequence[int]) -> bo
     Torch allows output padding up to the dilation. With output padding of the stride or more, that convolution would
     have more outputs than the x of the transposed one.
     """
-    return all(more < step for more, step in zip(output_padding, stride, strict=True))
+    return all(extra < step for extra, step in zip(output_padding, stride, strict=True))
 
 
 def torchs_filter_strides(problem: ConvProblem, x: Tensor, w: Tensor, geometry: Sequence[Any]) -> tuple[int, ...]:
@@ -138,11 +141,12 @@ def torchs_memory_format(
     x: Tensor,
     w: Tensor,
     geometry: Sequence[Any],
+    *,
     is_transposed: bool = False,
     output_padding: Sequence[int] | None = None,
 ) -> MemoryFormat:
     """Return the memory format in which torch would compute the result. Raises torch's ``RuntimeError``."""
     *sizes, groups = geometry
-    more = (0,) * len(sizes[0]) if output_padding is None else output_padding
-    backend: Any = torch._C._select_conv_backend(x, w, None, *sizes, is_transposed, more, groups, None)
+    extra = (0,) * len(sizes[0]) if output_padding is None else output_padding
+    backend: Any = torch._C._select_conv_backend(x, w, None, *sizes, is_transposed, extra, groups, None)
     return _MEMORY_FORMATS[torch._C._conv_determine_backend_memory_format(x, w, backend)]

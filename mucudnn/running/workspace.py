@@ -28,16 +28,16 @@ _SMALLEST_BYTES = 2 * _HUGE_PAGE_BYTES  # for less, the allocator usually has to
 _MADV_HUGEPAGE = 14
 
 
-def workspace_of(size_bytes: int, device: torch.device, keeps: bool, most_bytes: float = inf) -> Tensor:
+def workspace_of(size_bytes: int, device: torch.device, *, keeps: bool, most_bytes: float = inf) -> Tensor:
     """Return a workspace of at least ``size_bytes``, 1-D uint8, uninitialized, aligned to at least 64 bytes.
 
-    keeps: whether, on the CPU, to use the workspace that this thread keeps between calls. most_bytes: limit on the kept
-    workspace, which is freed first if it is larger than both this and ``size_bytes``.
+    keeps: whether, on the CPU, to use the workspace that this thread keeps between calls.
+    most_bytes: limit on the kept workspace, which is freed first if it is larger than both this and ``size_bytes``.
     """
     if keeps and device.type == "cpu":
         if most_bytes != inf:
             make_room(max(size_bytes, most_bytes))
-        return _of_this_thread.workspace.at_least(size_bytes)
+        return kept_by_each_thread.workspace.at_least(size_bytes)
     return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device=device))
 
 
@@ -47,8 +47,8 @@ def borrowed_workspace(size_bytes: int, device: torch.device) -> Iterator[Tensor
 
     Calls inside the block get other memory, which is freed at its end if it is smaller.
     """
-    kept = _of_this_thread.workspace
-    buffer = workspace_of(size_bytes, device, True)
+    kept = kept_by_each_thread.workspace
+    buffer = workspace_of(size_bytes, device, keeps=True)
     if device.type == "cpu":
         kept.release()
     try:
@@ -60,7 +60,7 @@ def borrowed_workspace(size_bytes: int, device: torch.device) -> Iterator[Tensor
 
 def make_room(most_bytes: float) -> None:
     """Free this thread's kept workspace if it is larger than ``most_bytes``."""
-    kept = _of_this_thread.workspace
+    kept = kept_by_each_thread.workspace
     if kept.buffer is not None and kept.buffer.numel() > most_bytes:
         kept.release()
 
@@ -78,8 +78,9 @@ def is_advised(size_bytes: int) -> bool:
 
 def on_huge_pages(tensor: Tensor) -> Tensor:
     """Request huge pages for a large dense CPU tensor, on Linux; return the same tensor."""
-    if tensor.device.type == "cpu" and is_advised(tensor.numel() * tensor.itemsize):
-        start, size = tensor.data_ptr(), tensor.numel() * tensor.itemsize
+    size = tensor.numel() * tensor.itemsize
+    if tensor.device.type == "cpu" and is_advised(size):
+        start = tensor.data_ptr()
         first = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         length = (start + size) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES - first
         if length > 0:
@@ -102,9 +103,9 @@ def _advise() -> Callable[[int, int, int], int]:
 def release_workspaces() -> None:
     """Free the CPU workspaces of all threads; the next call that needs one allocates it again."""
     with _listing:
-        every = list(_workspaces)
-    for one in every:
-        one.release()
+        workspaces = list(_workspaces)
+    for workspace in workspaces:
+        workspace.release()
 
 
 def note_lack_of_memory(text: str, device: torch.device) -> None:
@@ -136,7 +137,7 @@ class _KeptWorkspace:
         self.buffer = None
 
 
-class _OfThisThread(threading.local):
+class _KeptByEachThread(threading.local):
     def __init__(self) -> None:
         self.workspace = _KeptWorkspace()
 
@@ -152,4 +153,4 @@ def _unlock_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_unlock_in_child)
-_of_this_thread = kept_by_each_thread = _OfThisThread()
+kept_by_each_thread = _KeptByEachThread()

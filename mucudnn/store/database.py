@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import struct
 import threading
 from collections import Counter
@@ -26,7 +25,7 @@ from mucudnn.core.records import Comparison, Environment, Failure, FailureKind, 
 from mucudnn.core.values import grouped
 from mucudnn.store import schema
 from mucudnn.store.schema import Row, configuration_key, micro_configs_from, packed, seconds_from
-from mucudnn.store.sqlite_file import MEMORY, SqliteFile, can_be_made
+from mucudnn.store.sqlite_file import MEMORY, SqliteFile, can_be_opened, make_folder
 
 _MEASURED = (*schema.COSTS, "load")
 _RESULT = ("reason", "passed_over", "needed_bytes", "least_s", *_MEASURED)
@@ -93,7 +92,9 @@ class Database:
     ) -> None:
         open_file = partial(SqliteFile, read_only=read_only, create=create, timeout_s=timeout_s)
         may_keep = path is None and create and not read_only and not os.environ.get("MUCUDNN_DATABASE")
-        self._is_kept = may_keep and not can_be_made(default_path())
+        if may_keep:
+            make_folder(default_path())
+        self._is_kept = may_keep and not can_be_opened(default_path())
         if self._is_kept:
             say_once(
                 f"database {default_path()} cannot be created: measurements are lost when this process ends; name a "
@@ -260,10 +261,7 @@ class Database:
         fresh: bool = False,
     ) -> Comparison | None:
         """Return the whole run (times of complete calls) of exactly this configuration; None if there is none."""
-        condition = f"{self._of(environment, [problem])} AND configuration = ?"
-        key = configuration_key(micro_configs, versions, fresh=fresh)
-        rows = self._file.read(schema.select("verifications", condition), [key])
-        return _whole_run(rows[-1]) if rows else None
+        return self.whole_runs(environment, problem, versions, fresh=fresh).get(tuple(micro_configs))
 
     def whole_runs(
         self, environment: Environment, problem: ConvProblem, versions: Mapping[str, int], *, fresh: bool = False
@@ -276,7 +274,7 @@ class Database:
         for row in self._file.read(schema.select("verifications", self._of(environment, [problem]))):
             micro_configs = micro_configs_from(row["configuration"], versions, fresh=fresh)
             if micro_configs is not None:
-                runs[micro_configs] = _whole_run(row)
+                runs[micro_configs] = Comparison(*(row[name] for name in _RUN))
         return runs
 
     def timing(self, environment: Environment, subject: str) -> tuple[list[list[float]], float | None] | None:
@@ -365,7 +363,3 @@ def _columns(result: object, names: Sequence[str], samples: Sequence[str]) -> Ro
     """Return attributes of a result as columns of a row; those that are samples as bytes, if there are any."""
     values = {name: getattr(result, name) for name in names}
     return values | {name: packed(name, getattr(result, name)) for name in samples if getattr(result, name)}
-
-
-def _whole_run(row: sqlite3.Row) -> Comparison:
-    return Comparison(*(row[name] for name in _RUN))

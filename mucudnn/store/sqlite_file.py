@@ -108,8 +108,7 @@ class SqliteFile:
         try:
             is_missing = _status(self.path) is None
             if is_missing and self._may_make:
-                with suppress(OSError):
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(self.path)
             self.read_only = self.read_only or not _can_be_written(self.path)
             is_folder = self.path.is_dir()
         except (OSError, ValueError) as error:  # a name too long, a loop of links, a null byte
@@ -222,11 +221,15 @@ def _status(path: Path) -> os.stat_result | None:
     return None
 
 
-def can_be_made(path: Path) -> bool:
-    """Return whether the file exists or can be created; as a side effect, create its folder."""
+def make_folder(path: Path) -> None:
+    """Create the folder of a file if it is missing and can be created."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def can_be_opened(path: Path) -> bool:
+    """Return whether the file exists, or can be created in its folder."""
     try:
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
         return path.exists() or _can_be_written(path)
     except OSError:  # a parent folder without permission
         return False

@@ -66,7 +66,9 @@ class Sharing:
     def exchange(self, findings: Mapping[int, T]) -> dict[int, T]:
         """Send findings of jobs to the ranks of the same device kind, and new database rows to all ranks.
 
-        Return the findings of the other ranks. findings: by the job's number.
+        Return the findings of the other ranks.
+
+        findings: by the job's number.
         """
         self.exchange_rows(self.known.fresh_rows())
         told = chain.from_iterable(message.items() for message in self.team.of_kind(self.team.gather(findings)))

@@ -201,7 +201,7 @@ def machine_and_database(
 
     Within the context, torch's determinism is set as in the config, since it is part of the machine's environment.
     """
-    with deterministic_torch(config.deterministic), ExitStack() as stack:
+    with deterministic_torch(asked=config.deterministic), ExitStack() as stack:
         machine = machine or Machine.current(device, config.keep_heap)
         yield machine, stack.enter_context(Database(config.database)) if database is None else database
 

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mucudnn.cli.scale import parse_bandwidth
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.core.values import exact_bytes, format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
+from mucudnn.core.values import exact_bytes, format_bytes, format_seconds, parse_bytes, parse_seconds
 
 SIZES: dict[str, Any] = {"c": 4, "h": 9, "w": 8, "k": 6, "r": 3, "s": 2}
 

@@ -144,9 +144,9 @@ def test_the_environment_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("before", [False, True])
 def test_torch_is_asked_for_determinism_for_a_while(before: bool) -> None:
     torch.backends.cudnn.deterministic = before
-    with deterministic_torch(False):
+    with deterministic_torch(asked=False):
         assert TorchSettings.current().deterministic is before
-    with pytest.raises(ZeroDivisionError), deterministic_torch(True):
+    with pytest.raises(ZeroDivisionError), deterministic_torch(asked=True):
         1 / (0 if TorchSettings.current().deterministic else 1)
     assert TorchSettings.current().deterministic is before
     torch.use_deterministic_algorithms(True)

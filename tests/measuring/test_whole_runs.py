@@ -48,11 +48,11 @@ def test_the_executable_is_ready_before_the_first_call(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("keeps_workspace", [True, False])
 def test_a_workspace_is_kept_where_that_is_asked_for(keeps_workspace: bool) -> None:
-    from mucudnn.running.workspace import _of_this_thread
+    from mucudnn.running.workspace import kept_by_each_thread
 
     release_workspaces()
     whole_run(PROBLEM, DIVIDED, training_operands(PROBLEM, 3), keeps_workspace=keeps_workspace)()
-    assert (_of_this_thread.workspace.buffer is not None) is keeps_workspace
+    assert (kept_by_each_thread.workspace.buffer is not None) is keeps_workspace
     release_workspaces()
 
 

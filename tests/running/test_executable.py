@@ -157,7 +157,7 @@ def test_cpu_workspace_is_kept_grown_and_released(recorders: Calls) -> None:
     release_workspaces()
     large = address_of(("b", 9))
     assert address_of(("b", 1)) == address_of(("b", 9)) == large
-    kept = workspace._of_this_thread.workspace
+    kept = workspace.kept_by_each_thread.workspace
     assert kept.buffer is not None
     assert kept.buffer.numel() == 9 * 65
     release_workspaces()

@@ -16,12 +16,13 @@ import pandas
 
 from mucudnn.bench.results.bounds import MachineLimits, kind_of_layer, shares
 from mucudnn.bench.results.reading import CONTESTANT, PROBLEM_COLUMNS, ResultFolder, problem_of, with_time
+from mucudnn.bench.results.statistics import Estimate, mean_speedup, speedup_of
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.bench.sources.published import DIVIDED_GEOMETRY, published_gains
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
 from mucudnn.core.records import BUSY, allowed
-from mucudnn.core.statistics import Estimate, mean_speedup, speedup_of, spread
+from mucudnn.core.statistics import spread
 from mucudnn.solver.front import desirable_sets
 from mucudnn.solver.reuse import micro_batch_sizes
 

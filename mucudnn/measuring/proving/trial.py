@@ -37,7 +37,7 @@ def run(trial: Trial) -> Proof:
     Raises any error of the candidate.
     """
     torch.set_num_threads(trial.bench.threads)
-    with deterministic_torch(trial.bench.deterministic):
+    with deterministic_torch(asked=trial.bench.deterministic):
         name, device, pickled = trial.name, trial.bench.device, trial.pickled
         proven = algorithm(name, device) if pickled is None else pickle.loads(pickled)
         candidate = Candidate(trial.bench.problem, proven, trial.micro_batch_size)

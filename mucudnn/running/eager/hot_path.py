@@ -34,15 +34,26 @@ UNUSUAL = tuple(name for name in ("is_neg", "has_names") if hasattr(Tensor, name
 
 
 def set_up(unusual: tuple[str, ...] = UNUSUAL) -> None:
-    """Pass torch's functions to the C++ extension. unusual: methods that return true for tensors that are not plain.
+    """Pass torch's functions to the C++ extension.
+
+    unusual: methods that return true for tensors that are not plain.
 
     Raises ``AttributeError`` or ``ValueError`` if torch lacks the DLPack version that the extension needs.
     """
     extension.set_up(
-        *(Tensor, Parameter, Tensor.__dlpack_c_exchange_api__),
-        *(torch.get_num_threads, torch.empty_strided, torch.empty_like),
-        *(_WATCHING, _tracing_state, vars(forward_ad), kept_by_each_thread),
-        *(torch.is_grad_enabled, tuple(Operation), unusual),
+        Tensor,
+        Parameter,
+        Tensor.__dlpack_c_exchange_api__,
+        torch.get_num_threads,
+        torch.empty_strided,
+        torch.empty_like,
+        _WATCHING,
+        _tracing_state,
+        vars(forward_ad),
+        kept_by_each_thread,
+        torch.is_grad_enabled,
+        tuple(Operation),
+        unusual,
     )
 
 
@@ -57,11 +68,11 @@ except (ImportError, AttributeError, ValueError):  # not built, or torch lacks i
 
 def _plain_keys(device_type: str) -> frozenset[int]:
     """Return the dispatch keys of dense tensors without pending negation, made outside and inside inference mode."""
-    found = set()
-    for inside in (False, True):
-        with torch.inference_mode(inside):
-            found.add(_keys_of(torch.empty(0, device=device_type)).raw_repr())
-    return frozenset(found)
+    keys = set()
+    for is_inference in (False, True):
+        with torch.inference_mode(is_inference):
+            keys.add(_keys_of(torch.empty(0, device=device_type)).raw_repr())
+    return frozenset(keys)
 
 
 _ON_CPU = _plain_keys("cpu")

@@ -202,7 +202,7 @@ def test_tf32_is_allowed_where_it_is_asked_for_and_set_back_after_errors() -> No
             assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if expected[0] else "none")
             raise KeyError
         assert tf32() == (True, False)
-    with suppress(KeyError), searching(True):
+    with suppress(KeyError), searching(asked=True):
         raise KeyError
     assert not torch.backends.cudnn.benchmark
 

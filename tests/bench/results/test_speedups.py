@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from mucudnn.core.statistics import speedup_of
+from mucudnn.bench.results.statistics import speedup_of
 
 
 def test_the_ratio_is_that_of_the_sums_of_medians() -> None:
