@@ -154,17 +154,18 @@ class Contests:
             if isinstance(tuned, str):
                 entries.append((replace(row, failure=tuned), None))
                 continue
-            more |= {
-                "predicted_s": tuned.configuration.time_s,
-                "tuned_s": tuned.time_s,
-                "reason": tuned.reason,
-                "solve_s": tuned.account and tuned.account.solve_time_s,
-            }
             row = replace(
                 row,
                 configuration=str(tuned.configuration),
                 workspace_bytes=tuned.configuration.workspace_bytes,
                 relative_error=tuned.relative_error,
+                more={
+                    **more,
+                    "predicted_s": tuned.configuration.time_s,
+                    "tuned_s": tuned.time_s,
+                    "reason": tuned.reason,
+                    "solve_s": tuned.account and tuned.account.solve_time_s,
+                },
             )
             entries.append((row, timers[_call_of(tuned.configuration)]))
         return entries

@@ -85,9 +85,8 @@ def _kinds_in_words(kinds_s: Any) -> str | None:
 
 def has_problems(rows: pandas.DataFrame) -> bool:
     """Return whether the rows have a layer and all columns of a convolution problem."""
-    if not len(rows) or not {"layer", *PROBLEM_COLUMNS} <= set(rows.columns):
-        return False
-    return bool(rows[list(PROBLEM_COLUMNS)].notna().all(axis=None))
+    has_columns = {"layer", *PROBLEM_COLUMNS} <= set(rows.columns)
+    return bool(len(rows) and has_columns and rows[list(PROBLEM_COLUMNS)].notna().all(axis=None))
 
 
 def _with_undivided(rows: pandas.DataFrame) -> pandas.DataFrame:

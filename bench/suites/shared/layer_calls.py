@@ -68,9 +68,9 @@ def error_norms(actual: Tensor, expected: Tensor) -> dict[str, float]:
     """
     error = (actual.double() - expected.double()).flatten().nan_to_num(inf, inf, -inf)
     return {
-        "error_l1": float(error.norm(1)),
-        "error_l2": float(error.norm(2)),
-        "error_max": float(error.norm(inf)),
+        "error_l1": float(torch.linalg.vector_norm(error, 1)),
+        "error_l2": float(torch.linalg.vector_norm(error, 2)),
+        "error_max": float(torch.linalg.vector_norm(error, inf)),
     }
 
 
