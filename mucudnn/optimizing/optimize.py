@@ -97,6 +97,9 @@ def optimize(
     they are errors.
     """
     config = config_or_default(config)
+    runs_modules = config.memory_budget_bytes is None and not config.fuse
+    if runs_modules:
+        config = without_cache_budget(config)
     if not (step is None or callable(step)):
         raise InvalidInputError(f"step is {shown(step)}; give a function that runs a step of a model, or None")
     for name, tensor in chain(instance(nn.Module, model, "model").named_parameters(), model.named_buffers()):
@@ -114,9 +117,9 @@ def optimize(
     settle_heap(config.keep_heap)
     model = getattr(model, "untuned_model", model)  # of one that runs as a graph
     with progress_of(progress) as report_progress:
-        if config.memory_budget_bytes is None and not config.fuse:
+        if runs_modules:
             team = team_of(process_group) if config.share_tuning else ALONE
-            _optimize_modules(model, sample_input, without_cache_budget(config), step, team, report_progress)
+            _optimize_modules(model, sample_input, config, step, team, report_progress)
             return model
         return _as_graph(model, sample_input, config, step, process_group, report_progress)
 

@@ -36,7 +36,8 @@ def sharing(team: Team, tasks: Sequence[Task], config: Config, machine: Machine,
     Raises ``SharingError`` if ranks differ in tasks, config or environment.
     """
     assert isinstance(team, Ranks)  # for type checkers
-    team.meet(fingerprint_of(tasks, config, machine, file))
+    fingerprint = fingerprint_of(tasks, config, machine, file)
+    team.meet(fingerprint)
     with closing(CopyingDatabase(file)) as known:
         shared = Sharing(team, known)
         problems = dict.fromkeys(task.problem for task in tasks)
