@@ -158,7 +158,11 @@ class BaseAlgorithm:
         """Build everything that micro-batches of this size need, so that a CUDA graph can capture the computation."""
 
     def open(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
-        """Write the data that micro-batches share to ``prepared``, 1-D uint8, aligned. w: (K, C // groups, R, S)."""
+        """Write the data that micro-batches share to ``prepared``.
+
+        w: (K, C // groups, R, S).
+        prepared: 1-D uint8, aligned.
+        """
 
     def step(
         self,
@@ -247,7 +251,9 @@ class BoundStage(Protocol):
         """Run ``open``, a ``step`` for every slice, and ``close``. Raises the errors of ``step``.
 
         The arguments are addresses: of the whole x, w and y, dense and in the problem's memory format; of the bias, or
-        None; of the prepared and the scratch buffer. epilogue: for the whole y, only if the algorithm ``fuses``.
+        None; of the prepared and the scratch buffer.
+
+        epilogue: for the whole y, only if the algorithm ``fuses``.
         """
 
 

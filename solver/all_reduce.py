@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
@@ -177,12 +178,11 @@ def best_cap(gradients: Sequence[Gradient], cost: MessageCost) -> Buckets:
     caps = caps[caps > 0]
     end_s, end = np.zeros(caps.size), np.zeros(caps.size, dtype=np.int64)
     ready_s = np.array([gradient.ready_s for gradient in gradients])
-    cost_of: dict[int, float] = {}
+    cost = cache(cost)
     while (open_ := np.flatnonzero(end < len(gradients))).size:
         first = end[open_]
         last = np.minimum(np.searchsorted(sums, sums[first] + caps[open_]), len(gradients))
-        sizes = (sums[last] - sums[first]).tolist()
-        costs = [cost_of[size] if size in cost_of else cost_of.setdefault(size, cost(size)) for size in sizes]
+        costs = [cost(size) for size in (sums[last] - sums[first]).tolist()]
         end_s[open_] = np.maximum(end_s[open_], ready_s[last - 1]) + costs
         end[open_] = last
     best = int(caps[end_s.argmin()])

@@ -268,7 +268,10 @@ def pulp_without_warnings() -> Iterator[Any]:
 
 
 def run_program(program: pulp.LpProblem, name: str, limit_s: float, **settings: Any) -> None:
-    """Solve a program by the named solver. limit_s: seconds, or infinity. Raises what PuLP or the solver raises."""
+    """Solve a program by the named solver. Raises what PuLP or the solver raises.
+
+    limit_s: seconds, or infinity.
+    """
     with pulp_without_warnings() as pulp:
         settings |= {"msg": False, "threads": 1, "timeLimit": None if math.isinf(limit_s) else limit_s}
         program.solve(pulp.HiGHS(**settings) if name == "HiGHS" else pulp.PULP_CBC_CMD(**settings))
@@ -279,7 +282,10 @@ def integer_program(
 ) -> tuple[pulp.LpProblem, list[list[pulp.LpVariable]]]:
     """Return the integer linear program of a division, and a variable for each row, which is 1 if the row is chosen.
 
-    The objective is in picoseconds. budget: bytes; None if there is no limit. names: of the variables.
+    The objective is in picoseconds.
+
+    budget: bytes; None if there is no limit.
+    names: of the variables.
     """
     import pulp  # Imported here because it takes 0.1 s, and only workspace division needs it.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import inf
 
 from mucudnn.solver.knapsack import programs, pulp_without_warnings, run_program
@@ -59,11 +58,11 @@ class _Arena:
     def __init__(self, buffers: Sequence[Buffer], overlaps: Mapping[tuple[int, int], int]) -> None:
         self.buffers, self.sizes = buffers, [aligned(buffer.size_bytes) for buffer in buffers]
         self.distances = {pair: aligned(distance) for pair, distance in overlaps.items()}
-        self.together: list[list[int]] = [[] for _ in buffers]
+        self.together: list[list[int]] = []
         used = [(index, buffer) for index, buffer in enumerate(buffers) if buffer.size_bytes]
-        for (i, buffer), (j, neighbour) in product(enumerate(buffers), used):
-            if i != j and neighbour.start <= buffer.end and buffer.start <= neighbour.end:
-                self.together[i].append(j)
+        for i, buffer in enumerate(buffers):
+            alive = (j for j, neighbour in used if neighbour.start <= buffer.end and buffer.start <= neighbour.end)
+            self.together.append([j for j in alive if j != i])
 
     def gap(self, low: int, high: int) -> int:
         """Return the least distance from the start of the lower buffer to that of the higher one."""

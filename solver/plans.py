@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mucudnn.core.values import grouped
-from mucudnn.solver.bands import Cut, Graph, Indices, Ranges, Segment, Vertex
+from mucudnn.solver.bands import Cut, Graph, Indices, Ranges, Segment
 
 # Results written over others
 
@@ -74,7 +74,15 @@ class Overlaps:
             self.written, self.sizes = np.append(self.written, index), np.append(self.sizes, operator.whole_bytes)
             self.ends = np.concatenate((self.ends, [ranges.high * operator.row_bytes]))
             changed.update(self.first)
-        for source, first in self._first_reads(operator, ranges):
+        # Where bands begin to read earlier results that nothing after the segment reads.
+        in_rows = ((reach.source, reach.first) for reach in operator.reaches)
+        for source, rows in (*((source, None) for source in operator.whole), *in_rows):
+            if source not in self.graph.may_be_overwritten or self.graph.last_use[source] >= self.stop:
+                continue
+            first = np.zeros(self.cut.bands, np.int64)
+            if rows is not None and self.cut.bands > 1:
+                earliest = np.minimum.accumulate(rows.take(ranges.new[::-1], mode="clip"))[::-1]
+                first = earliest * self.graph.operators[source].row_bytes
             self.first[source] = np.minimum(self.first.get(source, first), first)
             self.last_reader.setdefault(source, index)
             changed.add(source)
@@ -87,17 +95,6 @@ class Overlaps:
                 overlaps.append(Overlap(read, written, distance, -less_bytes))
                 taken |= {read, written}
         return overlaps
-
-    def _first_reads(self, operator: Vertex, ranges: Ranges) -> Iterator[tuple[int, Indices]]:
-        """Yield what an operator reads and no operator after the segment, with the values for ``first``."""
-        in_rows = ((reach.source, reach.first) for reach in operator.reaches)
-        for source, first in (*((source, None) for source in operator.whole), *in_rows):
-            if source in self.graph.may_be_overwritten and self.graph.last_use[source] < self.stop:
-                if first is None or self.cut.bands == 1:
-                    yield source, np.zeros(self.cut.bands, np.int64)
-                else:
-                    first = np.minimum.accumulate(first.take(ranges.new[::-1], mode="clip"))[::-1]
-                    yield source, first * self.graph.operators[source].row_bytes
 
     def _savings(self, read: int) -> list[tuple[int, int, int, int]]:
         """Return what the overlaps of a result that is read with those that are written would save, where they do."""

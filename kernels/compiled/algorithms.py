@@ -298,7 +298,10 @@ _LARGEST_EXTENT = 128  # Depthwise: the windows of larger filters do not fit in 
 
 @dataclass(frozen=True, slots=True)
 class ExactAlgorithm(CompiledAlgorithm):
-    """An algorithm that computes the sums of the definition. refuses: why it is not for a problem, or None."""
+    """An algorithm that computes the sums of the definition.
+
+    refuses: why it is not for a problem, or None.
+    """
 
     name: str
     refuses: Callable[[ConvProblem], str | None] = why_too_large
@@ -306,7 +309,7 @@ class ExactAlgorithm(CompiledAlgorithm):
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
-        return self.refuses(problem) or why_not(problem, self.name)
+        return why_not(problem, self.name) or self.refuses(problem)
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True
@@ -327,8 +330,6 @@ def _not_pointwise(problem: ConvProblem) -> str | None:
 
 
 def _not_depthwise(problem: ConvProblem) -> str | None:
-    if reason := why_not(problem, "depthwise"):
-        return reason
     channels = max(problem.c, problem.k) // problem.groups
     if problem.groups == 1 or channels > _MOST_CHANNELS:
         return (

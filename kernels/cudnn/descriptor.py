@@ -190,7 +190,9 @@ class Descriptor:
     def set(self, attribute: Attribute, *values: float | Descriptor, kind: AttributeType | None = None) -> Self:
         """Set an attribute to numbers, or to other descriptors, which this one keeps alive, and return this descriptor.
 
-        Without values nothing is set. kind: the type of numbers, if not always the same for the attribute.
+        Without values nothing is set.
+
+        kind: the type of numbers, if not always the same for the attribute.
         """
         if values:
             descriptors = [value for value in values if isinstance(value, Descriptor)]
@@ -240,8 +242,9 @@ def operation_graph(
 
     x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), dense in the problem's memory format. w and the
     mini-batches of x and y are aligned to 16 bytes. A slice of n samples begins at a multiple of the largest power of
-    two that divides n, as ``Executable`` ensures. handle: cuDNN's handle of the device, 0 if there is none. Sums are in
-    float32, or in float64 for float64 problems.
+    two that divides n, as ``Executable`` ensures. Sums are in float32, or in float64 for float64 problems.
+
+    handle: cuDNN's handle of the device, 0 if there is none.
 
     Raises ``CudnnError`` if cuDNN refuses the geometry.
     """

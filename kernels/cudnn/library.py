@@ -176,8 +176,10 @@ def _load_parts(path: str) -> None:
 def _load_cublaslt(path: str, cuda: int) -> None:
     """Load cuBLASLt before cuDNN does, because cuDNN aborts the process if loading it fails.
 
-    path: path of libcudnn, whose folder is searched before the system's places. cuda: major version of CUDA. Raises
-    ``UnavailableError`` if cuBLASLt cannot be loaded.
+    Raises ``UnavailableError`` if cuBLASLt cannot be loaded.
+
+    path: path of libcudnn, whose folder is searched before the system's places.
+    cuda: major version of CUDA.
     """
     name = f"libcublasLt.so.{cuda}"
     folders = (".", "../../cublas/lib", f"../../cu{cuda}/lib") if os.sep in path else ()

@@ -21,7 +21,7 @@ from torch import Tensor
 from mucudnn.core.problem import ConvProblem, Operation, Pair, inside
 from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace, counted_internal_bytes
 from mucudnn.kernels.memory import Part, carve, carved_bytes, compute_dtype, torch_dtype
-from mucudnn.kernels.torch_ops.gemm import multiply
+from mucudnn.kernels.torch_ops.gemm import grouped, multiply
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Direct(BaseAlgorithm):
                 pixels.copy_(image_pixels)
         if problem.operation is not Operation.FORWARD:
             y_matrix.zero_()
-            y_pixels.copy_(_grouped(layout, y))
+            y_pixels.copy_(grouped(problem, y))
         elif bias is None:
             y_matrix.zero_()
         else:
@@ -138,7 +138,7 @@ class Direct(BaseAlgorithm):
             rows = x_matrix[phase, :, distance : distance + y_matrix.shape[1]]
             multiply(problem.operation, rows, w_matrix[index], y_matrix, accumulate=True)
         if problem.operation is Operation.FORWARD:
-            _grouped(layout, y).copy_(y_pixels)
+            grouped(problem, y).copy_(y_pixels)
         elif problem.operation is Operation.BACKWARD_DATA:
             x.zero_()  # A stride can skip pixels, which must be zero.
             for pixels, image_pixels in x_pixels:
@@ -190,14 +190,8 @@ def _x_pixels(layout: Phases, matrix: Tensor, x: Tensor) -> list[tuple[Tensor, T
     for phase, part in enumerate(matrix.unbind(0)):
         image = _as_image(layout, part[:, : part.shape[1] - layout.tail])
         (rows, columns), (x_rows, x_columns) = layout.pixels(phase)
-        views.append((image[..., rows, columns], _grouped(layout, x)[..., x_rows, x_columns]))
+        views.append((image[..., rows, columns], grouped(layout.problem, x)[..., x_rows, x_columns]))
     return views
-
-
-def _grouped(layout: Phases, image: Tensor) -> Tensor:
-    n, channels, height, width = image.shape
-    groups = layout.problem.groups
-    return image.view(n, groups, channels // groups, height, width)
 
 
 def _as_image(layout: Phases, matrix: Tensor) -> Tensor:

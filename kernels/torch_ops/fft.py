@@ -161,22 +161,18 @@ class _Tiling:
         """Part of a buffer for the spectrum of the filter, (frequencies, groups, K // groups, C // groups)."""
         k, c = self.problem.k, self.problem.c
         groups = self.problem.groups
-        return Part((self.frequencies, groups, k // groups, c // groups), self._complex)
-
-    @property
-    def _complex(self) -> torch.dtype:
-        return torch_dtype(self.problem).to_complex()
+        return Part((self.frequencies, groups, k // groups, c // groups), torch_dtype(self.problem).to_complex())
 
     def scratch_parts(self, n: int) -> list[Part]:
         """Return the parts of the scratch buffer: spectra of x and of y, and the padded samples of one call of torch.
 
         The spectra have the shape (frequencies, groups, windows, channels).
         """
-        channels = (self.problem.c, self.problem.k)
+        channels, dtype = (self.problem.c, self.problem.k), torch_dtype(self.problem)
         groups, windows = self.problem.groups, n * self.counts[0] * self.counts[1]
-        spectra = [Part((self.frequencies, groups, windows, c // groups), self._complex) for c in channels]
+        spectra = [Part((self.frequencies, groups, windows, c // groups), dtype.to_complex()) for c in channels]
         padded = (n if self.at_once else 1, max(channels), *self._padded_size(self.lengths))
-        return [*spectra, Part(padded, torch_dtype(self.problem))]
+        return [*spectra, Part(padded, dtype)]
 
     def _padded_size(self, window: Pair) -> Pair:
         """Return the height and width of the area that all windows of this size cover together."""

@@ -29,7 +29,11 @@ from mucudnn.kernels.memory import Part, carve, carved_bytes, torch_dtype
 def multiply(operation: Operation, x: Tensor, w: Tensor, y: Tensor, *, accumulate: bool = False) -> None:
     """Multiply two of the batched matrices x, w and y, and write the product to the third (``accumulate``: add it).
 
-    The operation determines which matrix is the output. x: (B, M, J), w: (B, K, J), y: (B, M, K).
+    The operation determines which matrix is the output.
+
+    x: (B, M, J).
+    w: (B, K, J).
+    y: (B, M, K).
     """
     left, right, out = _factors(operation, x, w, y)
     if out.stride(2) != 1:  # half precision: torch multiplies into transposed matrices by loops, 1000 times slower
@@ -110,7 +114,7 @@ class Gemm(BaseAlgorithm):
         elif problem.operation is Operation.BACKWARD_DATA and not _columns_in_place(problem, x.shape[0]):
             x.zero_()
             for tap, (rows, image_rows), (columns, image_columns) in _taps(problem, x_matrix):
-                _grouped(problem, x)[..., image_rows, image_columns].add_(tap[..., rows, columns])
+                grouped(problem, x)[..., image_rows, image_columns].add_(tap[..., rows, columns])
 
     def close(self, problem: ConvProblem, w: Tensor, prepared: Tensor) -> None:
         for accumulator in carve(prepared, sums_of_filter(problem)):
@@ -214,7 +218,7 @@ def _x_matrix(problem: ConvProblem, x: Tensor, views: Iterator[Tensor]) -> Tenso
             pixels = tap[..., rows, columns]
             if pixels.shape != tap.shape:
                 tap.zero_()  # padding is zero; one tap is small enough to stay in the cache until the copy
-            pixels.copy_(_grouped(problem, x)[..., image_rows, image_columns])
+            pixels.copy_(grouped(problem, x)[..., image_rows, image_columns])
     return matrix
 
 
@@ -223,7 +227,7 @@ def _y_matrix(problem: ConvProblem, y: Tensor, views: Iterator[Tensor]) -> Tenso
         return _activation_matrix(problem, y)
     matrix = _stored_matrix(problem, next(views))
     if problem.operation is not Operation.FORWARD:
-        _samples(problem, matrix, y).copy_(_grouped(problem, y))
+        _samples(problem, matrix, y).copy_(grouped(problem, y))
     return matrix
 
 
@@ -235,12 +239,12 @@ def _store_y(problem: ConvProblem, matrix: Tensor, y: Tensor, bias: Tensor | Non
         return
     product = _samples(problem, matrix, y)
     if shift is None:
-        _grouped(problem, y).copy_(product)
+        grouped(problem, y).copy_(product)
     else:
-        torch.add(product, _grouped(problem, shift), out=_grouped(problem, y))
+        torch.add(product, grouped(problem, shift), out=grouped(problem, y))
 
 
-def _grouped(problem: ConvProblem, t: Tensor) -> Tensor:
+def grouped(problem: ConvProblem, t: Tensor) -> Tensor:
     """Return x or y as a view (N, groups, channels // groups, height, width)."""
     return torch.unflatten(t, 1, (problem.groups, -1))
 

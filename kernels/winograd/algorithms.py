@@ -26,7 +26,9 @@ class Tiling:
 
     With unit stride, tile (i, j) computes m x m target pixels from (i * m, j * m) on. It reads source pixels from
     (i * m - padding[0], j * m - padding[1]) on. Pixels outside the source are zero, pixels outside the target are
-    dropped. Channel counts are per group. count: number of tiles in the micro-batch.
+    dropped. Channel counts are per group.
+
+    count: number of tiles in the micro-batch.
     """
 
     groups: int

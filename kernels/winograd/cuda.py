@@ -134,7 +134,10 @@ class CudaWinograd(WinogradAlgorithm):
         pointers: tuple[int, ...],
         padding: Sizes = (0, 0),
     ) -> None:
-        """Launch a CUDA function with one thread for each tile and channel of an image. padding: of the first tile."""
+        """Launch a CUDA function with one thread for each tile and channel of an image.
+
+        padding: of the first tile.
+        """
         _, channels, height, width = image.shape
         sizes = (channels, channels // tiles.groups, tiles.count, tiles.rows, tiles.columns, height, width, *padding)
         self._launch(problem, function, channels * tiles.count, pointers, sizes, image.device)

@@ -45,8 +45,9 @@ class CupyLauncher:
         """Launch a function asynchronously on torch's current stream of the device.
 
         source: a translation unit with the function as ``extern "C"``, compiled at its first use and cached; must be
-        the same object for every call. pointers: addresses, the function's first parameters; 0 is null. sizes: 32-bit
-        integers, the fields of a struct that is the function's last parameter.
+        the same object for every call.
+        pointers: addresses, the function's first parameters; 0 is null.
+        sizes: 32-bit integers, the fields of a struct that is the function's last parameter.
 
         Raises ``LaunchError`` if the function cannot be compiled, ``RuntimeError`` if the device rejects the launch.
         """
