@@ -67,6 +67,12 @@ class CountedInRuns(Declared):
     internal_bytes = BaseAlgorithm.internal_bytes
 
 
+class Offered(Declared):
+    """By a source, which declares all bytes."""
+
+    source = "library"
+
+
 TORCHS, OTHER = Declared("native"), Declared("other")
 
 
@@ -139,6 +145,8 @@ def test_what_was_counted_or_measured_fits_by_that() -> None:
     assert names(standings.leads())[1:] == [("other", 2)]
     standings.known[MicroConfig("other", 8)] = measured("other", 8, 0.1, scratch=49)
     assert standings.fits(candidate(standings, "other"))
+    offered = table(Offered("library:7"), limit=49, counted={("library:7", 8): None})
+    assert offered.fits(candidate(offered, "library:7"))
 
 
 @pytest.mark.parametrize("may_keep", [False, True])
