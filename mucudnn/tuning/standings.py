@@ -91,14 +91,11 @@ class Standings:
 
     def too_large(self) -> list[Failure]:
         """Return failures for candidates whose bytes, as counted, exceed the workspace limit, to prevent reruns."""
-        failures = []
-        for candidate in self.candidates:
-            scratch_bytes = self.counted.get(candidate.micro_config)
-            if scratch_bytes is not None and self._is_new(candidate) and not self.fits(candidate):
-                needed_bytes = candidate.workspace.prepared_bytes + scratch_bytes
-                reason = f"needs {needed_bytes} bytes of workspace"
-                failures.append(Failure(candidate.micro_config, reason, FailureKind.TOO_LARGE, needed_bytes))
-        return failures
+        barred = [c for c in self.candidates if self._is_new(c) and not self.fits(c)]
+        counted = [(c, self.counted.get(c.micro_config)) for c in barred]
+        needed = {c.micro_config: c.workspace.prepared_bytes + size for c, size in counted if size is not None}
+        reason = "needs {} bytes of workspace"
+        return [Failure(large, reason.format(size), FailureKind.TOO_LARGE, size) for large, size in needed.items()]
 
     def _scratch_bytes(self, candidate: Candidate) -> float:
         """Return the scratch bytes as measured or counted, else as declared; inf if they could not be counted.
