@@ -116,12 +116,12 @@ class Job:
 
     def forget_failures(self) -> None:
         """Forget failed candidates, so that they are retried, except foreign code with a permanent failure."""
-        foreign = {c.micro_config for c in self.candidates if c.is_foreign}
-        for micro_config, result in [*self.results.items()]:
-            if isinstance(result, Measurement) or result.is_passed_over:
+        for candidate in self.candidates:
+            result = self.results.get(candidate.micro_config)
+            if isinstance(result, Measurement) or result is None or result.is_passed_over:
                 continue
-            if not (micro_config in foreign and result.is_lasting):
-                del self.results[micro_config]
+            if not (candidate.is_foreign and result.is_lasting):
+                del self.results[candidate.micro_config]
 
     def measurements(self) -> list[Measurement]:
         """Return the measurements in the order of the candidates."""

@@ -83,24 +83,27 @@ class Standings:
 
         Those that are over the limit by their declaration are never counted, and without a limit only torch's own is.
         """
-        baselines = [c for c in self.candidates if self.is_baseline(c)]
-        worth_a_probe = [c for c in self.unseen() if not (self.is_baseline(c) or self.hopeless(c))]
-        limited = [] if self.limit == inf else [*worth_a_probe, *self.parts()]
-        return [c for c in (*baselines, *limited) if self.fits(c) and not self._is_counted(c)]
+        asked = [c for c in self.candidates if self.is_baseline(c)]
+        if self.limit < inf:
+            asked += [c for c in self.unseen() if not (self.is_baseline(c) or self.hopeless(c))]
+            asked += self.parts()
+        return [c for c in asked if self.fits(c) and not self._is_counted(c)]
 
     def too_large(self) -> list[Failure]:
         """Return failures for candidates whose bytes, as counted, exceed the workspace limit, to prevent reruns."""
-        failures = []
-        for candidate in self.candidates:
-            scratch_bytes = self.counted.get(candidate.micro_config)
-            if scratch_bytes is not None and self._is_new(candidate) and not self.fits(candidate):
-                needed_bytes = candidate.workspace.prepared_bytes + scratch_bytes
-                reason = f"needs {needed_bytes} bytes of workspace"
-                failures.append(Failure(candidate.micro_config, reason, FailureKind.TOO_LARGE, needed_bytes))
-        return failures
+        barred = [c for c in self.candidates if self._is_new(c) and not self.fits(c)]
+        counted = [(c, self.counted.get(c.micro_config)) for c in barred]
+        needed = {c.micro_config: c.workspace.prepared_bytes + size for c, size in counted if size is not None}
+        reason = "needs {} bytes of workspace"
+        return [Failure(large, reason.format(size), FailureKind.TOO_LARGE, size) for large, size in needed.items()]
 
     def _scratch_bytes(self, candidate: Candidate) -> float:
-        """Return the scratch bytes as measured or counted, else as declared; inf if they could not be counted."""
+        """Return the scratch bytes as measured or counted, else as declared; inf if they could not be counted.
+
+        Those of an ``AlgorithmSource`` are as declared.
+        """
+        if candidate.from_source:
+            return candidate.workspace.scratch_bytes
         measured = self.known.get(candidate.micro_config)
         if measured is not None:
             return measured.scratch_bytes

@@ -67,6 +67,12 @@ class CountedInRuns(Declared):
     internal_bytes = BaseAlgorithm.internal_bytes
 
 
+class Offered(Declared):
+    """By a source, which declares all bytes."""
+
+    source = "library"
+
+
 TORCHS, OTHER = Declared("native"), Declared("other")
 
 
@@ -139,6 +145,8 @@ def test_what_was_counted_or_measured_fits_by_that() -> None:
     assert names(standings.leads())[1:] == [("other", 2)]
     standings.known[MicroConfig("other", 8)] = measured("other", 8, 0.1, scratch=49)
     assert standings.fits(candidate(standings, "other"))
+    offered = table(Offered("library:7"), limit=49, counted={("library:7", 8): None})
+    assert offered.fits(candidate(offered, "library:7"))
 
 
 @pytest.mark.parametrize("may_keep", [False, True])
@@ -160,6 +168,7 @@ def test_after_a_failure_the_next_smaller_size_leads_but_not_of_foreign_code() -
     assert names(table(OTHER, failed=(failed,)).unseen()) == [("other", 4)]
     foreign = Declared("other", runs_elsewhere=True)
     assert names(table(foreign, failed=(failed,)).unseen()) == []
+    assert names(table(foreign, failed=(failed,), limit=100, counted={("other", 8): None}).unseen()) == []
     transient = replace(failed, kind=FailureKind.OUT_OF_MEMORY)
     assert names(table(foreign, failed=(transient,)).unseen()) == [("other", 4)]
 
@@ -188,6 +197,8 @@ def test_what_like_problems_say_is_hopeless_is_out_with_the_reason() -> None:
         MicroConfig("other", BATCH), "3.0 times the fastest in like problems", FailureKind.HOPELESS
     )
     assert standings.hopeless(candidate(standings, "best")) is None
+    over_the_limit = table(TORCHS, Declared("other", scratch=20), Declared("best"), limit=100, prior=standings.prior)
+    assert ("other", BATCH) in names(over_the_limit.leads())
     assert names(standings.parts()) == [("best", 1)]
     standings.failed[MicroConfig("other", BATCH)] = failure
     assert "other" not in dict(names(standings.unseen()))
@@ -233,6 +244,28 @@ def test_of_a_budget_only_what_needs_no_more_workspace_makes_hopeless() -> None:
     standings = table(*algorithms, limit=200, every_size=True, prior=prior)
     hopeless = {name for name, _ in names(standings.leads()) if standings.hopeless(candidate(standings, name))}
     assert hopeless == {"dominated"}
+
+
+@pytest.mark.parametrize(("scratch", "is_hopeless"), [(None, False), (0, True), (1, False)])
+def test_of_a_budget_what_only_a_run_shows_counts_as_rival_once_it_is_counted(
+    scratch: int | None, is_hopeless: bool
+) -> None:
+    """``slow`` takes twice as long as ``runs``, and needs nothing, as ``runs`` may."""
+    counted = {} if scratch is None else {("runs", 8): scratch}
+    prior = prior_of(missing=0.01, runs=0.015, slow=0.03)
+    algorithms = TORCHS, CountedInRuns("runs"), Declared("slow")
+    standings = table(*algorithms, limit=200, every_size=True, counted=counted, prior=prior)
+    assert (standings.hopeless(candidate(standings, "slow")) is not None) is is_hopeless
+
+
+def test_of_a_budget_the_fastest_is_that_of_those_which_need_no_more_workspace() -> None:
+    known = (measured("native", 8, 0.1), measured("other", 8, 0.05, scratch=16))
+    standings = table(TORCHS, Declared("other", prepared=5), known=known, limit=100, every_size=True)
+    standings.known[MicroConfig("other", 8)] = replace(known[1], prepared_bytes=5)
+    assert [standings.fastest_s(size) for size in (20, 21)] == [0.1, 0.05]
+    assert standings.margin(candidate(standings, "other"), standings.known[MicroConfig("other", 8)]) == 1.0
+    standings.may_keep = True
+    assert [standings.fastest_s(size) for size in (15, 16)] == [0.1, 0.05]
 
 
 def test_last_resorts_are_spared_once_another_candidate_is_within_all_limits() -> None:

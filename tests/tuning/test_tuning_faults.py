@@ -9,14 +9,17 @@ import pytest
 import torch
 from support.clock.machine import ENVIRONMENT, FORWARD, FakeAlgorithm, fake_machine, linear, made_ready
 from support.clock.two_algorithms import BATCH, NO_LIMIT, Bench
+from support.races import CLOCK
 
 from mucudnn.core.config import Config
 from mucudnn.core.errors import BrokenDeviceError
 from mucudnn.core.problem import ConvProblem
-from mucudnn.core.records import Failure, MicroConfig
+from mucudnn.core.records import Failure, FailureKind, Measurement, MicroConfig, Task
+from mucudnn.measuring.candidates import find_candidates
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database
+from mucudnn.tuning.job import Job
 from mucudnn.tuning.tuner import TuningInterrupted, tune
 
 
@@ -34,6 +37,17 @@ def test_failures_for_lack_of_memory_are_told_but_another_run_tries_again(bench:
     assert not bench.database.failures(ENVIRONMENT, FORWARD, {"quick": 1})
     bench.quick.prepared_bytes = 0
     assert bench.tune()[FORWARD].configuration.algorithms == ("quick",)
+
+
+def test_what_failed_is_tried_again_where_nothing_else_fits_but_for_barred_code_and_what_is_of_another_task() -> None:
+    algorithms = FakeAlgorithm("quick", CLOCK, linear(0.01)), FakeAlgorithm("library:7", CLOCK, linear(0.01))
+    candidates, _ = find_candidates(FORWARD, algorithms, [4, 8])
+    names = [("quick", 8), ("library:7", 8), ("library:7", 2)]
+    failures = [Failure(MicroConfig(*name), "it is wrong") for name in names]
+    failures.append(replace(failures[1], micro_config=MicroConfig("library:7", 4), kind=FailureKind.OUT_OF_MEMORY))
+    results: dict[MicroConfig, Measurement | Failure] = {failure.micro_config: failure for failure in failures}
+    Job(Task(FORWARD, 8), 0.0, candidates, (), results).forget_failures()
+    assert [*results] == [MicroConfig("library:7", 8), MicroConfig("library:7", 2)]
 
 
 class Hungry(FakeAlgorithm):
