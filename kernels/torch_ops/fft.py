@@ -112,7 +112,7 @@ class Fft(BaseAlgorithm):
         tiling = self._tiling(problem)
         (spectrum,) = carve(prepared, [tiling.filter_spectrum])
         for filters, source in tiling.filters(w, spectrum):
-            gradient = torch.fft.irfft2(tiling.unflatten(source.permute(1, 2, 0)), s=tiling.lengths)
+            gradient = tiling.irfft2(source.permute(1, 2, 0))
             filters.add_(gradient[..., : problem.r, : problem.s])
 
     def _tiling(self, problem: ConvProblem) -> _Tiling:
@@ -187,9 +187,9 @@ class _Tiling:
         step = len(w) if self.at_once else 1
         return zip(torch.split(w, step), torch.split(spectrum.flatten(1, 2), step, 1), strict=True)
 
-    def unflatten(self, spectrum: Tensor) -> Tensor:
-        """Return a view of spectra (..., frequencies) with the height and width of a two-dimensional half spectrum."""
-        return torch.unflatten(spectrum, -1, (self.lengths[0], -1))
+    def irfft2(self, spectrum: Tensor) -> Tensor:
+        """Transform spectra (..., frequencies) back to windows."""
+        return torch.fft.irfft2(torch.unflatten(spectrum, -1, (self.lengths[0], -1)), s=self.lengths)
 
     def transform(
         self, images: Tensor, spectrum: Tensor, padded: Tensor, window: Pair, before: Sizes, *, conjugate: bool = False
@@ -234,7 +234,7 @@ class _Tiling:
         source: (frequencies, groups, n, windows, channels), images: (n, channels, height, width).
         """
         (down, across), (step_h, step_w) = self.counts, self.steps
-        tiles = torch.fft.irfft2(self.unflatten(source.permute(2, 1, 4, 3, 0)), s=self.lengths).flatten(1, 2)
+        tiles = self.irfft2(source.permute(2, 1, 4, 3, 0)).flatten(1, 2)
         kept = tiles[..., skip[0] : skip[0] + step_h, skip[1] : skip[1] + step_w]
         rows = torch.unflatten(kept, 2, (down, across)).transpose(3, 4)
         whole = rows.reshape(*images.shape[:2], down * step_h, across * step_w)

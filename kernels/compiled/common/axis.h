@@ -6,9 +6,9 @@
 #include <numeric>
 #include <vector>
 
-// In forward, output o reads input o * stride + tap * dilation - pad by each tap. In backward data, outputs are elements
-// of dx and inputs those of dy: the equation is solved for the element of dy, which is there for some taps only. Outputs
-// of equal residue modulo `every`, a *phase*, read by the same taps.
+// In forward, output o reads input o * stride + tap * dilation - pad by each tap. In backward data, outputs are
+// elements of dx and inputs those of dy: the equation is solved for the element of dy, which is there for some taps
+// only. Outputs of equal residue modulo `every`, a *phase*, read by the same taps.
 struct Axis {
   int64_t taps, stride, pad, dilation;
   bool backward_data;

@@ -80,8 +80,9 @@ void write_row(const WindowOutputPlan& plan, const Epilogue& epilogue, float* fr
 }
 
 // Compute a band of one channel. end: past the last of the consecutive elements that this task computes.
-void compute_channel(const WindowOutputPlan& plan, const Epilogue& epilogue, const Images& out, const Band& band, int channel,
-                     const Elements& end, const float* window, const float* filter, Vec bias, float* results) {
+void compute_channel(const WindowOutputPlan& plan, const Epilogue& epilogue, const Images& out, const Band& band,
+                     int channel, const Elements& end, const float* window, const float* filter, Vec bias,
+                     float* results) {
   const ptrdiff_t row = plan.result_row(), phase = row * plan.band;
   for (const Part& part : plan.parts) {
     const int rows = std::min(band.rows, part.rows - band.first);
@@ -102,8 +103,8 @@ void compute_channel(const WindowOutputPlan& plan, const Epilogue& epilogue, con
   }
 }
 
-void run_windows(const WindowOutputPlan& plan, const Images& in, const float* filter, const float* bias, const Epilogue& epilogue,
-                 const Images& out, float* scratch, int threads) {
+void run_windows(const WindowOutputPlan& plan, const Images& in, const float* filter, const float* bias,
+                 const Epilogue& epilogue, const Images& out, float* scratch, int threads) {
   const Channels& channels = plan.channels;
   const int bands = plan.bands(), height = plan.rows.outputs_of(0, out.h);
   const int runs = ceil_div(channels.groups, plan.together);

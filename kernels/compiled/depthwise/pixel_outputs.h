@@ -27,8 +27,9 @@ void compute_rows(const PixelOutputPlan& plan, const Band& band, const Run& run,
                     });
 }
 
-void compute_gathered(const PixelOutputPlan& plan, const Images& in, const Band& band, const Run& run, const float* filter,
-                      const float* bias, const Epilogue& epilogue, const Images& out, float* scratch) {
+void compute_gathered(const PixelOutputPlan& plan, const Images& in, const Band& band, const Run& run,
+                      const float* filter, const float* bias, const Epilogue& epilogue, const Images& out,
+                      float* scratch) {
   const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
   const int lanes = std::min(VL, out.c - run.lane);
   float *results = scratch + plan.gathered_inputs(), *of_bias = results + plan.gathered_outputs();
@@ -49,8 +50,9 @@ void compute_gathered(const PixelOutputPlan& plan, const Images& in, const Band&
 }
 
 // Compute row by row, and round each row at once.
-void compute_widened(const PixelOutputPlan& plan, const Images& in, const Band& band, const Run& run, const float* filter,
-                     const float* bias, const Epilogue& epilogue, const Images& out, float* scratch) {
+void compute_widened(const PixelOutputPlan& plan, const Images& in, const Band& band, const Run& run,
+                     const float* filter, const float* bias, const Epilogue& epilogue, const Images& out,
+                     float* scratch) {
   const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
   const int lanes = run.blocks * VL;
   const Window x = widen_rows(in, band.image, run, first, last, scratch);

@@ -19,16 +19,16 @@ bool is_by_pixels(const Axes& axes, const TensorArgument& image, const Channels&
   return pays && axes.columns.outputs_of(0, int(width)) < 2 * VL && 2 * channels.lanes() >= VL;
 }
 
-// What the loops over columns need to know in all operations. in, out: the images that are read and written; in backward
-// filter, x and dy.
+// What the loops over columns need to know in all operations. in, out: the images that are read and written; in
+// backward filter, x and dy.
 struct WindowPlan {
   Channels channels;
   PhasedAxis rows, columns;
-  int height, width;     // of out
-  int band;              // rows of each of its row phases that are computed from one window
+  int height, width;  // of out
+  int band;           // rows of each of its row phases that are computed from one window
   DepthwiseWindow window;
-  PackedFilter filter;   // or its gradient
-  int together;          // groups per task
+  PackedFilter filter;  // or its gradient
+  int together;         // groups per task
 
   WindowPlan(const Geometry& g, const Axes& axes, const TensorArgument& in, const TensorArgument& out)
       : channels(channels_of(g, in, out)), rows(axes.rows), columns(axes.columns), height(int(out.h)),

@@ -67,8 +67,8 @@ struct Pointwise : TakesImages {
       Product of_i = product;
       of_i.in = product.in.group(i);
       of_i.out.whole = product.out.whole.group(i);
-      multiply(of_i, slice.prepared + i * of_group, offsets ? offsets + i * product.channels() : nullptr, slice.epilogue,
-               scratch);
+      multiply(of_i, slice.prepared + i * of_group, offsets ? offsets + i * product.channels() : nullptr,
+               slice.epilogue, scratch);
     }
   }
 
