@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -17,10 +16,6 @@ from mucudnn.core.config import BatchSizePolicy, Config
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, Operation, Pair, dtype_name
 from mucudnn.core.values import shown
-
-
-def _dtypes(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(dtype_name(part.strip()) for part in text.split(",")))
 
 
 def _factor(text: str) -> float:
@@ -46,7 +41,7 @@ def _factor(text: str) -> float:
 )
 @options.option(
     "dtype",
-    parameters.Text(",".join(list(ITEM_BYTES)[::-1]), _dtypes),
+    parameters.Text(",".join(list(ITEM_BYTES)[::-1]), parameters.listed(dtype_name)),
     "Data types of all tensors to compare.",
     "float32",
     "dtypes",
@@ -54,14 +49,14 @@ def _factor(text: str) -> float:
 @options.memory_formats
 @options.option(
     "workspace-limit",
-    parameters.Text("SIZE,...", parameters.parse_sizes),
+    parameters.sizes("none"),
     "Workspace limits of any one operation, each a size such as 64MiB, or none.",
     "none",
     "limits",
 )
 @options.option(
     "workspace-budget",
-    parameters.Text("SIZE,...", partial(parameters.parse_sizes, word="off")),
+    parameters.sizes("off"),
     "Also divide this workspace over all operations, in each dtype and memory format.",
     "off",
     "budgets",

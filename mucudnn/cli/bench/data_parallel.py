@@ -18,6 +18,7 @@ from mucudnn.cli.shared.ranks import of_torchrun, on_every_rank
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InvalidInputError, SharingError, UnavailableError
 from mucudnn.core.problem import MemoryFormat
+from mucudnn.core.values import shown
 
 if TYPE_CHECKING:
     from mucudnn.bench.results.writing import Row
@@ -29,22 +30,18 @@ _LARGEST_CAP = 65536.0  # MiB
 _LONGEST_PERIOD = 1000  # steps: a sample runs a whole period
 
 
-def parse_caps(text: str) -> tuple[float | None, ...]:
-    """Parse sizes for ``bucket_cap_mb``; ``default``, for PyTorch's size, is None. Raises ``InvalidInputError``.
+def parse_cap(text: str) -> float | None:
+    """Parse a size for ``bucket_cap_mb``; ``default``, for PyTorch's size, is None. Raises ``InvalidInputError``.
 
-    >>> parse_caps("default, 0.5, 25")
-    (None, 0.5, 25.0)
+    >>> parse_cap("default"), parse_cap("0.5")
+    (None, 0.5)
     """
-    parts = [part.strip() for part in text.split(",")]
-    for part in parts:
-        is_cap = part == "default"
-        with suppress(ValueError):
-            is_cap = is_cap or 0 < float(part) <= _LARGEST_CAP
-        if not is_cap:
-            raise InvalidInputError(
-                f"{part!r} in {text!r} is not a bucket size in MiB; write for example default,1,5,25"
-            )
-    return tuple(dict.fromkeys(None if part == "default" else float(part) for part in parts))
+    if text == "default":
+        return None
+    with suppress(ValueError):
+        if 0 < (cap := float(text)) <= _LARGEST_CAP:
+            return cap
+    raise InvalidInputError(f"{shown(text)} is not a bucket size in MiB; write for example default,1,5,25")
 
 
 def _measured(
@@ -95,7 +92,7 @@ def _measured(
 )
 @options.option(
     "bucket-cap-mb",
-    parameters.Text("MIB,...", parse_caps),
+    parameters.Text("MIB,...", parameters.listed(parse_cap)),
     "Bucket sizes of DistributedDataParallel to compare, interleaved, such as default,1,25.",
     "default",
     "bucket_caps",

@@ -30,10 +30,8 @@ def parse_configuration(text: str) -> Configuration:
     return Configuration(parts, time_s=0.0, workspace_bytes=0)
 
 
-def _error_bounds(text: str) -> tuple[float, ...]:
-    """Parse error bounds of algorithms. Raises ``InvalidInputError`` for other text."""
-    numbers = [from_text("max_relative_error", part) for part in text.split(",")]
-    return tuple(Config(max_relative_error=number).error_bound("float32") for number in dict.fromkeys(numbers))
+def _error_bound(text: str) -> float:
+    return Config(max_relative_error=from_text("max_relative_error", text)).error_bound("float32")
 
 
 @click.command(cls=FileCommand)
@@ -48,7 +46,7 @@ def _error_bounds(text: str) -> tuple[float, ...]:
 )
 @options.option(
     "max-relative-error",
-    parameters.Text("NUMBER,...", _error_bounds),
+    parameters.Text("NUMBER,...", parameters.listed(_error_bound)),
     "Of a step: exclude algorithms with a larger error; several bounds are compared. Default: as mucudnn tune.",
     variable="error_bounds",
 )

@@ -137,16 +137,19 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
-def parse_sizes(text: str, word: str = "none") -> tuple[int | None, ...]:
-    """Parse distinct workspace limits or budgets. Raises ``InvalidInputError`` for other text.
+def listed(parse: Callable[[str], object]) -> Callable[[str], tuple[Any, ...]]:
+    """Return a function that parses the distinct values of a text with commas, each by ``parse``.
 
-    word: for no limit or budget, which ``none`` always is.
-
-    >>> parse_sizes("8MiB, none"), parse_sizes("off", "off")
-    ((8388608, None), (None,))
+    >>> listed(int)("2, 1,2")
+    (2, 1)
     """
+    return lambda text: tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
+
+
+def sizes(word: str) -> Text:
+    """Return the parameter type of distinct sizes, or of no bound, for which ``word`` and ``none`` stand."""
     size = or_word(lambda part, _: parse_bytes(part), word, "none")
-    return tuple(dict.fromkeys(size(part.strip(), "size") for part in text.split(",")))
+    return Text("SIZE,...", listed(lambda part: size(part, "size")))
 
 
 def parse_device(text: str) -> str:
