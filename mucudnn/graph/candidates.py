@@ -16,8 +16,8 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Measurement, MicroConfig, Task
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.graph.choices import CostedGraph, Variants, each_by_itself, solver_graph
 from mucudnn.graph.convolution import Convolution, convolutions_of
+from mucudnn.graph.costed import CostedGraph, Variants, each_by_itself, solver_graph
 from mucudnn.graph.costs import (
     CALL_S,
     Seconds,
@@ -130,12 +130,12 @@ def tuned_problems(
     # The algorithms with the smallest filters, which tuning drops where others are faster
     for index, convolution in convolutions.items():
         task = task_of[convolution.problem]
-        leanest = _leanest(captured, index, tuned[task], names, timings)
-        tuned[task] = replace(tuned[task], measurements=(*tuned[task].measurements, *leanest))
+        smallest = _with_smallest_filters(captured, index, tuned[task], names, timings)
+        tuned[task] = replace(tuned[task], measurements=(*tuned[task].measurements, *smallest))
     return {index: tuned[task_of[convolution.problem]] for index, convolution in convolutions.items()}
 
 
-def _leanest(
+def _with_smallest_filters(
     captured: Captured, index: int, tuned: TunedProblem, names: Sequence[str], timings: Timings
 ) -> list[Measurement]:
     """Measure the algorithms with the smallest prepared filters that have no measurements.
@@ -232,8 +232,9 @@ def _tuned_choices(convolution: Convolution, tuned: TunedProblem) -> list[Choice
 def with_kept_filters(choices: Choices, budget: int | None) -> tuple[Choices, frozenset[int]]:
     """Keep prepared filters between calls where they save the most time for each byte of the cache budget.
 
-    Returns the choices without those whose filters have no room, and the convolutions whose filters are kept. They may
-    have other algorithms where they are computed again than the first time, and all of their filters are kept.
+    Returns the choices without those whose filters have no room, and the convolutions whose filters are kept. Where a
+    convolution is computed again, another of its algorithms may run than the first time: there is room for the filters
+    of all algorithms that are left.
     """
     left: float = inf if budget is None else budget
     savings = []
@@ -268,7 +269,7 @@ def _timed_in_place(
     Returns what is given where calls are long.
     """
     convolutions = convolutions_of(captured.operators)
-    fastest = {index: _fastest(offered, is_kept=index in kept) for index, offered in choices.items()}
+    fastest = {index: _fastest_and_smallest(offered, is_kept=index in kept) for index, offered in choices.items()}
     call_s = sum(offered[0].call_s(is_kept=index in kept) for index, offered in fastest.items() if offered)
     if call_s > _LONGEST_IN_PLACE_S:
         return choices
@@ -337,7 +338,7 @@ def _seconds_in_calls(
     }
 
 
-def _fastest(offered: Sequence[Choice], *, is_kept: bool) -> list[Choice]:
+def _fastest_and_smallest(offered: Sequence[Choice], *, is_kept: bool) -> list[Choice]:
     """Return the fastest of our algorithms, and the one with the smallest buffers."""
     ours = [choice for choice in offered if choice.algorithm is not None]
     ours.sort(key=lambda choice: (choice.call_s(is_kept=is_kept), named(choice.algorithm)))
@@ -363,7 +364,7 @@ def costed_graph(captured: Captured, choices: Choices, kept: frozenset[int], tim
     for index, convolution in convolutions_of(captured.operators).items():
         torchs, is_kept = operator_costs(captured, index, timings, known), index in kept
         in_bands = partial(_band_costs, captured, index, timings)
-        fastest = _fastest(choices.get(index, ()), is_kept=is_kept)
+        fastest = _fastest_and_smallest(choices.get(index, ()), is_kept=is_kept)
         torchs_in_place = (choice.seconds for choice in choices.get(index, ()) if choice.algorithm is None)
         torchs_s = next(torchs_in_place, torchs.seconds(captured.samples * convolution.rows))
         variants = _variants(convolution, fastest, in_bands, torchs, torchs_s, is_kept=is_kept)

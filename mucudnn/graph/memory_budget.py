@@ -21,8 +21,8 @@ from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds, grouped
 from mucudnn.graph.candidates import candidates, costed_graph, refined, tuned_problems
 from mucudnn.graph.capture import NotCapturedError, capture
-from mucudnn.graph.choices import CostedGraph, each_by_itself
 from mucudnn.graph.convolution import convolutions_of
+from mucudnn.graph.costed import CostedGraph, each_by_itself
 from mucudnn.graph.costs import Timings, digest, schedule_key
 from mucudnn.graph.guards import correct_strides
 from mucudnn.graph.least import ARENA_SHARE, FAST_ENOUGH, counted, least_schedule
@@ -189,7 +189,7 @@ def _banded(model: nn.Module, sample_inputs: Sequence[Any], config: Config, prog
 def fit(model: nn.Module, arguments: tuple[Any, ...], config: Config, progress: Progress) -> Fitted:
     """Return the fastest way to run a model within the budget, for arguments of one shape.
 
-    After the time limit, what is not known is estimated, and the first plan that fits is compared with the model alone.
+    After the time limit, what is not known is estimated, and only the first plan that fits is run, beside the model.
 
     Raises ``NotCapturedError`` if the model has no graph, and ``InfeasibleError`` with the smallest budget that would
     do.
@@ -215,7 +215,7 @@ def fit(model: nn.Module, arguments: tuple[Any, ...], config: Config, progress: 
         if config.confirm is not False and runs_whole:
             model_run = _ModelRun.of(partial(model, *arguments), captured.device.type)
             correct_strides(captured.memories, model_run.output)
-        contenders = _contenders(planned, budget, arguments, model_run)
+        contenders = _contenders(planned, budget, arguments, model_run, most=_CONTENDERS if timings.left_s > 0 else 1)
         contenders += _refined(contenders, budget, arguments, model_run, timings)
         if not contenders and least is not None:
             _compare(least, arguments, model_run)
@@ -225,7 +225,7 @@ def fit(model: nn.Module, arguments: tuple[Any, ...], config: Config, progress: 
 
         # The choice: calls in turns, beside the model itself if it was run
         progress("running the model", 1.0)
-        schedule, run = _fastest(model, contenders, arguments, model_run, timings)
+        schedule, run = _race(model, contenders, arguments, model_run, timings)
     schedule.settle(inf if budget is None else budget)
     front = undominated((plan.memory_bytes, plan.time_s, plan) for _, plan in planned[1:])
     convolutions = convolutions_of(captured.operators)
@@ -268,7 +268,8 @@ def _captured(
 def _plans(costed: CostedGraph, budget: int | None) -> list[_Planned]:
     """Return plans, each with the graph that it runs: first each operator by itself, then from the fastest predicted.
 
-    With a budget, results may be recomputed, for which the graph's operators are in another order.
+    What the first needs is not predicted: it has the bytes and seconds of the fastest one. With a budget, results may
+    be recomputed, for which the graph's operators are in another order.
     """
     planned = [(costed, plan) for plan in plans(costed.graph)]
     fastest = planned[-1][1]
@@ -304,25 +305,34 @@ class _ModelRun:
 
 
 def _contenders(
-    planned: Sequence[_Planned], budget: int | None, arguments: tuple[Any, ...], model_run: _ModelRun | None
+    planned: Sequence[_Planned],
+    budget: int | None,
+    arguments: tuple[Any, ...],
+    model_run: _ModelRun | None,
+    *,
+    most: int = _CONTENDERS,
 ) -> list[Schedule]:
     """Return the schedules to run whole: the fastest predicted within the budget, and others that may be faster.
 
-    Those that do not give the model's output are left out. Raises ``NotCapturedError`` if none is left then.
+    Those that do not give the model's output are left out. Raises ``NotCapturedError`` if none is left then, unless
+    there is a budget, for which there is the schedule with the fewest bytes.
+
+    planned: as returned by ``_plans``.
+    most: how many are wanted.
     """
-    most = inf if budget is None else 2 * budget  # predictions are not exact
+    most_bytes = inf if budget is None else 2 * budget  # predictions are not exact
     ready: list[Schedule] = []
     failure: NotCapturedError | None = None
-    for costed, plan in planned:
-        if plan.memory_bytes > most:
+    for number, (costed, plan) in enumerate(planned):
+        if plan.memory_bytes > most_bytes:
             continue
-        if ready and (plan.time_s > ready[0].plan.time_s * _NEAR or len(ready) == _CONTENDERS):
+        if len(ready) == most or (ready and plan.time_s > ready[0].plan.time_s * _NEAR):
             break
         limit_bytes = inf if budget is None or plan.memory_bytes > budget else budget
         schedule = Schedule(costed, plan, limit_bytes=limit_bytes)
         if budget is not None and schedule.needed_bytes > budget:
-            if limit_bytes == budget:  # the integer program failed, and would for a plan that needs as much
-                most = plan.memory_bytes * 0.98
+            if number and limit_bytes == budget:  # the integer program failed, and would for a plan that needs as much
+                most_bytes = plan.memory_bytes * 0.98
             continue
         if any(_are_alike(schedule, other) for other in ready):
             continue
@@ -333,7 +343,7 @@ def _contenders(
             continue
         if budget is None or schedule.needed_bytes <= budget:
             ready.append(schedule)
-    if failure is not None and not ready:
+    if failure is not None and not ready and budget is None:
         raise failure
     return ready
 
@@ -361,7 +371,7 @@ def _refined(
     return [faster] if faster.needed_bytes <= limit_bytes else []
 
 
-def _fastest(
+def _race(
     model: nn.Module,
     contenders: Sequence[Schedule],
     arguments: tuple[Any, ...],

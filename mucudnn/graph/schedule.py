@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mucudnn.core.errors import say_once
 from mucudnn.core.values import format_bytes
 from mucudnn.graph.capture import flattened
-from mucudnn.graph.choices import CostedGraph
 from mucudnn.graph.convolution import Convolution, convolutions_of
+from mucudnn.graph.costed import CostedGraph
 from mucudnn.graph.guards import unshared
 from mucudnn.graph.operators import Barrier, Moments, Ref
 from mucudnn.graph.program import Frame, Program, record

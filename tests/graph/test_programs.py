@@ -21,8 +21,8 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import Operation
 from mucudnn.graph import program, steps
 from mucudnn.graph.capture import capture
-from mucudnn.graph.choices import CostedGraph, each_by_itself, solver_graph
 from mucudnn.graph.convolution import Convolution
+from mucudnn.graph.costed import CostedGraph, each_by_itself, solver_graph
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.operators import Barrier, Operator
 from mucudnn.graph.schedule import Schedule

@@ -24,8 +24,8 @@ from mucudnn.graph import schedule as schedules
 from mucudnn.graph import steps
 from mucudnn.graph.candidates import runs_bands
 from mucudnn.graph.capture import capture
-from mucudnn.graph.choices import CostedGraph, solver_graph
 from mucudnn.graph.convolution import Convolution, convolutions_of
+from mucudnn.graph.costed import CostedGraph, solver_graph
 from mucudnn.graph.costs import every_cost
 from mucudnn.graph.guards import Guards, correct_strides
 from mucudnn.graph.model import Graphs, banded, signature_of

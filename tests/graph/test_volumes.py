@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mucudnn.graph.capture import NotCapturedError, capture
-from mucudnn.graph.choices import CostedGraph, solver_graph
 from mucudnn.graph.convolution import Convolution
+from mucudnn.graph.costed import CostedGraph, solver_graph
 from mucudnn.graph.moves import DepthToSpace, Shuffle
 from mucudnn.graph.operators import Barrier, Captured
 from mucudnn.graph.schedule import Schedule

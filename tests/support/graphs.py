@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from mucudnn.graph.capture import capture
-from mucudnn.graph.choices import CostedGraph, each_by_itself, solver_graph
+from mucudnn.graph.costed import CostedGraph, each_by_itself, solver_graph
 from mucudnn.graph.model import BandedModel, Graphs, banded, signature_of
 from mucudnn.graph.schedule import Schedule
 
