@@ -189,7 +189,8 @@ class _Tiling:
 
     def irfft2(self, spectrum: Tensor) -> Tensor:
         """Transform spectra (..., frequencies) back to windows."""
-        return torch.fft.irfft2(torch.unflatten(spectrum, -1, (self.lengths[0], -1)), s=self.lengths)
+        windows: Tensor = torch.fft.irfft2(torch.unflatten(spectrum, -1, (self.lengths[0], -1)), s=self.lengths)
+        return windows
 
     def transform(
         self, images: Tensor, spectrum: Tensor, padded: Tensor, window: Pair, before: Sizes, *, conjugate: bool = False
