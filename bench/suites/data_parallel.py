@@ -198,12 +198,12 @@ class _Together:
         self._samples_s: list[float] = []
         for _ in range(wire.first_steps):
             self._step()
-        self._compared = [are_equal(self._model)]
+        self._compared = [compare_ranks(self._model)]
 
     def sample(self) -> None:
         dist.barrier()
         self._samples_s.append(self._clock.time(self._step, self._steps) / self._steps)
-        self._compared.append(are_equal(self._model))
+        self._compared.append(compare_ranks(self._model))
 
     def row(self, setting: RanksSetting, alone: dict[str, float]) -> Row:
         """Return the result row of a setting.
@@ -234,7 +234,7 @@ def _slowest_s(samples_s: Sequence[float]) -> list[float]:
     return [max(ranks_s) for ranks_s in zip(*gathered(samples_s), strict=True)]
 
 
-def are_equal(model: nn.Module) -> bool:
+def compare_ranks(model: nn.Module) -> bool:
     """Return whether a model's parameters are equal on all ranks of the default process group.
 
     Every rank must call this function.

@@ -47,7 +47,7 @@ class CudaWinograd(WinogradAlgorithm):
     device_type = "cuda"
 
     def supports(self, problem: ConvProblem) -> str | None:
-        return WinogradAlgorithm.supports(self, problem) or self.launcher.why_not()
+        return WinogradAlgorithm.supports(self, problem) or self.launcher.probe()
 
     def workspace(self, problem: ConvProblem, micro_batch_size: int) -> Workspace:
         tiles = self._tile_parts(problem, tiling(self.m, problem, micro_batch_size))

@@ -28,9 +28,9 @@ class LaunchError(MucudnnError, RuntimeError):
 class CupyLauncher:
     """A compiler and launcher of CUDA C++ functions."""
 
-    def why_not(self) -> str | None:
+    def probe(self) -> str | None:
         """Return why this process cannot compile or launch CUDA C++, None if it can. The result is cached."""
-        return _why_not()
+        return _probe()
 
     def launch(
         self,
@@ -65,7 +65,7 @@ class CupyLauncher:
 
 def compiler_name() -> str:
     """Return the name of the compiler of mucudnn's CUDA C++, such as ``CuPy 14.2.0``; ``torch`` if there is none."""
-    if _why_not() is not None:
+    if _probe() is not None:
         return "torch"
     import cupy
 
@@ -83,7 +83,7 @@ def cuda_of_torch() -> int | None:
 
 
 @cache
-def _why_not() -> str | None:
+def _probe() -> str | None:
     """Return why CuPy cannot compile and load CUDA C++ for the current device, None if it can."""
     try:
         import cupy  # noqa: F401

@@ -106,7 +106,7 @@ def _traced(
                 exported = torch.export.export(model, arguments, strict=False).run_decompositions({})
             with undisturbed(model):  # torch.export has put back some attributes
                 memories = memories_of_results(model, arguments, guards.tensors)
-                why = guards.why_not()
+                why = guards.check()
     except Exception as error:  # the model may raise anything
         raise_interruption(error)
         raise NotCapturedError(f"torch.export cannot trace it: {type(error).__name__}: {first_line(error)}") from error

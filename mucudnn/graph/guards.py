@@ -113,7 +113,7 @@ class Guards:
                     scalars.append((container, key, value))
         return scalars
 
-    def why_not(self) -> str | None:
+    def check(self) -> str | None:
         """Return what is not as it was, as a sentence; None if no change was found."""
         self._turn += 1
         changed = self._tensors.changed(self._turn)

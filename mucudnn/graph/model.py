@@ -145,7 +145,7 @@ class Graphs:
             return None, "gradients are recorded; call it in torch.no_grad()"
         if self._guards is None:
             return None, "it was copied after it had changed; optimize it again"
-        why = self._guards.why_not()
+        why = self._guards.check()
         if why is not None:
             return None, f"{why}; {'put it back' if why.endswith('has been replaced') else 'optimize it again'}"
         if schedule.captured.kept and not has_kept(schedule.captured.kept):  # the model makes it now
@@ -166,7 +166,7 @@ class Graphs:
             "model": self.model,
             "schedules": self.schedules,
             "findings": self.findings,
-            "are_valid": self._guards is not None and self._guards.why_not() is None,
+            "are_valid": self._guards is not None and self._guards.check() is None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -173,7 +173,7 @@ def confirm_model(
     try:
         with team.propagate_errors():
             has_hooks = any(p._post_accumulate_grad_hooks or p._backward_hooks for p in model.parameters())
-            outcome: Confirmation | str | None = _why_not(model, modules, config, team, step, has_hooks=has_hooks)
+            outcome: Confirmation | str | None = _agreed_reason(model, modules, config, team, step, has_hooks=has_hooks)
             if outcome is None:
                 progress("confirming in the model's own step", 1.0)
                 steps = ModelSteps(
@@ -209,7 +209,7 @@ def confirm_model(
     return confirmation
 
 
-def _why_not(
+def _agreed_reason(
     model: nn.Module,
     modules: Mapping[str, TunedModule],
     config: Config,

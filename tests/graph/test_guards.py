@@ -249,11 +249,11 @@ def test_arrays_of_every_kind_are_watched(language: str) -> None:
         model = nn.ReLU()
         model.table = view(memory)
         watching = Guards(model)
-        assert watching.why_not() is None, name
+        assert watching.check() is None, name
         assert not watching.unguarded
         if name != "empty":
             memory.view(np.uint8)[:] += 1
-            assert watching.why_not() == "the values of table have changed", name
+            assert watching.check() == "the values of table have changed", name
     model.table = np.array([None])
     assert Guards(model).unguarded == ["table"]
 
@@ -338,13 +338,13 @@ def test_a_single_number_is_noticed_soon(language: str) -> None:
     for place in (0, layer.weight.numel() - 1):
         noted = Guards(layer)
         layer.weight.data.view(-1)[place] += 1
-        found = [noted.why_not() for _ in range(guards._PARTS)]
+        found = [noted.check() for _ in range(guards._PARTS)]
         first = next(number for number, why in enumerate(found) if why)
         assert found[first:] == ["the values of weight have changed"] * (len(found) - first)
         layer.weight.data.view(-1)[place] -= 1
     noted = Guards(layer)
     layer.weight.view(-1)[12_345] += 1
-    assert noted.why_not(), "a write that torch counts is noticed at once"
+    assert noted.check(), "a write that torch counts is noticed at once"
 
 
 @torch.no_grad()

@@ -347,4 +347,4 @@ def test_all_changes_are_noticed() -> None:
         noted = Guards(model)
         with torch.no_grad():
             change(model, Random(3))
-        assert noted.why_not() is not None, name
+        assert noted.check() is not None, name

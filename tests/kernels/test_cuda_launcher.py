@@ -18,7 +18,7 @@ from mucudnn.kernels.winograd.cupy_launcher import CupyLauncher, LaunchError
 
 SOURCE = 'extern "C" __global__ void add(float* a, Sizes sizes) {}'
 STREAM = SimpleNamespace(cuda_stream=77)
-CACHED = (cupy_launcher._why_not, cupy_launcher._module, cupy_launcher._function, cupy_launcher._stream)
+CACHED = (cupy_launcher._probe, cupy_launcher._module, cupy_launcher._function, cupy_launcher._stream)
 
 
 class FakeCompileError(Exception):
@@ -114,12 +114,12 @@ def test_without_cupy_the_reason_says_what_to_install_beside_this_torch(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert CupyLauncher().why_not() == f"CuPy is not installed: pip install cupy-cuda{major}x"
+    assert CupyLauncher().probe() == f"CuPy is not installed: pip install cupy-cuda{major}x"
 
 
 def test_a_cupy_that_does_not_work_is_said_once(cupy: FakeCupy) -> None:
     cupy.failure = RuntimeError("\n====\nFailed to find CUDA headers.\nPlease install them")
     reason = "CuPy does not work here: RuntimeError: Failed to find CUDA headers."
     with pytest.warns(UserWarning, match="without its own CUDA functions: " + reason) as warned:
-        assert CupyLauncher().why_not() == CupyLauncher().why_not() == reason
+        assert CupyLauncher().probe() == CupyLauncher().probe() == reason
     assert len(warned) == 1

@@ -21,7 +21,7 @@ from mucudnn.bench.results.variants import Communication, Variant
 from mucudnn.bench.results.writing import Row
 from mucudnn.bench.sources.trainee import mean_square
 from mucudnn.bench.suites import data_parallel
-from mucudnn.bench.suites.data_parallel import RanksSetting, Wire, are_equal, digest, levels
+from mucudnn.bench.suites.data_parallel import RanksSetting, Wire, compare_ranks, digest, levels
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.distributed import gathered
@@ -38,7 +38,7 @@ def parting(model: nn.Module) -> bool:
     if dist.get_rank() == 1:
         with torch.no_grad():
             next(model.parameters()).view(-1)[0] += 1e-6
-    return are_equal(model)
+    return compare_ranks(model)
 
 
 def net(clock: TickingClock) -> nn.Module:
@@ -61,7 +61,7 @@ def measured(rank: int, database: Path) -> dict[str, list[Row]]:
     with patch.object(whole_runs, "prover", lambda: None):  # each rank would start one
         with patch.object(data_parallel, "fp16_compress_hook", fp16_compress_hook):
             found = {communication.value: steps(communication, clock, database) for communication in sent}
-        with patch.object(data_parallel, "are_equal", parting):
+        with patch.object(data_parallel, "compare_ranks", parting):
             return {**found, PARTING: steps(Communication.ALLREDUCE, clock, database)}
 
 

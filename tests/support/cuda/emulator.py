@@ -82,7 +82,7 @@ class EmulatedLauncher:
 
     launched: list[str] = field(default_factory=list)
 
-    def why_not(self) -> str | None:
+    def probe(self) -> str | None:
         return None
 
     def launch(
