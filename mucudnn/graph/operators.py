@@ -298,6 +298,14 @@ def for_channels(values: Tensor, x: Tensor) -> Tensor:
     return values.view(-1, values.shape[-1], *(1,) * (x.dim() - 2))
 
 
+def _with_strides_of(out: Tensor, x: Tensor) -> Tensor:
+    """Return x as a view with the strides of another tensor, apart from the samples', if it has its elements so."""
+    dims = range(1, out.dim())
+    if x.shape[1:] != out.shape[1:] or any(x.shape[i] > 1 and x.stride(i) != out.stride(i) for i in dims):
+        return x
+    return x.as_strided(x.shape, (x.stride(0), *out.stride()[1:]))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Local(Called):
     """An operator whose results depend on the same row of the same sample only, such as an addition or SiLU."""
@@ -318,6 +326,7 @@ class Local(Called):
         return value[band.samples] if has_samples else value
 
     def compute(self, band: Band) -> None:
+        band = replace(band, xs=[_with_strides_of(band.out, x) for x in band.xs])
         args, kwargs = self.with_each(lambda value: self._cut(value, band))
         into, strides = _out_of(self.target), band.out.stride()[1:]
         if into is not None and all(x.stride()[1:] == strides for x in band.xs):  # torch's gelu needs equal ones

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,9 +25,10 @@ from mucudnn.graph.capture import capture
 from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.costed import CostedGraph, each_by_itself, solver_graph
 from mucudnn.graph.model import BandedModel
-from mucudnn.graph.operators import Barrier, Operator
+from mucudnn.graph.operators import Band, Barrier, Local, Operator
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import ProgramStep, loaded_build
+from mucudnn.kernels.memory import peak_allocated_bytes
 
 pytestmark = pytest.mark.skipif(bool(loaded_build().why_not_compiled), reason="there is no C++ build")
 
@@ -241,6 +243,20 @@ def test_fuse_makes_a_graph(tmp_path: Path) -> None:
         with pytest.warns(RuntimeWarning, match="the values of 0.weight have changed"):
             assert torch.equal(fused(x), model(x))
         assert not torch.equal(fused(x), before)
+
+
+@torch.no_grad()
+def test_strides_of_single_channels_cost_no_copy() -> None:
+    """An image of one channel has the same elements in both formats: torch writes the result where it belongs."""
+    conv, x, allocated = nn.Conv2d(1, 1, 3, padding=1), torch.randn(1, 1, 64, 64), []
+    model, compute = Calls(lambda x: x - conv(x), conv), Local.compute
+
+    def measured(self: Local, band: Band) -> None:
+        allocated.append(peak_allocated_bytes(lambda: compute(self, band)))
+
+    with mock.patch.object(Local, "compute", measured):
+        torch.testing.assert_close(schedule_of(model, x).run((x,)), model(x))
+    assert allocated == [0]
 
 
 def test_what_cannot_run_as_a_graph_is_tuned_with_a_warning(tmp_path: Path) -> None:
