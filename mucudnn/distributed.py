@@ -6,11 +6,12 @@ The folder ``tuning`` decides what is measured and chosen; torch.distributed sen
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from itertools import chain
 from traceback import clear_frames
 from typing import Any, Self, TypeVar, cast
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from mucudnn.core.errors import InvalidInputError, SharingError, first_line
+from mucudnn.core.tables import listed
 from mucudnn.core.team import ALONE, Team
 from mucudnn.core.values import grouped, shown
 
@@ -46,8 +48,10 @@ def deal(costs: Sequence[float], ranks: int) -> list[int]:
     """Deal pieces of work to ranks, and return the rank (from 0) of each piece.
 
     Pieces are dealt in descending order of cost, each to the least loaded rank, or the one with the fewest pieces among
-    equal loads. costs: cost of each piece, in any unit. The last rank ends at most 4/3 - 1/(3 ranks) times as late as
-    in the best schedule (Graham, 1969). The result is deterministic.
+    equal loads. The last rank ends at most 4/3 - 1/(3 ranks) times as late as in the best schedule (Graham, 1969). The
+    result is deterministic.
+
+    costs: cost of each piece, in any unit.
 
     >>> deal([1, 5, 3, 3], ranks=2)
     [0, 0, 1, 1]
@@ -89,12 +93,12 @@ class Ranks(Team):
 
         Raises ``SharingError``, naming ranks and values, if settings that must be equal differ.
         """
-        every = [Fingerprint.from_plain(plain) for plain in self.gather(asdict(fingerprint))]
-        require_alike(every, _TUNE_APART)
-        by_kind = kinds(every)
+        fingerprints = [Fingerprint.from_plain(plain) for plain in self.gather(asdict(fingerprint))]
+        require_alike(fingerprints, _TUNE_APART)
+        by_kind = kinds(fingerprints)
         self._kinds, self._mates = [*by_kind.values()], by_kind[fingerprint.kind]
         self.is_first = self._mates[0] == self.rank
-        places = [one.place for one in every]
+        places = [rank_fingerprint.place for rank_fingerprint in fingerprints]
         self.is_writer = places.index(fingerprint.place) == self.rank
 
     def own(self, costs: Sequence[float]) -> list[int]:
@@ -122,11 +126,11 @@ class Ranks(Team):
 
         Raises ``SharingError`` on every rank, with the first difference, if they differ.
         """
-        every = self.gather(choices)
+        by_number = self.gather(choices)
         self._is_over = True
         for ranks in self._kinds:
-            for name in dict.fromkeys(name for rank in ranks for name in every[rank]):
-                values = {rank: every[rank].get(name, "nothing") for rank in ranks}
+            for name in dict.fromkeys(name for rank in ranks for name in by_number[rank]):
+                values = {rank: by_number[rank].get(name, "nothing") for rank in ranks}
                 if len({*values.values()}) > 1:
                     raise SharingError(f"the ranks chose differently: {name}: {by_rank(values)}; please report this")
 
@@ -143,9 +147,9 @@ class Ranks(Team):
         failures = {rank: why for rank, (_, why) in enumerate(said) if why is not None}
         if failures:
             self._is_over = True
-            each = "; ".join(f"rank {rank}: {why}" for rank, why in failures.items())
+            reasons = "; ".join(f"rank {rank}: {why}" for rank, why in failures.items())
             raise SharingError(
-                f"tuning failed on another rank and was stopped on all: {each}. Measurements so far are stored",
+                f"tuning failed on another rank and was stopped on all: {reasons}. Measurements so far are stored",
                 failures,
             )
         return [cast(T, message) for message, _ in said]
@@ -166,18 +170,18 @@ class Ranks(Team):
             raise
 
     def again(self) -> Self:
-        other = copy(self)
-        other._is_over = False
-        return other
+        team = copy(self)
+        team._is_over = False
+        return team
 
     def _gather(self, said: tuple[Any, str | None]) -> list[tuple[Any, str | None]]:
         self._meet()
-        every: list[Any] = [None] * self.size
+        messages: list[Any] = [None] * self.size
         try:
-            dist.all_gather_object(every, said, group=self._group)
+            dist.all_gather_object(messages, said, group=self._group)
         except RuntimeError as error:
             raise SharingError(f"a rank ended while the ranks exchanged messages: {first_line(error)}") from error
-        return every
+        return messages
 
     def _meet(self) -> None:
         """Wait until all ranks have called this; rank 0 waits for all others and tells them which ranks are missing.
@@ -188,7 +192,7 @@ class Ranks(Team):
             greetings = torch.empty(self.size, 1, dtype=torch.uint8)  # kept alive for asynchronous writes
             waiting = [self._receive(rank, greetings[rank]) for rank in range(1, self.size)]
             timeout = _timeout(self._group)
-            fates = [_HERE, *(_fate(one, timeout) for one in waiting)]
+            fates = [_HERE, *(_fate(greeting, timeout) for greeting in waiting)]
             verdict = torch.tensor(fates, dtype=torch.uint8)
             for rank in (rank for rank, fate in enumerate(fates) if rank and fate == _HERE):
                 with suppress(RuntimeError):  # the next exchange detects a lost rank
@@ -203,11 +207,11 @@ class Ranks(Team):
             verdict[0] = fate
         missing = [(rank, _IN_WORDS[fate]) for rank, fate in enumerate(verdict.tolist()) if fate != _HERE]
         if missing:
-            each = "; ".join(f"rank {rank} {why}" for rank, why in missing)
+            reasons = "; ".join(f"rank {rank} {why}" for rank, why in missing)
             hint = " (if it was waiting for another rank, its own message names that one)" if missing[0][0] == 0 else ""
             raise SharingError(
-                f"{each}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: start "
-                f"again to continue. All ranks must tune the same model; {_TUNE_APART}"
+                f"{reasons}{hint}: the other ranks waited for it to tune together. Measurements so far are stored: "
+                f"start again to continue. All ranks must tune the same model; {_TUNE_APART}"
             )
 
     def _receive(self, rank: int, into: torch.Tensor) -> dist.Work | RuntimeError:
@@ -276,9 +280,11 @@ _gloo_groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
 class Fingerprint:
     """Description of a rank, sent as plain text so that other versions of mucudnn can read it.
 
-    kind: kind of the rank's device; ranks of one kind share measurements. place: the rank's host and database file.
-    everywhere: settings that must be equal on all ranks, by name. in_kind: settings that must be equal on ranks of one
-    kind. convolutions: the convolutions to tune, also equal on ranks of one kind.
+    kind: kind of the rank's device; ranks of one kind share measurements.
+    place: the rank's host and database file.
+    everywhere: settings that must be equal on all ranks, by name.
+    in_kind: settings that must be equal on ranks of one kind.
+    convolutions: the convolutions to tune, also equal on ranks of one kind.
     """
 
     kind: str = ""
@@ -293,7 +299,7 @@ class Fingerprint:
 
         Fields that another version of mucudnn does not send get defaults, and unknown fields are ignored.
         """
-        return cls(**{one.name: plain[one.name] for one in fields(cls) if one.name in plain})
+        return cls(**{name: plain[name] for name in cls.__slots__ if name in plain})
 
 
 def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
@@ -303,35 +309,43 @@ def kinds(fingerprints: Sequence[Fingerprint]) -> dict[str, list[int]]:
 
 def require_alike(fingerprints: Sequence[Fingerprint], remedy: str) -> None:
     """Raise ``SharingError`` with the settings that wrongly differ, the ranks of each value, and a remedy."""
-    every = dict(enumerate(fingerprints))
-    found = _differing(every, lambda fingerprint: fingerprint.everywhere)
+    differences = _differing({rank: fingerprint.everywhere for rank, fingerprint in enumerate(fingerprints)})
     for ranks in kinds(fingerprints).values():
-        of_kind = {rank: fingerprints[rank] for rank in ranks}
-        different = _differing(of_kind, lambda fingerprint: fingerprint.in_kind)
-        found += different or _other_convolutions(of_kind)
-    if found:
-        raise SharingError(f"ranks that tune together must be alike: {'; '.join(found)}. Start them alike; {remedy}")
+        in_kind = _differing({rank: fingerprints[rank].in_kind for rank in ranks})
+        differences += in_kind or _other_convolutions({rank: fingerprints[rank].convolutions for rank in ranks})
+    if differences:
+        raise SharingError(
+            f"ranks that tune together must be alike: {'; '.join(differences)}. Start them alike; {remedy}"
+        )
 
 
-def _differing(fingerprints: Mapping[int, Fingerprint], part: Callable[[Fingerprint], Mapping[str, str]]) -> list[str]:
-    names = dict.fromkeys(name for fingerprint in fingerprints.values() for name in part(fingerprint))
-    values = {name: {rank: part(one).get(name, "unknown") for rank, one in fingerprints.items()} for name in names}
-    return [f"{name} is {by_rank(of)}" for name, of in values.items() if len({*of.values()}) > 1]
+def _differing(settings: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """Return a text for each setting that differs.
+
+    settings: by rank, the values by name.
+    """
+    differences = []
+    for name in dict.fromkeys(chain.from_iterable(settings.values())):
+        values = {rank: values_by_name.get(name, "unknown") for rank, values_by_name in settings.items()}
+        if len({*values.values()}) > 1:
+            differences.append(f"{name} is {by_rank(values)}")
+    return differences
 
 
-def _other_convolutions(fingerprints: Mapping[int, Fingerprint]) -> list[str]:
+def _other_convolutions(convolutions: Mapping[int, Sequence[str]]) -> list[str]:
     """Compare each rank's convolutions with the first rank's; list some that only one of the two tunes."""
-    (first, own), *others = fingerprints.items()
-    for rank, other in others:
-        here, there = (frozenset(one.convolutions) for one in (own, other))
-        if here != there:
-            only = {first: sorted(here - there), rank: sorted(there - here)}
-            each = []
-            for one, names in only.items():
-                more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-                each += [f"{', '.join(map(shown, names[:_MOST_SHOWN]))}{more} on rank {one} only"] if names else []
-            return [f"the convolutions differ: {', '.join(each)}"]
-        if own.convolutions != other.convolutions:
+    first, *_ = convolutions
+    expected = convolutions[first]
+    for rank, names in convolutions.items():
+        only = {first: sorted({*expected} - {*names}), rank: sorted({*names} - {*expected})}
+        lists = [
+            f"{listed([*map(shown, alone)], _MOST_SHOWN)} on rank {number} only"
+            for number, alone in only.items()
+            if alone
+        ]
+        if lists:
+            return [f"the convolutions differ: {', '.join(lists)}"]
+        if names != expected:
             return [f"the convolutions come in another order on rank {rank} than on rank {first}"]
     return []
 
@@ -344,7 +358,7 @@ def by_rank(values: Mapping[int, str]) -> str:
     """
     ranks = grouped((value, rank) for rank, value in values.items())
     few_first = sorted(ranks.items(), key=lambda item: (len(item[1]), item[1]))
-    named = [f"{value[:_LONGEST]} on {ranks_in_words(of)}" for value, of in few_first]
+    named = [f"{value[:_LONGEST]} on {ranks_in_words(numbers)}" for value, numbers in few_first]
     return ", ".join([*named[:_MOST_SHOWN], *(["others elsewhere"] if len(named) > _MOST_SHOWN else [])])
 
 
@@ -354,8 +368,8 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     >>> ranks_in_words([2]), ranks_in_words([0, 1, 3])
     ('rank 2', 'ranks 0, 1, 3')
     """
-    each = sorted(ranks)
-    return f"rank{'s' * (len(each) != 1)} {', '.join(map(str, each))}"
+    ascending = sorted(ranks)
+    return f"rank{'s' * (len(ascending) != 1)} {', '.join(map(str, ascending))}"
 
 
 # The process group of the ranks that torchrun started
@@ -380,9 +394,10 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
 
     An existing group is used as it is. A process that torchrun did not start joins a new group of one rank.
 
-    device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank. meeting: torch's
-    ``init_method``, the rendezvous of the ranks; ``RANK`` and ``WORLD_SIZE`` come from the environment. timeout_s:
-    longest wait for another rank, in seconds.
+    device: ``cpu`` or ``cuda``; on ``cuda`` every rank uses the GPU with its local rank.
+    meeting: torch's ``init_method``, the rendezvous of the ranks; ``RANK`` and ``WORLD_SIZE`` come from the
+    environment.
+    timeout_s: longest wait for another rank, in seconds.
 
     Raises the errors of ``torch.distributed.init_process_group``.
     """
@@ -407,6 +422,6 @@ def joined(device: str, meeting: str = "env://", timeout_s: float = _TIMEOUT_S) 
 
 def gathered(value: Any) -> list[Any]:
     """Return the values of all ranks of the default process group, in rank order; all ranks must call this."""
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, value)
-    return every
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
