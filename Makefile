@@ -57,11 +57,12 @@ fuzz: $(VENV)/.test
 # ends. Algorithms without compiled code are left out, and test_compiled_builds.py, which starts every build itself.
 SANITIZED := $(CURDIR)/build/sanitized
 SANITIZERS = $(shell $(CXX) -print-file-name=libasan.so):$(shell $(CXX) -print-file-name=libubsan.so)
-RUNNABLE_BUILDS := from mucudnn.kernels.compiled.library import BUILDS, build_name; \
-	print(*BUILDS[BUILDS.index(build_name()):])
+RUNNABLE_BUILDS := from mucudnn.kernels.compiled.library import BUILDS, loaded_build; \
+	print(*BUILDS[BUILDS.index(loaded_build().name):])
 sanitize: $(VENV)/.test
 	MUCUDNN_SANITIZE=1 MUCUDNN_BUILDS=all $(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
-	for build in $$($(BIN)/python -c "$(RUNNABLE_BUILDS)"); do \
+	builds=$$($(BIN)/python -c "$(RUNNABLE_BUILDS)") || exit 1; \
+	for build in $$builds; do \
 		LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		MUCUDNN_BUILD=$$build MUCUDNN_SANITIZE=1 PYTHONPATH=$(SANITIZED)/lib $(BIN)/pytest -p no:cacheprovider \
 		$(PARALLEL) --capture=sys -k "not [native and not [gemm] and not [direct] and not [fft and not [frames-native and not [patches" \
