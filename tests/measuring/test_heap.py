@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,14 @@ from mucudnn.measuring.heap import (
 from mucudnn.running.devices import current_environment
 from mucudnn.tuning.tuner import machine_and_database
 
+_SETTINGS = ("LD_PRELOAD", "GLIBC_TUNABLES", *heap._SET_BY_USER)
 needs_glibc = pytest.mark.skipif(why_fixed() is not None, reason="only glibc's heap can be kept")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in _SETTINGS), reason="set")
+def test_the_heap_of_a_plain_process_can_be_kept() -> None:
+    assert why_fixed() is None
+
 
 KEPT = """
 import ctypes
