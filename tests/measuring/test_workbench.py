@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -223,9 +224,11 @@ def test_where_not_one_sample_fits_the_error_says_what_it_takes(monkeypatch: pyt
 def test_a_proof_counts_what_a_run_for_counting_does(operation: Operation, k: int) -> None:
     problem = ConvProblem(operation, c=6, h=20, w=20, k=k, r=3, s=3, padding=(1, 1))
     (candidate,), _ = find_candidates(problem, [algorithm("native")], [BATCH])
-    proof = Workbench(problem, BATCH).proof(candidate)
+    with mock.patch.object(workbench.time, "perf_counter", iter((10.0, 13.0)).__next__):
+        proof = Workbench(problem, BATCH).proof(candidate)
     assert proof.internal_bytes == candidate.count_scratch_bytes() > 0
     assert proof.relative_error < 1e-5
+    assert proof.time_s == 3.0
 
 
 # Buffers between guard zones: what is written around them is noticed, and they never exist twice.

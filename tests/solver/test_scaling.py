@@ -186,3 +186,5 @@ def test_every_rank_ends_with_the_sum_in_as_many_rounds_and_bytes_as_the_model_s
     assert (ended == expected).all()
     assert (count, float(passed / n)) == pytest.approx(rounds_and_volume(algorithm, p), rel=1e-14)
     assert all_reduce_s(algorithm, p, 8 * n, LINK) == pytest.approx(count * 5e-6 + 8 * float(passed) / 25e9)
+    free = Link(latency_s=0, bytes_per_s=25e9)
+    assert all_reduce_s(algorithm, p, 8 * n, free) == pytest.approx(8 * float(passed) / 25e9)
