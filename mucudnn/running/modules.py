@@ -407,6 +407,11 @@ def _of_class(cls: _Class) -> _Class:
     return OURS[torchs] if cls is torchs else _derived_tuned(OURS[torchs], cls)
 
 
+def _construct_tuned(tuned_class: _Class, users_class: _Class, arguments: tuple[Any, ...]) -> nn.Module:
+    """Call a derived class, which pickles cannot name."""
+    return _derived_tuned(tuned_class, users_class)(*arguments)
+
+
 def _derived_tuned(tuned_class: _Class, users_class: _Class) -> _Class:
     """Return the class derived from mucudnn's and the user's class, which is made once.
 
@@ -417,8 +422,10 @@ def _derived_tuned(tuned_class: _Class, users_class: _Class) -> _Class:
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         reduced = super(cls, self).__reduce_ex__(max(protocol, 2))
+        if type(self) is cls and reduced[0] is cls:  # the user's class has its own pickling, by its constructor
+            return _construct_tuned, (tuned_class, users_class, reduced[1]), *reduced[2:]
         if type(self) is not cls or reduced[:2] != (copyreg.__newobj__, (cls,)):  # type: ignore[attr-defined]
-            return reduced  # the user's class has its own pickling
+            return reduced
         return new_tuned, (tuned_class, users_class), *reduced[2:]
 
     names: dict[str, Any] = {

@@ -42,6 +42,13 @@ class NamedTwice(Named, metaclass=ABCMeta):
     pass
 
 
+class Rebuilt(nn.Conv2d):
+    """With pickling of its own: only sizes travel."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.in_channels, self.out_channels, self.kernel_size)
+
+
 class Up(nn.ConvTranspose2d):
     pass
 
@@ -143,6 +150,14 @@ def test_copies_are_of_the_same_class_and_tuned(copied: Callable[[Any], Any]) ->
     assert other.greeting() == "I am x"
     assert_exact(other, torchs, IMAGES)
     assert ran(other) == set(Operation)
+
+
+def test_pickling_of_the_users_own_stays() -> None:
+    module = Rebuilt(2, 3, 3)
+    make_tunable(module)
+    again = pickle.loads(pickle.dumps(module))
+    assert isinstance(again, Rebuilt)
+    assert again.weight.shape == module.weight.shape
 
 
 @pytest.mark.parametrize(
