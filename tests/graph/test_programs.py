@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,13 +23,16 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import Operation
 from mucudnn.graph import program, steps
 from mucudnn.graph.capture import capture
-from mucudnn.graph.convolution import Convolution
+from mucudnn.graph.convolution import Convolution, convolutions_of
 from mucudnn.graph.costed import CostedGraph, each_by_itself, solver_graph
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.operators import Band, Barrier, Local, Operator
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import ProgramStep, loaded_build
 from mucudnn.kernels.memory import peak_allocated_bytes
+from mucudnn.kernels.registry import algorithm
+from mucudnn.solver.bands import Cut, Segment
+from mucudnn.solver.plans import Plan
 
 pytestmark = pytest.mark.skipif(bool(loaded_build().why_not_compiled), reason="there is no C++ build")
 
@@ -243,6 +247,22 @@ def test_fuse_makes_a_graph(tmp_path: Path) -> None:
         with pytest.warns(RuntimeWarning, match="the values of 0.weight have changed"):
             assert torch.equal(fused(x), model(x))
         assert not torch.equal(fused(x), before)
+
+
+@torch.no_grad()
+def test_bands_of_transposed_convolutions_begin_where_their_filters_do() -> None:
+    """Bands of what follows need rows from any on: ours of strided transposed ones begin at multiples of the stride."""
+    for kernel, stride, padding in ((4, 2, 1), (3, 3, 0), (2, 2, 0)):
+        up, last = nn.ConvTranspose2d(4, 8, kernel, stride, padding), nn.Conv2d(8, 4, 3, padding=1)
+        model, x = nn.Sequential(up, last).eval(), torch.randn(1, 4, 13, 11)
+        captured = capture(model, (x,))
+        graph, expected = solver_graph(captured), copy.deepcopy(model).double()(x.double())
+        (index,) = (i for i, one in convolutions_of(captured.operators).items() if one.is_transposed)
+        chosen = {index: (algorithm("implicit-gemm"),)}
+        for bands, keeps in product((3, 5, 7), (True, False)):
+            segments = Segment(0, 1, Cut(1, 1)), Segment(1, len(graph), Cut(1, bands, keeps=keeps))
+            schedule = Schedule(CostedGraph(captured, graph, chosen, chosen), Plan(0, 0.0, segments))
+            torch.testing.assert_close(schedule.run((x,)).double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
