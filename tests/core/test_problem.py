@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mucudnn.cli.scale import parse_bandwidth
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
+from mucudnn.core.problem import MOST_ELEMENTS, ConvProblem, MemoryFormat, Operation
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds, parse_bytes, parse_seconds
 
 SIZES: dict[str, Any] = {"c": 4, "h": 9, "w": 8, "k": 6, "r": 3, "s": 2}
@@ -159,3 +159,10 @@ def test_bandwidths_are_bytes_a_second_in_decimal_units_powers_of_1024_and_bits(
     units |= {"kbit": 1e3 / 8, "Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8}
     for unit, factor in units.items():
         assert parse_bandwidth(f"2.5{unit}/s") == parse_bandwidth(f" 2.5 {unit.lower()}/s ") == 2.5 * factor
+
+
+def test_the_largest_operand_has_as_many_elements_as_32_bits_count() -> None:
+    most: dict[str, Any] = {"c": 1, "h": 1, "w": MOST_ELEMENTS, "k": 1, "r": 1, "s": 1}
+    assert ConvProblem(Operation.FORWARD, **most).countable_samples() == 1
+    with pytest.raises(InvalidInputError, match=f"at most {MOST_ELEMENTS} are allowed"):
+        ConvProblem(Operation.FORWARD, **most | {"w": MOST_ELEMENTS - 1, "padding": (0, 1)})
