@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent
 FILES = sorted(path for folder in ("mucudnn", "kernels", "solver", "bench") for path in (SOURCE / folder).rglob("*.py"))
-PRONOUNS = re.split(
-    " ",
-    "one of found made given each every other others own known ours theirs both again some these those this that it "
-    "such what who rest more much most",
-)
+PRONOUNS = {
+    *("one", "of", "it", "this", "that", "these", "those", "who", "what", "such", "some", "both", "each", "every"),
+    *("other", "others", "own", "ours", "theirs", "found", "made", "given", "known", "again", "rest", "more", "much"),
+    "most",
+}
 
 
 def bound_names(tree: ast.AST) -> Iterator[str]:

@@ -16,38 +16,32 @@ from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Measurement, MicroConfig, Task
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.graph.convolution import Convolution, convolutions_of
 from mucudnn.graph.costed import CostedGraph, Variants, each_by_itself, solver_graph
 from mucudnn.graph.costs import (
-    CALL_S,
     Seconds,
     Timings,
     convolution_costs,
     digest,
-    every_cost,
     graph_key,
     named,
-    operator_costs,
     schedule_key,
 )
-from mucudnn.graph.operators import Captured
+from mucudnn.graph.operators.convolution import Convolution, convolutions_of
+from mucudnn.graph.operators.operator import Captured
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels import registry
 from mucudnn.kernels.algorithm import Algorithm, why_unsupported
 from mucudnn.kernels.memory import aligned_buffer
 from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
-from mucudnn.solver.bands import Costs
 from mucudnn.solver.plans import Plan
 from mucudnn.store.database import Database
 from mucudnn.tuning.tuner import tune_tasks
 
 _BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm
 _BAND_FRAMES = 4  # of volumes
-_SHARES = 1.0, 0.35, 0.0  # of the fastest algorithm's prepared filter, which the algorithms of each variant may have
 _CANDIDATES = 4  # of each convolution, beside the one with the smallest buffers
 _LONGEST_IN_PLACE_S = 0.3  # of a call: in longer ones, overheads do not matter
-_TORCHS_LEAD = 0.9  # of the time of ours, below which torch's own runs
 _IN_PLACE, _IN_BANDS = Rounds(2, 9, 3.0), Rounds(1, 3, 4.0)
 
 
@@ -269,7 +263,7 @@ def _timed_in_place(
     Returns what is given where calls are long.
     """
     convolutions = convolutions_of(captured.operators)
-    fastest = {index: _fastest_and_smallest(offered, is_kept=index in kept) for index, offered in choices.items()}
+    fastest = {index: fastest_and_smallest(offered, is_kept=index in kept) for index, offered in choices.items()}
     call_s = sum(offered[0].call_s(is_kept=index in kept) for index, offered in fastest.items() if offered)
     if call_s > _LONGEST_IN_PLACE_S:
         return choices
@@ -338,7 +332,7 @@ def _seconds_in_calls(
     }
 
 
-def _fastest_and_smallest(offered: Sequence[Choice], *, is_kept: bool) -> list[Choice]:
+def fastest_and_smallest(offered: Sequence[Choice], *, is_kept: bool) -> list[Choice]:
     """Return the fastest of our algorithms, and the one with the smallest buffers."""
     ours = [choice for choice in offered if choice.algorithm is not None]
     ours.sort(key=lambda choice: (choice.call_s(is_kept=is_kept), named(choice.algorithm)))
@@ -348,114 +342,6 @@ def _fastest_and_smallest(offered: Sequence[Choice], *, is_kept: bool) -> list[C
 
 def _size(choice: Choice) -> tuple[float, float]:
     return choice.prepared_bytes + choice.scratch_bytes, choice.seconds
-
-
-# What the candidates cost
-
-
-def costed_graph(captured: Captured, choices: Choices, kept: frozenset[int], timings: Timings) -> CostedGraph:
-    """Return the graph with the costs of its operators, and the algorithms of each variant of its convolutions."""
-    whole: dict[int, tuple[Algorithm | None, ...]] = {}
-    bands: dict[int, tuple[Algorithm | None, ...]] = {}
-    whole_costs: dict[int, tuple[Costs, ...]] = {}
-    band_costs: dict[int, tuple[Costs, ...]] = {}
-    offered: dict[int, tuple[Algorithm, ...]] = {}
-    known: dict[str, Costs] = {}
-    for index, convolution in convolutions_of(captured.operators).items():
-        torchs, is_kept = operator_costs(captured, index, timings, known), index in kept
-        in_bands = partial(_band_costs, captured, index, timings)
-        fastest = _fastest_and_smallest(choices.get(index, ()), is_kept=is_kept)
-        torchs_in_place = (choice.seconds for choice in choices.get(index, ()) if choice.algorithm is None)
-        torchs_s = next(torchs_in_place, torchs.seconds(captured.samples * convolution.rows))
-        variants = _variants(convolution, fastest, in_bands, torchs, torchs_s, is_kept=is_kept)
-        whole[index] = tuple(None if choice is None else choice.algorithm for choice, _ in variants)
-        bands[index] = tuple(None if choice is None else choice.algorithm for _, choice in variants)
-        with_buffers = partial(_with_buffers, convolution, is_kept=is_kept)
-        whole_costs[index] = tuple(
-            torchs
-            if choice is None
-            else with_buffers(choice, convolution.rows, _whole_costs(convolution, choice, in_bands))
-            for choice, _ in variants
-        )
-        band_costs[index] = tuple(
-            torchs if choice is None else with_buffers(choice, band_rows(convolution), in_bands(choice))
-            for _, choice in variants
-        )
-        offered[index] = tuple(choice.algorithm for choice in fastest if choice.algorithm is not None)
-    graph = solver_graph(captured, every_cost(captured, timings, band_costs), whole_costs)
-    return CostedGraph(captured, graph, whole, bands, offered, kept)
-
-
-def _band_costs(captured: Captured, index: int, timings: Timings, choice: Choice) -> Costs:
-    """Return the costs of bands by an algorithm of ours; those of all rows, if there is no time to measure."""
-    assert choice.algorithm is not None
-    costs = convolution_costs(captured, index, choice.algorithm, timings)
-    return costs or Costs(call_s=CALL_S, row_s=choice.seconds / choice.rows)
-
-
-def _whole_costs(convolution: Convolution, choice: Choice, in_bands: Callable[[Choice], Costs]) -> Costs:
-    row_s = choice.seconds / choice.rows
-    if len(convolution.sources) > 1 and choice.place is not Place.GRAPH:
-        row_s = max(row_s, in_bands(choice).row_s)  # it was tuned without the addition
-    return Costs(row_s=row_s)
-
-
-def _with_buffers(convolution: Convolution, choice: Choice, rows: int, costs: Costs, *, is_kept: bool) -> Costs:
-    assert choice.algorithm is not None
-    scratch = convolution.scratch_bytes(choice.algorithm, rows)
-    if is_kept:
-        return replace(costs, scratch_bytes=scratch)
-    return replace(costs, setup_s=choice.setup_s, scratch_bytes=scratch, prepared_bytes=choice.prepared_bytes)
-
-
-def _variants(
-    convolution: Convolution,
-    fastest: Sequence[Choice],
-    in_bands: Callable[[Choice], Costs],
-    torchs: Costs,
-    torchs_s: float,
-    *,
-    is_kept: bool,
-) -> list[tuple[Choice | None, Choice | None]]:
-    """Return what computes all rows, and bands: the fastest, and ever smaller prepared filters; None for torch's own.
-
-    fastest: of our algorithms.
-    in_bands: returns their costs in bands.
-    torchs: the costs of torch's own by itself.
-    torchs_s: its seconds for all rows.
-    """
-    rows = band_rows(convolution)
-    whole_s = {choice: choice.call_s(is_kept=is_kept) for choice in fastest}
-    band_s = whole_s
-    if convolution.rows > 1:
-        by_rows = {choice: replace(choice, seconds=in_bands(choice).seconds(rows)) for choice in fastest}
-        band_s = {choice: by_rows[choice].call_s(is_kept=is_kept) for choice in fastest}
-    are_bands = any(choice.place is Place.BAND for choice in fastest)
-    variants: list[tuple[Choice | None, Choice | None]] = []
-    for share in _SHARES:
-        whole = None if are_bands else _best(whole_s, torchs_s, share)
-        variants.append((whole, _best(band_s, torchs.seconds(rows), share)))
-    if convolution.rows == convolution.problem.extent[0] == 1 and not is_kept:
-        variants.append((None, None))  # the filters of a linear layer are as large as prepared ones
-    return list(dict.fromkeys(variants))
-
-
-def _best(seconds: Mapping[Choice, float], torchs_s: float, share: float) -> Choice | None:
-    """Return the fastest of our algorithms; None if torch's own is faster, or there is none of ours.
-
-    seconds: of our algorithms.
-    torchs_s: seconds that torch's own takes for the same rows.
-    share: the largest prepared filter, as a share of the fastest algorithm's; below 1 torch's own is not considered. If
-        all are larger, the smallest.
-    """
-    if not seconds:
-        return None
-    best = min(seconds, key=seconds.__getitem__)
-    if share == 1:
-        return None if torchs_s < _TORCHS_LEAD * seconds[best] else best
-    smaller = [choice for choice in seconds if choice.prepared_bytes <= share * best.prepared_bytes]
-    smallest = min(seconds, key=lambda choice: (choice.prepared_bytes + choice.scratch_bytes, seconds[choice]))
-    return min(smaller, key=seconds.__getitem__, default=smallest)
 
 
 def band_rows(convolution: Convolution) -> int:

@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mucudnn.core.errors import MucudnnError, first_line, no_images, raise_interruption
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
-from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.guards import Guards, ResultMemory, memories_of_results, replaced_function
 from mucudnn.graph.makers import MAKERS, Builder, Maker, local_operator
-from mucudnn.graph.moves import Copy
 from mucudnn.graph.nodes import IDENTITIES, NORM, PADS, Node, arguments_of, described, is_result, shape_of, sizes
-from mucudnn.graph.operators import VIEWS, Barrier, Captured, Input, Moments, Ref, aten, function_of
+from mucudnn.graph.operators.convolution import Convolution
+from mucudnn.graph.operators.moves import Copy
+from mucudnn.graph.operators.operator import VIEWS, Barrier, Captured, Input, Moments, Ref, aten, function_of
 from mucudnn.graph.rewrites import compute_constants, join_norms, linear_as_convolutions
 from mucudnn.graph.shuffles import join_shuffles
 from mucudnn.kernels.algorithm import ACTIVATIONS

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from mucudnn.graph.convolution import Filters
-from mucudnn.graph.operators import Captured, Ref
+from mucudnn.graph.operators.convolution import Filters
+from mucudnn.graph.operators.operator import Captured, Ref
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.solver import recompute
 from mucudnn.solver.bands import Costs, Cut, Graph, Segment, Vertex

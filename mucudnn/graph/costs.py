@@ -22,10 +22,10 @@ from mucudnn.core.errors import raise_interruption, say_once
 from mucudnn.core.problem import ConvProblem, MemoryFormat
 from mucudnn.core.records import Comparison, is_busy
 from mucudnn.core.terminal import Progress
-from mucudnn.graph.convolution import Convolution
-from mucudnn.graph.operators import Band, Barrier, Captured, Input, Moments, Operator, Ref, perform
+from mucudnn.graph.operators.convolution import Convolution
+from mucudnn.graph.operators.operator import Band, Barrier, Captured, Input, Moments, Operator, Ref, perform
+from mucudnn.graph.operators.steps import array_of, run_array
 from mucudnn.graph.schedule import Schedule
-from mucudnn.graph.steps import array_of, run_array
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer, format_of, peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock

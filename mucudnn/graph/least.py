@@ -13,10 +13,10 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import MucudnnError, first_line, raise_interruption
 from mucudnn.graph.candidates import band_rows, runs_bands
 from mucudnn.graph.capture import NotCapturedError, capture
-from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.costed import CostedGraph, solver_graph
 from mucudnn.graph.costs import estimated_costs, operator_costs
-from mucudnn.graph.operators import Captured
+from mucudnn.graph.operators.convolution import Convolution
+from mucudnn.graph.operators.operator import Captured
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels import registry
 from mucudnn.kernels.algorithm import Algorithm

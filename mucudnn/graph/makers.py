@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from mucudnn.graph.moves import Concatenation, Copy, DepthToSpace, Shuffle, depth_to_space
 from mucudnn.graph.nodes import (
     ALONG_CHANNELS,
     CONCATENATIONS,
@@ -27,7 +26,8 @@ from mucudnn.graph.nodes import (
     shape_of,
     sizes,
 )
-from mucudnn.graph.operators import (
+from mucudnn.graph.operators.moves import Concatenation, Copy, DepthToSpace, Shuffle, depth_to_space
+from mucudnn.graph.operators.operator import (
     Captured,
     Local,
     Moments,
@@ -39,7 +39,7 @@ from mucudnn.graph.operators import (
     function_of,
     shares_of,
 )
-from mucudnn.graph.windows import AveragePool, MaxPool, Padding, Resize
+from mucudnn.graph.operators.windows import AveragePool, MaxPool, Padding, Resize
 from mucudnn.kernels.algorithm import ACTIVATIONS
 
 Made: TypeAlias = "Ref | tuple[Ref | None, ...] | None"

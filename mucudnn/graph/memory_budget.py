@@ -19,16 +19,17 @@ from mucudnn.core.errors import InfeasibleError, InvalidInputError, warn
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds, grouped
-from mucudnn.graph.candidates import candidates, costed_graph, refined, tuned_problems
+from mucudnn.graph.candidates import candidates, refined, tuned_problems
 from mucudnn.graph.capture import NotCapturedError, capture
-from mucudnn.graph.convolution import convolutions_of
 from mucudnn.graph.costed import CostedGraph, each_by_itself
 from mucudnn.graph.costs import Timings, digest, schedule_key
 from mucudnn.graph.guards import correct_strides
 from mucudnn.graph.least import ARENA_SHARE, FAST_ENOUGH, counted, least_schedule
 from mucudnn.graph.model import BandedModel, Graphs, banded, signature_of
-from mucudnn.graph.operators import Barrier, Captured, Input
+from mucudnn.graph.operators.convolution import convolutions_of
+from mucudnn.graph.operators.operator import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule
+from mucudnn.graph.variants import costed_graph
 from mucudnn.kernels.memory import is_free, peak_allocated_bytes
 from mucudnn.measuring.turns import Rounds
 from mucudnn.running.devices import device_of_convolutions

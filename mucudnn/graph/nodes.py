@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from mucudnn.core.problem import Sizes
-from mucudnn.graph.operators import aten
+from mucudnn.graph.operators.operator import aten
 
 Node: TypeAlias = Any  # a torch.fx.Node, or what else is an argument of one
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import MemoryFormat
-from mucudnn.graph import steps
-from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.guards import extent
-from mucudnn.graph.moves import Copy
-from mucudnn.graph.operators import Band, Barrier, Input, Moments, Operator
+from mucudnn.graph.operators import steps
+from mucudnn.graph.operators.convolution import Convolution
+from mucudnn.graph.operators.moves import Copy
+from mucudnn.graph.operators.operator import Band, Barrier, Input, Moments, Operator
 from mucudnn.kernels.compiled.library import ProgramStep
 from mucudnn.kernels.memory import dense_strides
 

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from mucudnn.graph.nodes import Node, is_result, new_call, new_view, shape_of
-from mucudnn.graph.operators import VIEWS, aten
+from mucudnn.graph.operators.operator import VIEWS, aten
 
 
 def compute_constants(graph: fx.Graph, constants: dict[str, Tensor]) -> None:

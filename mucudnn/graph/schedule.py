@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mucudnn.core.errors import say_once
 from mucudnn.core.values import format_bytes
 from mucudnn.graph.capture import flattened
-from mucudnn.graph.convolution import Convolution, convolutions_of
 from mucudnn.graph.costed import CostedGraph
 from mucudnn.graph.guards import unshared
-from mucudnn.graph.operators import Barrier, Moments, Ref
+from mucudnn.graph.operators.convolution import Convolution, convolutions_of
+from mucudnn.graph.operators.operator import Barrier, Moments, Ref
+from mucudnn.graph.operators.steps import threads_limited
 from mucudnn.graph.program import Frame, Program, record
-from mucudnn.graph.steps import threads_limited
 from mucudnn.kernels.algorithm import Algorithm, Workspace
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, workspace_of

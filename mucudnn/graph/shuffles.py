@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from mucudnn.graph.moves import Moves, depth_to_space, size_of
 from mucudnn.graph.nodes import IDENTITIES, Node, arguments_of, new_call, shape_of
-from mucudnn.graph.operators import VIEWS, aten
+from mucudnn.graph.operators.moves import Moves, depth_to_space, size_of
+from mucudnn.graph.operators.operator import VIEWS, aten
 
 
 @dataclass(frozen=True, slots=True)

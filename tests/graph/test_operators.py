@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from mucudnn.graph.convolution import Convolution
-from mucudnn.graph.operators import Local, Operator, Ref
+from mucudnn.graph.operators.convolution import Convolution
+from mucudnn.graph.operators.operator import Local, Operator, Ref
 from mucudnn.graph.video.frames import FrameByFrame
 
 

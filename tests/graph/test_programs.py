@@ -21,12 +21,13 @@ from torch.nn import functional as F
 import mucudnn
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import Operation
-from mucudnn.graph import program, steps
+from mucudnn.graph import program
 from mucudnn.graph.capture import capture
-from mucudnn.graph.convolution import Convolution, convolutions_of
 from mucudnn.graph.costed import CostedGraph, each_by_itself, solver_graph
 from mucudnn.graph.model import BandedModel
-from mucudnn.graph.operators import Band, Barrier, Local, Operator
+from mucudnn.graph.operators import steps
+from mucudnn.graph.operators.convolution import Convolution, convolutions_of
+from mucudnn.graph.operators.operator import Band, Barrier, Local, Operator
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import ProgramStep, loaded_build
 from mucudnn.kernels.memory import peak_allocated_bytes

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mucudnn.graph import schedule as schedules
-from mucudnn.graph import steps
 from mucudnn.graph.candidates import runs_bands
 from mucudnn.graph.capture import capture
-from mucudnn.graph.convolution import Convolution, convolutions_of
 from mucudnn.graph.costed import CostedGraph, solver_graph
 from mucudnn.graph.costs import every_cost
 from mucudnn.graph.guards import Guards, correct_strides
 from mucudnn.graph.model import Graphs, banded, signature_of
-from mucudnn.graph.operators import Captured, Local
+from mucudnn.graph.operators import steps
+from mucudnn.graph.operators.convolution import Convolution, convolutions_of
+from mucudnn.graph.operators.operator import Captured, Local
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.algorithm import Algorithm, fuses
 from mucudnn.kernels.memory import peak_allocated_bytes

@@ -15,9 +15,9 @@ from mucudnn.core.config import Config
 from mucudnn.core.terminal import silent
 from mucudnn.graph.candidates import refined
 from mucudnn.graph.capture import capture
-from mucudnn.graph.convolution import convolutions_of
 from mucudnn.graph.costed import CostedGraph, solver_graph
 from mucudnn.graph.costs import Timings, every_cost
+from mucudnn.graph.operators.convolution import convolutions_of
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm

@@ -10,8 +10,8 @@ from graph.test_programs import Calls, schedule_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mucudnn.graph.convolution import Convolution
-from mucudnn.graph.operators import Barrier, Scale
+from mucudnn.graph.operators.convolution import Convolution
+from mucudnn.graph.operators.operator import Barrier, Scale
 from mucudnn.graph.schedule import Schedule
 
 

@@ -24,10 +24,10 @@ from mucudnn.core.errors import DatabaseError, InfeasibleError
 from mucudnn.core.terminal import silent
 from mucudnn.graph import memory_budget
 from mucudnn.graph.capture import capture
-from mucudnn.graph.convolution import Convolution, convolutions_of
 from mucudnn.graph.costs import Timings
 from mucudnn.graph.model import BandedModel, signature_of
-from mucudnn.graph.operators import Captured
+from mucudnn.graph.operators.convolution import Convolution, convolutions_of
+from mucudnn.graph.operators.operator import Captured
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithms

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mucudnn.graph.capture import NotCapturedError, capture
-from mucudnn.graph.convolution import Convolution
 from mucudnn.graph.costed import CostedGraph, solver_graph
-from mucudnn.graph.moves import DepthToSpace, Shuffle
-from mucudnn.graph.operators import Barrier, Captured
+from mucudnn.graph.operators.convolution import Convolution
+from mucudnn.graph.operators.moves import DepthToSpace, Shuffle
+from mucudnn.graph.operators.operator import Barrier, Captured
+from mucudnn.graph.operators.windows import Padding
 from mucudnn.graph.schedule import Schedule
 from mucudnn.graph.video.frames import FrameByFrame
-from mucudnn.graph.windows import Padding
 from mucudnn.solver.bands import Cut, Segment
 from mucudnn.solver.plans import Plan, plans
 

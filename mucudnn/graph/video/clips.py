@@ -31,7 +31,7 @@ from mucudnn.graph.nodes import (
     shape_of,
     sizes,
 )
-from mucudnn.graph.operators import VIEWS, aten
+from mucudnn.graph.operators.operator import VIEWS, aten
 
 _MOVES = {
     *(*VIEWS, *IDENTITIES, aten.permute.default),

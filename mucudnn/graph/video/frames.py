@@ -16,8 +16,8 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from mucudnn.graph.nodes import IDENTITIES, Node, arguments_of, is_pointwise, shape_of
-from mucudnn.graph.operators import VIEWS, Band, Operator, aten
-from mucudnn.graph.steps import copy_step
+from mucudnn.graph.operators.operator import VIEWS, Band, Operator, aten
+from mucudnn.graph.operators.steps import copy_step
 from mucudnn.kernels.compiled.library import ProgramStep
 from mucudnn.solver.bands import Reach
 

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, fx
 
-from mucudnn.graph.moves import depth_to_space
 from mucudnn.graph.nodes import (
     ALONG_CHANNELS,
     CONCATENATIONS,
@@ -29,7 +28,8 @@ from mucudnn.graph.nodes import (
     shape_of,
     sizes,
 )
-from mucudnn.graph.operators import VIEWS, aten
+from mucudnn.graph.operators.moves import depth_to_space
+from mucudnn.graph.operators.operator import VIEWS, aten
 from mucudnn.graph.video.frames import frame_by_frame, join_frames
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from mucudnn.graph.makers import Builder, Made, Maker
 from mucudnn.graph.nodes import Node, described, is_result, shape_of
-from mucudnn.graph.operators import VIEWS, Ref, aten
+from mucudnn.graph.operators.operator import VIEWS, Ref, aten
 from mucudnn.graph.shuffles import join_shuffles
 from mucudnn.graph.video.clips import Clips
 from mucudnn.graph.video.frames import FrameByFrame, OneFrame, frame_by_frame

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mucudnn.core.problem import Sizes
-from mucudnn.graph.operators import Band, Operator, aten
-from mucudnn.graph.steps import are_images, copy_step, step
+from mucudnn.graph.operators.operator import Band, Operator, aten
+from mucudnn.graph.operators.steps import are_images, copy_step, step
 from mucudnn.kernels.compiled.library import ProgramStep
 from mucudnn.solver.bands import Indices, Reach
 

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, Operation, Sizes
-from mucudnn.graph.operators import Band, Operator, for_channels
-from mucudnn.graph.steps import address_of, are_images, elementwise_step, step
-from mucudnn.graph.windows import windows
+from mucudnn.graph.operators.operator import Band, Operator, for_channels
+from mucudnn.graph.operators.steps import address_of, are_images, elementwise_step, step
+from mucudnn.graph.operators.windows import windows
 from mucudnn.kernels.algorithm import Algorithm, BoundStage, Epilogue, Workspace, fuses
 from mucudnn.kernels.compiled.library import FUNCTIONS, ProgramStep
 from mucudnn.kernels.torch_convolution import functions

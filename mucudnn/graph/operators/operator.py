@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from mucudnn.graph import steps
-from mucudnn.graph.steps import address_of, are_images, elementwise_step, step
+from mucudnn.graph.operators import steps
+from mucudnn.graph.operators.steps import address_of, are_images, elementwise_step, step
 from mucudnn.kernels.algorithm import Algorithm, Epilogue, Workspace
 from mucudnn.kernels.compiled.library import FUNCTIONS, ProgramStep
 from mucudnn.solver.bands import Reach

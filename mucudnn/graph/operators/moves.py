@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mucudnn.graph.operators import Band, Operator
-from mucudnn.graph.steps import are_images, copy_step, has_rows, step
+from mucudnn.graph.operators.operator import Band, Operator
+from mucudnn.graph.operators.steps import are_images, copy_step, has_rows, step
 from mucudnn.kernels.compiled.library import ProgramStep
 from mucudnn.solver.bands import Reach
 
