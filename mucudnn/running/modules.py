@@ -373,12 +373,19 @@ def _tuned_class(module: nn.Module) -> _Class:
         return cls
     if (torchs := torchs_class(cls)) and (name := _CALLED[torchs][0]) in vars(module):
         raise InvalidInputError(f"it has a {name} of its own")
-    taken = next((name for name in _ATTRIBUTES if hasattr(module, name)), None)
-    if taken is not None:
-        raise InvalidInputError(f"{cls.__name__} has an attribute '{taken}' of its own, as tuned modules have")
+    require_free_names(module)
     if is_parametrized(module):
         return _parametrized(module)
     return _of_class(cls)
+
+
+def require_free_names(module: nn.Module) -> None:
+    """Raise ``InvalidInputError`` if a module has an attribute of its own where tuned modules have theirs."""
+    taken = next((name for name in _ATTRIBUTES if hasattr(module, name)), None)
+    if taken is not None:
+        raise InvalidInputError(
+            f"{type(module).__name__} has an attribute '{taken}' of its own, as tuned modules have"
+        )
 
 
 def _parametrized(module: nn.Module) -> _Class:
@@ -404,15 +411,15 @@ def _of_class(cls: _Class) -> _Class:
             raise InvalidInputError(f"{cls.__name__} has a {name} of its own")
     if (replacement := replaced(torchs)) is not None:
         raise InvalidInputError(f"{replacement} has been replaced")
-    return OURS[torchs] if cls is torchs else _derived_tuned(OURS[torchs], cls)
+    return OURS[torchs] if cls is torchs else derived_tuned(OURS[torchs], cls)
 
 
 def _construct_tuned(tuned_class: _Class, users_class: _Class, arguments: tuple[Any, ...]) -> nn.Module:
     """Call a derived class, which pickles cannot name."""
-    return _derived_tuned(tuned_class, users_class)(*arguments)
+    return derived_tuned(tuned_class, users_class)(*arguments)
 
 
-def _derived_tuned(tuned_class: _Class, users_class: _Class) -> _Class:
+def derived_tuned(tuned_class: _Class, users_class: _Class) -> _Class:
     """Return the class derived from mucudnn's and the user's class, which is made once.
 
     Raises ``InvalidInputError`` if the user's class cannot be derived from.
@@ -456,5 +463,5 @@ def derived(name: str, base: _Class, users_class: _Class, attributes: Mapping[st
 
 def new_tuned(tuned_class: _Class, users_class: _Class) -> nn.Module:
     """Return a tuned module without state, for copying and unpickling; pickles refer to this function."""
-    cls = _derived_tuned(tuned_class, users_class)
+    cls = derived_tuned(tuned_class, users_class)
     return cls.__new__(cls)

@@ -1,0 +1,441 @@
+"""Groups: a norm with the addition and the activation that follow it, as one node of autograd.
+
+A group keeps x, the statistics of the norm, and one bit an element where something is added; PyTorch's operators also
+keep what they write. The statistics are computed when the norm is called. The result is a ``Pending`` tensor: its
+values have not been computed. An addition or an activation that is called on it, by any of PyTorch's names, computes
+everything in one pass. Anything else computes the values of the norm first.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
+
+from mucudnn.core.errors import MucudnnError
+from mucudnn.kernels.compiled import normalization
+from mucudnn.kernels.compiled.normalization import PIXELS, Norm
+from mucudnn.running.eager.hot_path import is_plain
+
+
+class ChangedError(MucudnnError, RuntimeError):
+    """An operand of a group was changed in place before the group was computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCall:
+    """What the time of a group depends on.
+
+    norm: with the activation.
+    strides: of x.
+    weight_dtype: None without weight and bias.
+    """
+
+    norm: Norm
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    weight_dtype: torch.dtype | None
+    has_addition: bool
+    is_fixed: bool
+
+    def __str__(self) -> str:
+        sets, function = self.norm.sets, self.norm.function
+        kinds = {0: "batch norm", PIXELS: "layer norm", self.shape[1]: "instance norm"}
+        kind = kinds.get(sets, f"group norm of {sets}") + (", frozen" if self.is_fixed else "")
+        return " + ".join([kind, *["addition"] * self.has_addition, *([] if function is None else [function])])
+
+
+@dataclass(slots=True)
+class GroupChoices:
+    """What is computed together with a norm.
+
+    defers: whether the norm returns pending tensors, since activations or additions take them.
+    joins_additions: whether additions return pending tensors, since activations take them.
+    calls: the number of calls of each kind, if they are being counted.
+    """
+
+    defers: bool = True
+    joins_additions: bool = True
+    calls: Counter[GroupCall] | None = None
+
+    def settle(self) -> None:
+        """Set what is deferred by the calls that have been counted, and count no more."""
+        calls = self.calls or Counter()
+        self.joins_additions = any(call.has_addition and call.norm.function is not None for call in calls)
+        self.defers = any(call.has_addition or call.norm.function is not None for call in calls)
+        self.calls = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normalized:
+    """A norm of x of which the statistics are known.
+
+    weight, bias: (C,) or None.
+    mean, inverse: as in ``normalization.moments``.
+    is_fixed: whether the statistics are constants, as those of a frozen norm.
+    """
+
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor
+    inverse: Tensor
+    norm: Norm
+    is_fixed: bool
+    choices: GroupChoices
+
+
+# The node of autograd
+
+
+def compute(normalized: Normalized, added: Tensor | None, function: str | None = None, slope: float = 0.01) -> Tensor:
+    """Return function(norm + added), differentiable.
+
+    added: of the shape, dtype and memory format of x.
+    """
+    norm = _with_function(normalized.norm, function, slope)
+    if normalized.choices.calls is not None:
+        normalized.choices.calls[_call_of(normalized, norm, added)] += 1
+    return cast(Tensor, _Group.apply(normalized, norm, normalized.x, normalized.weight, normalized.bias, added))  # type: ignore[no-untyped-call]
+
+
+@cache
+def _with_function(norm: Norm, function: str | None, slope: float) -> Norm:
+    return replace(norm, function=function, slope=slope)
+
+
+def _call_of(normalized: Normalized, norm: Norm, added: Tensor | None) -> GroupCall:
+    x, weight = normalized.x, normalized.weight if normalized.weight is not None else normalized.bias
+    return GroupCall(
+        norm=norm,
+        shape=tuple(x.shape),
+        strides=x.stride(),
+        dtype=x.dtype,
+        weight_dtype=None if weight is None else weight.dtype,
+        has_addition=added is not None,
+        is_fixed=normalized.is_fixed,
+    )
+
+
+class _Node(torch.autograd.Function):
+    """The gradients of a group, of which subclasses compute the result."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, mean, inverse, mask = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, needs_added = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled() or not is_plain(dy):
+            gradients = _differentiable_gradients(ctx, dy, x, weight, bias, mean, inverse, mask)
+        else:
+            dx, dadded, *sums = normalization.backward(
+                _like(dy, x), x, ctx.norm, mean, inverse, weight, bias, mask,
+                is_fixed=ctx.is_fixed, needs_dx=needs_x, needs_dadded=needs_added,
+            )  # fmt: skip
+            gradients = dx, *sums, dadded
+        needed = zip((needs_x, needs_weight, needs_bias, needs_added), gradients, strict=True)
+        return None, None, *(gradient if is_needed else None for is_needed, gradient in needed)
+
+
+def _save(ctx: Any, normalized: Normalized, norm: Norm, mask: Tensor | None) -> None:
+    operands = normalized.x, normalized.weight, normalized.bias
+    ctx.save_for_backward(*operands, normalized.mean, normalized.inverse, mask)
+    ctx.norm, ctx.is_fixed = norm, normalized.is_fixed
+
+
+class _Group(_Node):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        normalized: Normalized,
+        norm: Norm,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        added: Tensor | None,
+    ) -> Tensor:
+        keeps_mask = added is not None and norm.function is not None
+        statistics = normalized.mean, normalized.inverse
+        y, mask = normalization.forward(x, norm, *statistics, weight, bias, added, keeps_mask=keeps_mask)
+        _save(ctx, normalized, norm, mask)
+        return y
+
+
+class _Deferred(_Node):
+    """The node of a pending tensor, for what PyTorch computes of it without asking ``Pending``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        normalized: Normalized,
+        norm: Norm,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        added: Tensor | None,
+    ) -> Tensor:
+        _save(ctx, normalized, norm, None)
+        return Pending._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
+            Pending, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
+        )
+
+
+def _like(dy: Tensor, x: Tensor) -> Tensor:
+    """Return dy with the strides and the dtype of x."""
+    if dy.stride() == x.stride() and dy.dtype == x.dtype:
+        return dy
+    return torch.empty_like(x).copy_(dy)
+
+
+def _differentiable_gradients(
+    ctx: Any,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    inverse: Tensor,
+    mask: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients by torch's own operators, which can be differentiated again."""
+    dz = dy if mask is None else dy * _unpacked(mask, x)
+    operands = [operand for operand in (x, weight, bias) if operand is not None and operand.requires_grad]
+    if not operands:
+        return None, None, None, dz
+    with torch.enable_grad():
+        y = _by_torch(ctx.norm, x, weight, bias, mean, inverse, is_fixed=ctx.is_fixed)
+        if mask is None:
+            y = _activated_by_torch(y, ctx.norm)
+        gradients = torch.autograd.grad(y, operands, dz, create_graph=True)
+    results = dict(zip(map(id, operands), gradients, strict=True))
+    return *(results.get(id(operand)) for operand in (x, weight, bias)), dz
+
+
+def _by_torch(
+    norm: Norm,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    inverse: Tensor,
+    *,
+    is_fixed: bool,
+) -> Tensor:
+    if is_fixed:
+        shape = (1, -1, *(1,) * (x.dim() - 2))
+        y = (x - mean.to(x.dtype).view(shape)) * inverse.to(x.dtype).view(shape)
+        y = y if weight is None else y * weight.view(shape)
+        return y if bias is None else y + bias.view(shape)
+    if norm.sets == 0:
+        return F.batch_norm(x, None, None, weight, bias, True, 0.0, norm.eps)
+    if norm.sets == PIXELS:
+        return F.layer_norm(x, x.shape[1:], weight, bias, norm.eps)
+    return F.group_norm(x, norm.sets, weight, bias, norm.eps)
+
+
+def _activated_by_torch(y: Tensor, norm: Norm) -> Tensor:
+    match norm.function:
+        case None:
+            return y
+        case "leaky_relu":
+            return F.leaky_relu(y, norm.slope)
+        case "gelu_tanh":
+            return F.gelu(y, approximate="tanh")
+    return cast(Tensor, getattr(F, norm.function)(y))
+
+
+def _unpacked(mask: Tensor, x: Tensor) -> Tensor:
+    """Return the bits of a mask as a tensor of zeros and ones of the shape, strides and dtype of x."""
+    bits = (mask.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1
+    return bits.flatten()[: x.numel()].to(x.dtype).as_strided(x.shape, x.stride())
+
+
+# Pending tensors
+
+
+class Pending(Tensor):
+    """The result of a norm, or of a norm and an addition, before its values are computed.
+
+    normalized: the norm.
+    added: what is added to it, or None.
+    versions: of x and ``added`` when this object was made.
+    tensor: the computed tensor, or another pending tensor, once there is one.
+    is_changed: whether ``tensor`` is the result of an operation in place on this one.
+    """
+
+    normalized: Normalized
+    added: Tensor | None
+    versions: tuple[int, int]
+    tensor: Tensor | None
+    is_changed: bool
+
+    @classmethod
+    def of(cls, normalized: Normalized, added: Tensor | None = None) -> Pending:
+        operands = normalized.x, normalized.weight, normalized.bias, added
+        pending: Pending = _Deferred.apply(normalized, normalized.norm, *operands)  # type: ignore[no-untyped-call]
+        with torch._C.DisableTorchFunctionSubclass():
+            pending.normalized, pending.added, pending.tensor, pending.is_changed = normalized, added, None, False
+            pending.versions = pending._versions_now()
+        return pending
+
+    def _versions_now(self) -> tuple[int, int]:
+        return self.normalized.x._version, 0 if self.added is None else self.added._version
+
+    def computed(self) -> Tensor:
+        """Return the tensor that this one stands for, differentiable."""
+        latest = self.latest()
+        if not isinstance(latest, Pending):
+            return latest
+        latest.tensor = latest.activated(None)
+        return latest.tensor
+
+    def latest(self) -> Tensor:
+        """Return what has this tensor's place after operations in place; the computed tensor if there is one."""
+        latest: Tensor = self
+        while isinstance(latest, Pending) and latest.tensor is not None:
+            latest = latest.tensor
+        return latest
+
+    def activated(self, function: str | None, slope: float = 0.01) -> Tensor:
+        """Compute this tensor and an activation of it, as one group."""
+        if self._versions_now() != self.versions:
+            raise ChangedError(
+                "an operand of a norm was changed in place before the result of the norm was used, which groups do "
+                "not support: with Config(fuse=False), mucudnn.optimize leaves norms alone"
+            )
+        return compute(self.normalized, self.added, function, slope)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        take = _TAKEN.get(func)
+        if take is not None:
+            result = take(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        elif func in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        args, kwargs = tree_map_only(Pending, Pending.computed, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute what reaches torch's dispatcher without ``__torch_function__``; autograd has recorded it already."""
+        if func._schema.is_mutable:
+            raise ChangedError(f"{func} cannot change the result of a norm; use Config(fuse=False)")
+        args, kwargs = tree_map_only(Pending, Pending._values, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _values(self) -> Tensor:
+        if self.is_changed:
+            raise ChangedError("the result of a norm was used after it had been changed in place; use Config(fuse=False)")
+        if self.tensor is None:
+            with torch.no_grad():
+                return self.activated(None)
+        return self.tensor.detach()
+
+
+_METADATA = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "requires_grad")),
+    *(getattr(Tensor, name).__get__ for name in ("is_cuda", "is_cpu", "is_sparse", "is_quantized", "is_meta")),
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_contiguous, Tensor.is_floating_point),
+    *(Tensor.is_complex, Tensor.__len__, Tensor.ndimension, Tensor.nelement, Tensor.element_size),
+}
+
+
+def _activate(input: Any, function: str, *, in_place: bool, slope: float = 0.01) -> Any:
+    """Return the activation of a pending tensor; NotImplemented if it is computed by torch."""
+    pending = input.latest() if isinstance(input, Pending) else input
+    if not isinstance(pending, Pending) or (pending.added is not None and function != "relu"):
+        return NotImplemented
+    y = pending.activated(function, slope)
+    if in_place:
+        pending.tensor, pending.is_changed = y, True
+    return y
+
+
+def _relu(input: Any, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+    return _activate(input, "relu", in_place=inplace)
+
+
+def _relu_(input: Any) -> Any:
+    return _activate(input, "relu", in_place=True)
+
+
+def _relu6(input: Any, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+    return _activate(input, "relu6", in_place=inplace)
+
+
+def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+    return _relu6(input, inplace) if (min_val, max_val) == (0, 6) else NotImplemented
+
+
+def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+    return _activate(input, "leaky_relu", in_place=inplace, slope=float(negative_slope))
+
+
+def _silu(input: Any, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+    return _activate(input, "silu", in_place=inplace)
+
+
+def _hardswish(input: Any, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+    return _activate(input, "hardswish", in_place=inplace)
+
+
+def _gelu(input: Any, *, approximate: str = "none") -> Any:
+    return _activate(input, "gelu" if approximate == "none" else "gelu_tanh", in_place=False)
+
+
+def _add(input: Any, other: Any, *, alpha: float = 1) -> Any:
+    """Return the pending sum of a pending tensor and another one; NotImplemented if it is computed by torch."""
+    return _sum(input, other) if alpha == 1 else NotImplemented
+
+
+def _add_(input: Any, other: Any, *, alpha: float = 1) -> Any:
+    latest = input.latest() if isinstance(input, Pending) else input
+    if alpha != 1 or not isinstance(latest, Pending):
+        return NotImplemented
+    result = _sum(latest, other)
+    if result is not NotImplemented:
+        latest.tensor, latest.is_changed = result, True
+    return result
+
+
+def _sum(first: Any, second: Any) -> Any:
+    terms = [term.latest() if isinstance(term, Pending) else term for term in (first, second)]
+    pending = next((term for term in terms if isinstance(term, Pending) and term.added is None), None)
+    if pending is None:
+        return NotImplemented
+    other = terms[0] if terms[1] is pending else terms[1]
+    if isinstance(other, Pending):
+        other = other.computed()
+    x = pending.normalized.x
+    if not isinstance(other, Tensor) or not is_plain(other):
+        return NotImplemented
+    if (other.shape, other.stride(), other.dtype) != (x.shape, x.stride(), x.dtype):
+        return NotImplemented
+    result = Pending.of(pending.normalized, other)
+    return result if pending.normalized.choices.joins_additions else result.computed()
+
+
+_TAKEN: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), _relu),
+    **dict.fromkeys((torch.relu_, Tensor.relu_), _relu_),
+    **{F.relu6: _relu6, F.hardtanh: _hardtanh, F.leaky_relu: _leaky_relu},
+    **{F.silu: _silu, F.hardswish: _hardswish, F.gelu: _gelu},
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
+    **dict.fromkeys((Tensor.add_, Tensor.__iadd__), _add_),
+}
