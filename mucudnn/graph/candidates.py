@@ -18,8 +18,6 @@ from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.graph.costed import CostedGraph, Variants, each_by_itself, solver_graph
 from mucudnn.graph.costs import (
-    Seconds,
-    Timings,
     convolution_costs,
     digest,
     graph_key,
@@ -36,6 +34,7 @@ from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.solver.plans import Plan
 from mucudnn.store.database import Database
+from mucudnn.tuning.timings import Seconds, Timings
 from mucudnn.tuning.tuner import tune_tasks
 
 _BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm

@@ -22,7 +22,7 @@ from mucudnn.core.values import exact_bytes, format_bytes, format_seconds, group
 from mucudnn.graph.candidates import candidates, refined, tuned_problems
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.costed import CostedGraph, each_by_itself
-from mucudnn.graph.costs import Timings, digest, schedule_key
+from mucudnn.graph.costs import digest, schedule_key
 from mucudnn.graph.guards import correct_strides
 from mucudnn.graph.least import ARENA_SHARE, FAST_ENOUGH, counted, least_schedule
 from mucudnn.graph.model import BandedModel, Graphs, banded, signature_of
@@ -37,6 +37,7 @@ from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.plans import Plan, plans, undominated
 from mucudnn.solver.recompute import orders_within
 from mucudnn.tuning.model_state import is_training, undisturbed
+from mucudnn.tuning.timings import Timings
 from mucudnn.tuning.tuner import machine_and_database
 
 _CONTENDERS = 4  # plans that are run whole

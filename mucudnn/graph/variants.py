@@ -8,11 +8,12 @@ from functools import partial
 
 from mucudnn.graph.candidates import Choice, Choices, Place, band_rows, fastest_and_smallest
 from mucudnn.graph.costed import CostedGraph, solver_graph
-from mucudnn.graph.costs import CALL_S, Timings, convolution_costs, every_cost, operator_costs
+from mucudnn.graph.costs import CALL_S, convolution_costs, every_cost, operator_costs
 from mucudnn.graph.operators.convolution import Convolution, convolutions_of
 from mucudnn.graph.operators.operator import Captured
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.solver.bands import Costs
+from mucudnn.tuning.timings import Timings
 
 _SHARES = 1.0, 0.35, 0.0  # of the fastest algorithm's prepared filter, which the algorithms of each variant may have
 _TORCHS_LEAD = 0.9  # of the time of ours, below which torch's own runs

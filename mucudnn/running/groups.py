@@ -8,7 +8,6 @@ everything in one pass. Anything else computes the values of the norm first.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -367,7 +366,7 @@ def _activate(input: Any, function: str, *, in_place: bool, slope: float = 0.01)
     return y
 
 
-def _relu(input: Any, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+def _relu(input: Any, inplace: bool = False) -> Any:
     return _activate(input, "relu", in_place=inplace)
 
 
@@ -375,23 +374,23 @@ def _relu_(input: Any) -> Any:
     return _activate(input, "relu", in_place=True)
 
 
-def _relu6(input: Any, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+def _relu6(input: Any, inplace: bool = False) -> Any:
     return _activate(input, "relu6", in_place=inplace)
 
 
-def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
     return _relu6(input, inplace) if (min_val, max_val) == (0, 6) else NotImplemented
 
 
-def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
     return _activate(input, "leaky_relu", in_place=inplace, slope=float(negative_slope))
 
 
-def _silu(input: Any, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+def _silu(input: Any, inplace: bool = False) -> Any:
     return _activate(input, "silu", in_place=inplace)
 
 
-def _hardswish(input: Any, inplace: bool = False) -> Any:  # noqa: FBT001, FBT002
+def _hardswish(input: Any, inplace: bool = False) -> Any:
     return _activate(input, "hardswish", in_place=inplace)
 
 

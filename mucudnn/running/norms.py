@@ -139,7 +139,7 @@ def _batch_norm(
     running_var: Tensor | None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    training: bool = False,  # noqa: FBT001, FBT002
+    training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
@@ -173,7 +173,7 @@ def _instance_norm(
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    use_input_stats: bool = True,  # noqa: FBT001, FBT002
+    use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:

@@ -27,7 +27,6 @@ from mucudnn.core.terminal import silent
 from mucudnn.graph import candidates, memory_budget
 from mucudnn.graph.candidates import with_kept_filters
 from mucudnn.graph.capture import NotCapturedError
-from mucudnn.graph.costs import Timings
 from mucudnn.graph.memory_budget import fit_in_memory
 from mucudnn.graph.model import BandedModel
 from mucudnn.graph.operators.convolution import Filters, convolutions_of
@@ -35,6 +34,7 @@ from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.solver.plans import Plan
+from mucudnn.tuning.timings import Timings
 
 MIB = 2**20
 

@@ -16,7 +16,7 @@ from mucudnn.core.terminal import silent
 from mucudnn.graph.candidates import refined
 from mucudnn.graph.capture import capture
 from mucudnn.graph.costed import CostedGraph, solver_graph
-from mucudnn.graph.costs import Timings, every_cost
+from mucudnn.graph.costs import every_cost
 from mucudnn.graph.operators.convolution import convolutions_of
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
@@ -24,6 +24,7 @@ from mucudnn.kernels.registry import algorithm
 from mucudnn.solver.bands import Cut, Segment
 from mucudnn.solver.plans import Plan
 from mucudnn.store.database import Database
+from mucudnn.tuning.timings import Timings
 
 
 def test_each_convolution_gets_the_fastest_of_the_candidates() -> None:

@@ -24,7 +24,6 @@ from mucudnn.core.errors import DatabaseError, InfeasibleError
 from mucudnn.core.terminal import silent
 from mucudnn.graph import memory_budget
 from mucudnn.graph.capture import capture
-from mucudnn.graph.costs import Timings
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators.convolution import Convolution, convolutions_of
 from mucudnn.graph.operators.operator import Captured
@@ -34,6 +33,7 @@ from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.heap import settle_heap
 from mucudnn.measuring.whole_runs import Machine, run_torch, whole_run
 from mucudnn.store.database import Database
+from mucudnn.tuning.timings import Timings
 
 TWO = "implicit-gemm", "winograd-4x4"
 _CAPTURED: WeakKeyDictionary[nn.Module, dict[Any, Captured]] = WeakKeyDictionary()
