@@ -182,8 +182,10 @@ class Config:
     training if a step is neither too short nor too long and the processes that take part tune together.
     share_tuning: in a ``torch.distributed`` process group of more than one rank, ``optimize`` and ``tune`` divide the
     measuring among the ranks, and all ranks choose alike (docs/ranks.md). If False, each rank tunes for itself.
-    fuse: for inference, ``optimize`` returns a graph of the model in which batch norm is folded into convolutions, and
-    additions and activations are computed with them (docs/inference.md). Only the forward operation is tuned then,
+    fuse: whether ``optimize`` has norms computed together with the additions and activations behind them. In training
+    they are groups, with one node of autograd each (docs/training.md); ``"auto"`` and True compare them with PyTorch's
+    operators. In inference, True returns a graph of the model in which batch norm is folded into convolutions, and
+    additions and activations are computed with them (docs/inference.md); only the forward operation is tuned then,
     regardless of ``operations``.
     memory_budget: for inference, the most memory, inclusive, of a call of the model that ``optimize`` returns, for
     activations and workspace together, beside parameters, arguments and results (docs/bands.md); ``"off"`` for no
@@ -296,7 +298,13 @@ class Config:
         "SIZE",
         ("off", "none"),
     )
-    fuse: bool = _setting(False, flag, "For inference: compute batch norm, additions and ReLUs with the convolutions.")
+    fuse: bool | None = _setting(
+        None,
+        flag,
+        "Compute norms together with additions and activations. Default: auto, in training where that is measured to "
+        "save time. If set, in inference with the convolutions.",
+        words=("auto",),
+    )
 
     def __post_init__(self) -> None:
         for name, setting in SETTINGS.items():

@@ -12,6 +12,7 @@ class Team:
     """This process alone; ``Ranks`` of a process group derive from it. All ranks call the same methods in one order."""
 
     are_several: bool = False
+    rank: int = 0
 
     def gather(self, message: T) -> list[T]:
         """Send a message to all ranks, and return the messages of all ranks, by rank."""

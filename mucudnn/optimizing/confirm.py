@@ -54,6 +54,7 @@ from mucudnn.optimizing.steps import (
     steps_in_turns,
 )
 from mucudnn.running.modules import TunedModule
+from mucudnn.running.norms import TunedNorm
 from mucudnn.tuning.choose import baseline_of, with_noise
 from mucudnn.tuning.model_state import OwnStep, is_training, undisturbed
 
@@ -89,6 +90,7 @@ class Confirmation:
     load: as in ``Measurement``.
     heap: the comparison of steps with a kept heap, under which the others ran if it was faster; None if it was not
     compared.
+    groups: steps with norms as groups, compared with steps without; None if no norm runs as a group.
     """
 
     step: Comparison
@@ -99,6 +101,7 @@ class Confirmation:
     kept: tuple[PutBack, ...] = ()
     load: float | None = None
     heap: HeapComparison | None = None
+    groups: Comparison | None = None
 
     @property
     def is_disturbed(self) -> bool:
@@ -128,6 +131,10 @@ class Confirmation:
             f"convolutions {self.convolutions.speedup:.2f}x",
             f"{100 * self.share:.0f} % of the step were convolutions{bound}",
         ]
+        if self.groups is not None:
+            is_slower = self.groups.is_slower(LEAST_CHANGE)
+            why = ", slower, so that norms are PyTorch's own" if is_slower and not self.is_disturbed else ""
+            parts.append(f"norms as groups {self.groups.speedup:.2f}x ± {self.groups.noise:.2f}{why}")
         if self.is_withdrawn:
             parts.append(f"PyTorch's own runs {'where the limit allows it' if self.kept else 'everywhere'}")
         if self.is_disturbed:
@@ -167,18 +174,25 @@ def confirm_model(
 
     Raises ``SharingError`` if a rank has ended, or has no ``step`` while others have one.
     """
-    modules = {
-        name: module for name, module in model.named_modules() if isinstance(module, TunedModule) and module.tuned
+    tuned_modules = {name: module for name, module in model.named_modules() if isinstance(module, TunedModule)}
+    modules = {name: module for name, module in tuned_modules.items() if module.tuned}
+    norms = {
+        name: module
+        for name, module in tuned_modules.items()
+        if isinstance(module, TunedNorm) and module.choices is not None
     }
     try:
         with team.propagate_errors():
             has_hooks = any(p._post_accumulate_grad_hooks or p._backward_hooks for p in model.parameters())
-            outcome: Confirmation | str | None = _agreed_reason(model, modules, config, team, step, has_hooks=has_hooks)
+            outcome: Confirmation | str | None = _agreed_reason(
+                model, {**modules, **norms}, config, team, step, has_hooks=has_hooks
+            )
             if outcome is None:
                 progress("confirming in the model's own step", 1.0)
                 steps = ModelSteps(
                     model=model,
                     modules=modules,
+                    norms=norms,
                     tuned={name: module.tuned for name, module in modules.items()},
                     step=step or OwnStep(sample_input),
                     config=config,
@@ -202,7 +216,7 @@ def confirm_model(
         outcome = f"the step failed: {why}"
         warn(f"the tuned choices could not be confirmed in the model's own step: {why}", RuntimeWarning)
     confirmation, unconfirmed = (None, outcome) if isinstance(outcome, str) else (outcome, None)
-    for module in modules.values():
+    for module in (*modules.values(), *norms.values()):
         vars(module).update(confirmation=confirmation, unconfirmed=unconfirmed)
     if confirmation is not None:
         progress(str(confirmation), 1.0)
@@ -222,7 +236,7 @@ def _agreed_reason(
     if config.confirm is False:
         return "confirm=False"
     if not ranks.anywhere(holds=any(module.choices is not None for module in modules.values())):
-        return "PyTorch's own convolutions run everywhere"
+        return "PyTorch's own operators run everywhere"
     if ranks.anywhere(holds=any(tuned.barred for module in modules.values() for tuned in module.tuned)):
         return "PyTorch's own convolution is barred in some layers, so there is no step to compare with"
     ranks.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
@@ -268,6 +282,9 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
         return f"a step takes {format_seconds(torchs_s)}; Config(confirm=True) confirms anyway"
     heap = compare_heaps(steps)
 
+    # Compare steps with norms as groups with steps without, and run PyTorch's own norms where groups are slower.
+    groups = _compare_groups(steps)
+
     # Compare the passes of each layer in the step, and put torch's own back where they are slower.
     tuned_rounds = steps_in_turns(steps, steps.torchs_and_ours(recorded=True))
     passes, is_disturbed = of_rank_0((_passes(tuned_rounds), is_busy(load_of(tuned_rounds))))
@@ -288,6 +305,7 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
             convolutions=compared(recorded, _convolutions_s),
             load=load_of(recorded, whole),
             heap=heap,
+            groups=groups,
         )
     )
 
@@ -339,6 +357,22 @@ def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
         (max(times.peak_bytes for times in without), max(times.peak_bytes for times in within)),
         is_kept,
     )
+
+
+def _compare_groups(steps: ModelSteps) -> Comparison | None:
+    """Compare steps with norms as groups with steps without them, and take the groups out if they are slower.
+
+    Returns None if no norm runs as a group on any rank.
+    """
+    if not steps.ranks.anywhere(holds=bool(steps.norms)):
+        return None
+    kinds = (partial(steps.run, ours=True, recorded=False, groups=groups) for groups in (False, True))
+    rounds = steps_in_turns(steps, tuple(kinds))
+    comparison, is_disturbed = steps.ranks.of_rank_0((compared(rounds, step_s), is_busy(load_of(rounds))))
+    if comparison.is_slower(LEAST_CHANGE) and not is_disturbed:
+        for norm in steps.norms.values():
+            vars(norm).update(choices=None, why_torchs=f"steps were slower, {with_noise(comparison)}")
+    return comparison
 
 
 Passes = Mapping[Layer, tuple[frozenset[Operation], Comparison]]  # what a layer's pass computes, and all its times

@@ -27,12 +27,13 @@ from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, Torch
 from mucudnn.core.values import grouped, instance, shown
 from mucudnn.measuring.heap import settle_heap
 from mucudnn.optimizing.confirm import confirm_model
+from mucudnn.optimizing.groups import tune_groups
 from mucudnn.optimizing.steps import Step
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import DEVICE_TYPES, untouched
 from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
-from mucudnn.tuning.model_state import undisturbed
+from mucudnn.tuning.model_state import is_training, undisturbed
 from mucudnn.tuning.result import configurations_of
 from mucudnn.tuning.trace import trace
 from mucudnn.tuning.tuner import openmp_threads_ended, team_of, tune_tasks
@@ -97,7 +98,7 @@ def optimize(
     they are errors.
     """
     config = config_or_default(config)
-    runs_modules = config.memory_budget_bytes is None and not config.fuse
+    runs_modules = config.memory_budget_bytes is None and (not config.fuse or is_training(model))
     if runs_modules:
         config = without_cache_budget(config)
     if not (step is None or callable(step)):
@@ -150,6 +151,7 @@ def _optimize_modules(
                 module = cast(TunedModule, modules[name])
                 vars(module).update(confirmation=None, unconfirmed=None)
                 _put_in(module, [tuned[task] for task in tasks], config, kept_bytes)
+            tune_groups(model, sample_input, config, team.again(), progress)
         confirm_model(
             model,
             sample_input,

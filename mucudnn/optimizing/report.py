@@ -19,7 +19,9 @@ from mucudnn.core.records import FailureKind
 from mucudnn.core.tables import Column, Table, choice_cell, filled, listed, speedup_cell
 from mucudnn.core.values import format_bytes, format_seconds, grouped, instance
 from mucudnn.optimizing.confirm import Confirmation, PutBack
+from mucudnn.optimizing.groups import TunedGroup
 from mucudnn.running.modules import OURS, ConvTranspose2d, TunedModule, torchs_class, why_left_alone
+from mucudnn.running.norms import NORMS, TunedNorm, why_not_grouped
 from mucudnn.running.problems import problem_operation
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ class Report:
     confirmations: comparisons of whole steps, one for each part of the model that was optimized separately.
     unconfirmed: reasons why parts of the model were not compared.
     memory: how a model runs within its memory budget, for each input that it was tuned for.
+    groups: module name and the calls of its norms that run as groups, with their times.
+    ungrouped: name of a norm's module and the reason why its norms are PyTorch's own.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -52,6 +56,8 @@ class Report:
     confirmations: tuple[Confirmation, ...] = ()
     unconfirmed: tuple[str, ...] = ()
     memory: tuple[Fitted, ...] = ()
+    groups: tuple[tuple[str, TunedGroup], ...] = ()
+    ungrouped: tuple[tuple[str, str], ...] = ()
 
     @property
     def confirmation(self) -> Confirmation | None:
@@ -75,9 +81,10 @@ class Report:
         if not self.layers:
             return "\n".join(self._without_layers())
         lines = [f"{_named(name)}: {tuned}" for name, tuned in self.layers]
+        lines += [f"{_named(name)}: {group}" for name, group in self.groups]
         lines += [f"confirmed: {confirmation.details()}" for confirmation in self.confirmations]
         lines += [f"not confirmed: {reason}" for reason in self.unconfirmed]
-        return "\n".join((*lines, *self._untuned_in_words()))
+        return "\n".join((*lines, *self._untuned_in_words(), *_by_reason("PyTorch's norms in", self.ungrouped)))
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a data frame with a row for each operation of a layer: geometry, choice, reason, seconds, bytes."""
@@ -144,6 +151,8 @@ class Report:
                 "doubtful: tuning on a quiet machine measures them again"
             )
 
+        yield from self._groups_in_words()
+
         # What whole steps said.
         for confirmation in self.confirmations:
             yield filled(f"confirmed: {confirmation}")
@@ -161,6 +170,18 @@ class Report:
         if left_out := left_out_in_words(problems):
             yield filled(left_out)
         yield from self._untuned_in_words()
+        yield from _by_reason("PyTorch's norms in", self.ungrouped)
+
+    def _groups_in_words(self) -> Iterator[str]:
+        """Yield a line for each kind of group, and one for all together."""
+        kinds = grouped((str(group.call), group) for _, group in self.groups)
+        for kind, groups in sorted(kinds.items()):
+            torch_s, time_s = (sum(getattr(group, field) for group in groups) for field in ("baseline_s", "time_s"))
+            calls = sum(group.calls for group in groups)
+            yield filled(
+                f"group {kind}, {calls} calls, forward and backward: PyTorch {format_seconds(torch_s)}, mucudnn "
+                f"{format_seconds(time_s)}, speedup {speedup_cell(torch_s, time_s)}"
+            )
 
     def _barred_in_words(self) -> Iterator[str]:
         """Yield a line for torch's convolutions that are too slow to measure, and one for each reason to bar others.
@@ -200,10 +221,20 @@ def report(model: torch.nn.Module) -> Report:
         return Report(_layers(by_name), memory=graphs_fitted)
     named_modules = [*instance(torch.nn.Module, model, "model").named_modules()]
     modules = {name: module for name, module in named_modules if isinstance(module, TunedModule)}
+    norms = {name: module for name, module in named_modules if isinstance(module, (TunedNorm, *NORMS))}
+    why_ungrouped = [(name, _why_ungrouped(module)) for name, module in norms.items()]
     convolutions = {name: module for name, module in named_modules if isinstance(module, _ConvNd)}
     reasons = [(name, _why_untuned(module)) for name, module in convolutions.items()]
+    is_grouped = any(isinstance(module, TunedNorm) for module in norms.values())
     confirmations = [cast("Confirmation | None", module.confirmation) for module in modules.values()]
     return Report(
+        groups=tuple(
+            (name, group)
+            for name, module in norms.items()
+            if isinstance(module, TunedNorm) and module.choices is not None
+            for group in module.groups
+        ),
+        ungrouped=tuple((name, reason) for name, reason in why_ungrouped if reason is not None and is_grouped),
         layers=_layers((name, module.tuned) for name, module in modules.items()),
         convolutions=sum(torchs_class(type(module)) is not None for module in convolutions.values()),
         untuned=tuple((name, reason) for name, reason in reasons if reason is not None),
@@ -248,6 +279,13 @@ def _why_untuned(module: _ConvNd) -> str | None:
     if cls.forward is not torchs.forward:
         return f"{_UNREACHED}, or {cls.__name__}.forward does not call super().forward"
     return _UNREACHED
+
+
+def _why_ungrouped(module: torch.nn.Module) -> str | None:
+    """Return the reason why a module's norms do not run as groups; None if they do."""
+    if not isinstance(module, TunedNorm):
+        return why_not_grouped(module) or _UNREACHED
+    return module.why_torchs or None
 
 
 def _why_torchs_own(module: TunedModule) -> str | None:

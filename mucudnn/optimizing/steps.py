@@ -31,6 +31,7 @@ from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, untouched, wrapped
 from mucudnn.running.modules import TunedModule, running_torchs_own
+from mucudnn.running.norms import TunedNorm
 from mucudnn.running.problems import problem_of_call
 from mucudnn.tuning.choose import baseline_of
 
@@ -98,6 +99,7 @@ TimedRounds = list[tuple[StepTimes, StepTimes]]  # of each round, such as torch'
 class ModelSteps:
     """A model whose steps run in turns, with the choices ``tuned`` of its ``modules``, both by module name.
 
+    norms: modules whose norms run as groups.
     into_module: applies choices to a module.
     times: recorder of the convolutions in a step.
     ranks: the processes that run the steps together, in which rank 0 decides.
@@ -105,6 +107,7 @@ class ModelSteps:
 
     model: nn.Module
     modules: Mapping[str, TunedModule]
+    norms: Mapping[str, TunedNorm]
     tuned: TunedModules
     step: Step
     config: Config
@@ -114,16 +117,19 @@ class ModelSteps:
     quiet: Quiet
     ranks: Team
 
-    def run(self, *, ours: bool, recorded: bool) -> StepTimes:
+    def run(self, *, ours: bool, recorded: bool, groups: bool = True) -> StepTimes:
         """Run a step of the model and return its times.
 
-        ours: whether to run tuned choices, rather than torch's convolutions.
+        ours: whether to run tuned choices, rather than torch's operators.
         recorded: whether to time each convolution.
+        groups: whether norms of tuned choices run as groups.
         """
         mark, usage = self.quiet.watch.mark(), Usage.now()
         with ExitStack() as stack:
             if not ours:
                 stack.enter_context(running_torchs_own(self.modules.values()))
+            if not (ours and groups):
+                stack.enter_context(running_torchs_own(self.norms.values()))
             stack.enter_context(self.times.recording() if recorded else untouched)
             begun_s = self.clock.now()
             self.step(self.model)
@@ -132,7 +138,7 @@ class ModelSteps:
         return StepTimes(time_s, self.times.take() if recorded else {}, load, used.faults, used.kernel_share)
 
     def torchs_and_ours(self, *, recorded: bool) -> tuple[Callable[[], StepTimes], Callable[[], StepTimes]]:
-        """Return two functions: one runs a step with torch's convolutions, the other one with tuned choices."""
+        """Return two functions: one runs a step with torch's operators, the other one with tuned choices."""
         return partial(self.run, ours=False, recorded=recorded), partial(self.run, ours=True, recorded=recorded)
 
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:

@@ -10,19 +10,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mucudnn.core.errors import MucudnnError
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
 from mucudnn.running.eager.hot_path import is_plain
+
+_groups = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]  # of tensors that can be computed again, each with its version
+_ADVICE = "optimize the model with Config(fuse=False), which leaves norms alone"
 
 
 class ChangedError(MucudnnError, RuntimeError):
@@ -59,19 +64,31 @@ class GroupChoices:
 
     defers: whether the norm returns pending tensors, since activations or additions take them.
     joins_additions: whether additions return pending tensors, since activations take them.
-    calls: the number of calls of each kind, if they are being counted.
+    computes_again: whether convolutions of the results have them computed again in the backward pass, since nothing
+        else keeps them.
+    is_counting: whether calls are being counted, from which ``settle`` makes the choices.
+    calls: the number of calls of each kind in a step.
+    results: of these calls, while they are being counted.
+    refusals: reasons why torch computes other calls.
     """
 
     defers: bool = True
     joins_additions: bool = True
-    calls: Counter[GroupCall] | None = None
+    computes_again: bool = True
+    results: list[StorageWeakRef] = field(default_factory=list)
+    is_counting: bool = True
+    calls: Counter[GroupCall] = field(default_factory=Counter)
+    refusals: set[str] = field(default_factory=set)
 
     def settle(self) -> None:
-        """Set what is deferred by the calls that have been counted, and count no more."""
-        calls = self.calls or Counter()
-        self.joins_additions = any(call.has_addition and call.norm.function is not None for call in calls)
-        self.defers = any(call.has_addition or call.norm.function is not None for call in calls)
-        self.calls = None
+        """Set the choices by the calls that have been counted, and count no more.
+
+        Call it while what the forward pass keeps for the backward pass is there.
+        """
+        self.joins_additions = any(call.has_addition and call.norm.function is not None for call in self.calls)
+        self.defers = any(call.has_addition or call.norm.function is not None for call in self.calls)
+        self.computes_again = all(result.expired() for result in self.results)
+        self.is_counting, self.results = False, []
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,10 +118,28 @@ def compute(normalized: Normalized, added: Tensor | None, function: str | None =
 
     added: of the shape, dtype and memory format of x.
     """
-    norm = _with_function(normalized.norm, function, slope)
-    if normalized.choices.calls is not None:
-        normalized.choices.calls[_call_of(normalized, norm, added)] += 1
-    return cast(Tensor, _Group.apply(normalized, norm, normalized.x, normalized.weight, normalized.bias, added))  # type: ignore[no-untyped-call]
+    choices, norm = normalized.choices, _with_function(normalized.norm, function, slope)
+    y: Tensor = _Group.apply(normalized, norm, normalized.x, normalized.weight, normalized.bias, added)  # type: ignore[no-untyped-call]
+    if choices.computes_again and added is None:
+        _groups[y] = replace(normalized, norm=norm), y._version
+    if choices.is_counting:
+        choices.calls[_call_of(normalized, norm, added)] += 1
+        choices.results.append(StorageWeakRef(y.untyped_storage()))
+    return y
+
+
+def group_of(y: Tensor) -> Normalized | None:
+    """Return the group that has computed y and can do so again; None for other tensors, or if y has changed since."""
+    group, version = _groups.get(y, (None, 0))  # type: ignore[no-untyped-call]
+    return group if group is not None and y._version == version else None
+
+
+def computed_again(group: Normalized) -> Tensor:
+    """Return the result of a group without an addition once more, differentiable if gradients are being recorded."""
+    if torch.is_grad_enabled():
+        return compute(replace(group, choices=GroupChoices()), None, group.norm.function, group.norm.slope)
+    operands = group.x, group.norm, group.mean, group.inverse, group.weight, group.bias
+    return normalization.forward(*operands)[0]
 
 
 @cache
@@ -209,46 +244,47 @@ def _differentiable_gradients(
     operands = [operand for operand in (x, weight, bias) if operand is not None and operand.requires_grad]
     if not operands:
         return None, None, None, dz
+    norm = ctx.norm if mask is None else replace(ctx.norm, function=None)
+    statistics = (mean, inverse.pow(-2) - norm.eps) if ctx.is_fixed else None
     with torch.enable_grad():
-        y = _by_torch(ctx.norm, x, weight, bias, mean, inverse, is_fixed=ctx.is_fixed)
-        if mask is None:
-            y = _activated_by_torch(y, ctx.norm)
+        y = by_torch(norm, x, weight, bias, statistics, is_fixed=ctx.is_fixed)
         gradients = torch.autograd.grad(y, operands, dz, create_graph=True)
     results = dict(zip(map(id, operands), gradients, strict=True))
     return *(results.get(id(operand)) for operand in (x, weight, bias)), dz
 
 
-def _by_torch(
+def by_torch(
     norm: Norm,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor,
-    inverse: Tensor,
+    statistics: tuple[Tensor, Tensor] | None,
+    added: Tensor | None = None,
     *,
     is_fixed: bool,
 ) -> Tensor:
-    if is_fixed:
-        shape = (1, -1, *(1,) * (x.dim() - 2))
-        y = (x - mean.to(x.dtype).view(shape)) * inverse.to(x.dtype).view(shape)
-        y = y if weight is None else y * weight.view(shape)
-        return y if bias is None else y + bias.view(shape)
+    """Return what a group computes, by torch's own operators.
+
+    statistics: running mean and variance of batch norm, or None.
+    """
     if norm.sets == 0:
-        return F.batch_norm(x, None, None, weight, bias, True, 0.0, norm.eps)
-    if norm.sets == PIXELS:
-        return F.layer_norm(x, x.shape[1:], weight, bias, norm.eps)
-    return F.group_norm(x, norm.sets, weight, bias, norm.eps)
-
-
-def _activated_by_torch(y: Tensor, norm: Norm) -> Tensor:
+        y = F.batch_norm(x, *(statistics or (None, None)), weight, bias, not is_fixed, 0.1, norm.eps)
+    elif norm.sets == PIXELS:
+        y = F.layer_norm(x, x.shape[1:], weight, bias, norm.eps)
+    else:
+        y = F.group_norm(x, norm.sets, weight, bias, norm.eps)
+    y = y if added is None else y.add_(added)
     match norm.function:
         case None:
             return y
+        case "relu" | "relu6" as function:
+            return cast(Tensor, getattr(F, function)(y, inplace=True))
         case "leaky_relu":
             return F.leaky_relu(y, norm.slope)
         case "gelu_tanh":
             return F.gelu(y, approximate="tanh")
-    return cast(Tensor, getattr(F, norm.function)(y))
+        case function:
+            return cast(Tensor, getattr(F, function)(y))
 
 
 def _unpacked(mask: Tensor, x: Tensor) -> Tensor:
@@ -306,10 +342,7 @@ class Pending(Tensor):
     def activated(self, function: str | None, slope: float = 0.01) -> Tensor:
         """Compute this tensor and an activation of it, as one group."""
         if self._versions_now() != self.versions:
-            raise ChangedError(
-                "an operand of a norm was changed in place before the result of the norm was used, which groups do "
-                "not support: with Config(fuse=False), mucudnn.optimize leaves norms alone"
-            )
+            raise ChangedError(f"an operand of a norm was changed in place before its result was used: {_ADVICE}")
         return compute(self.normalized, self.added, function, slope)
 
     @classmethod
@@ -334,13 +367,13 @@ class Pending(Tensor):
     ) -> Any:
         """Compute what reaches torch's dispatcher without ``__torch_function__``; autograd has recorded it already."""
         if func._schema.is_mutable:
-            raise ChangedError(f"{func} cannot change the result of a norm; use Config(fuse=False)")
+            raise ChangedError(f"{func} changes the result of a norm, out of sight of groups: {_ADVICE}")
         args, kwargs = tree_map_only(Pending, Pending._values, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def _values(self) -> Tensor:
         if self.is_changed:
-            raise ChangedError("the result of a norm was used after it had been changed in place; use Config(fuse=False)")
+            raise ChangedError(f"the result of a norm was used after a change in place: {_ADVICE}")
         if self.tensor is None:
             with torch.no_grad():
                 return self.activated(None)

@@ -383,9 +383,7 @@ def require_free_names(module: nn.Module) -> None:
     """Raise ``InvalidInputError`` if a module has an attribute of its own where tuned modules have theirs."""
     taken = next((name for name in _ATTRIBUTES if hasattr(module, name)), None)
     if taken is not None:
-        raise InvalidInputError(
-            f"{type(module).__name__} has an attribute '{taken}' of its own, as tuned modules have"
-        )
+        raise InvalidInputError(f"{type(module).__name__} has an attribute '{taken}' of its own, as tuned modules have")
 
 
 def _parametrized(module: nn.Module) -> _Class:

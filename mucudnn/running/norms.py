@@ -6,25 +6,27 @@ the calls of ``torch.nn.functional``'s norms in it are computed by ours, where t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
-from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.errors import InvalidInputError, raise_interruption
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
 from mucudnn.running.eager.hot_path import is_plain
 from mucudnn.running.groups import GroupChoices, Normalized, Pending, compute
 from mucudnn.running.modules import TunedModule, derived_tuned, require_free_names
+
+NORMS = _NormBase, nn.GroupNorm, nn.LayerNorm  # torch's modules that call norms
 
 _norm = cache(Norm)
 
@@ -32,29 +34,33 @@ _norm = cache(Norm)
 class TunedNorm(TunedModule, nn.Module):
     """A module whose calls of norms run as groups.
 
-    ``choices`` has what is computed together (``GroupChoices``); None to run torch's operators.
+    choices: what is computed together; None to run torch's operators.
+    groups: the calls in a step and their times, as reported.
+    why_torchs: the reason why calls run torch's operators; empty if none does.
     """
 
-    choices: GroupChoices | None  # type: ignore[assignment]
+    choices: GroupChoices | None = None  # type: ignore[assignment]
+    groups: tuple[Any, ...] = ()
+    why_torchs: str = ""
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         if self.choices is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return super().forward(*arguments, **named)  # type: ignore[misc]
-        with _Calls(self):
-            return super().forward(*arguments, **named)  # type: ignore[misc]
+            return super().forward(*arguments, **named)
+        with _Calls(self, self.choices):
+            return super().forward(*arguments, **named)
 
 
 class _Calls(TorchFunctionMode):
     """The mode in which a module's calls of norms are computed by ours."""
 
-    def __init__(self, module: TunedNorm) -> None:
+    def __init__(self, module: TunedNorm, choices: GroupChoices) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.choices = module, choices
         self.is_recomputed = torch._C._current_graph_task_id() != -1  # in a backward pass, as checkpoints do
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        normalize = _NORMS.get(func)
+        normalize = _COMPUTED.get(func)
         if normalize is not None:
             y = normalize(self, *args, **kwargs)
             if y is not NotImplemented:
@@ -62,6 +68,12 @@ class _Calls(TorchFunctionMode):
         if self.is_recomputed and func is Tensor.add_ and args[0] is getattr(self.module, "num_batches_tracked", None):
             return args[0]  # it has been counted
         return func(*args, **kwargs)
+
+    def are_torchs(self, why: str | None) -> bool:
+        """Note the reason, if any, why torch computes a call, and return whether there is one."""
+        if why is not None and self.choices.is_counting:
+            self.choices.refusals.add(why)
+        return why is not None
 
     def result(
         self,
@@ -82,10 +94,9 @@ class _Calls(TorchFunctionMode):
             mean, inverse = _moments(x, norm, None if self.is_recomputed else running)
         else:
             mean, inverse = fixed[0].float(), (fixed[1].float() + norm.eps).rsqrt()
-        choices = self.module.choices
-        assert choices is not None
-        normalized = Normalized(x, weight, bias, mean, inverse, norm, fixed is not None, choices)
-        return Pending.of(normalized) if choices.defers and not _has_hooks(self.module) else compute(normalized, None)
+        normalized = Normalized(x, weight, bias, mean, inverse, norm, fixed is not None, self.choices)
+        is_pending = self.choices.defers and not _has_hooks(self.module)
+        return Pending.of(normalized) if is_pending else compute(normalized, None)
 
 
 def _moments(x: Tensor, norm: Norm, running: tuple[Tensor, Tensor, float] | None) -> tuple[Tensor, Tensor]:
@@ -108,28 +119,25 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(hooks) or nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
-def _may_run(x: Any, weight: Any, bias: Any, norm: Norm, *, with_autocast: bool = False) -> bool:
-    """Return whether ours computes a norm of these operands: torch's own handles all others, and reports errors.
+def _why_torchs(x: Any, weight: Any, bias: Any, norm: Norm, *, with_autocast: bool = False) -> str | None:
+    """Return why torch's own computes a norm of these operands, and reports errors; None if ours does.
 
     with_autocast: whether autocast leaves the operands as they are.
     """
     if not isinstance(x, Tensor) or not is_plain(x) or x.dim() < 2 or x.numel() == 0:
-        return False
-    for parameter in (weight, bias):
-        if parameter is None:
-            continue
-        if not is_plain(parameter) or parameter.dtype not in (x.dtype, torch.float32):
-            return False
-        if parameter.shape != (x.shape[1],) or not parameter.is_contiguous() or parameter.device != x.device:
-            return False
-    if weight is not None and bias is not None and weight.dtype != bias.dtype:
-        return False
+        return "its input is not a plain tensor with channels"
+    parameters = [parameter for parameter in (weight, bias) if parameter is not None]
+    for parameter in parameters:
+        if not is_plain(parameter) or parameter.shape != (x.shape[1],) or not parameter.is_contiguous():
+            return "its parameters are not plain vectors of channels"
+        if parameter.dtype not in (x.dtype, torch.float32) or parameter.dtype != parameters[0].dtype:
+            return f"its input is {x.dtype}, and a parameter {parameter.dtype}"
     is_watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
     if is_watched or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return False
+        return "a mode or a transform of PyTorch is active"
     if torch._C._get_tracing_state() is not None or (torch._C._is_any_autocast_enabled() and not with_autocast):
-        return False
-    return normalization.why_not(x, norm) is None
+        return "autocast or a tracer is active"
+    return normalization.why_not(x, norm)
 
 
 def _batch_norm(
@@ -144,7 +152,7 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Any:
     norm = _norm(0, eps)
-    if not _may_run(input, weight, bias, norm, with_autocast=True):
+    if calls.are_torchs(_why_torchs(input, weight, bias, norm, with_autocast=True)):
         return NotImplemented
     statistics = _running(running_mean, running_var, input)
     if training and input.numel() > input.shape[1] and statistics is not NotImplemented:
@@ -180,7 +188,9 @@ def _instance_norm(
     if not use_input_stats or running_mean is not None or input.dim() < 3 or input.shape[2:].numel() == 1:
         return NotImplemented
     norm = _norm(input.shape[1], eps)
-    return calls.result(input, weight, bias, norm) if _may_run(input, weight, bias, norm) else NotImplemented
+    if calls.are_torchs(_why_torchs(input, weight, bias, norm)):
+        return NotImplemented
+    return calls.result(input, weight, bias, norm)
 
 
 def _group_norm(
@@ -195,7 +205,9 @@ def _group_norm(
     if not is_valid or input.numel() == input.shape[0] * num_groups:
         return NotImplemented
     norm = _norm(num_groups, eps)
-    return calls.result(input, weight, bias, norm) if _may_run(input, weight, bias, norm) else NotImplemented
+    if calls.are_torchs(_why_torchs(input, weight, bias, norm)):
+        return NotImplemented
+    return calls.result(input, weight, bias, norm)
 
 
 def _layer_norm(
@@ -212,13 +224,13 @@ def _layer_norm(
     if input.shape[-1:] != tuple(normalized_shape):
         return NotImplemented
     norm, pixels = _norm(PIXELS, eps), input.flatten(0, -2)
-    if not _may_run(pixels, weight, bias, norm):
+    if calls.are_torchs(_why_torchs(pixels, weight, bias, norm)):
         return NotImplemented
     y = calls.result(pixels, weight, bias, norm)
     return y.view(input.shape)
 
 
-_NORMS: dict[Any, Callable[..., Any]] = {
+_COMPUTED: dict[Any, Callable[..., Any]] = {
     F.batch_norm: _batch_norm,
     F.instance_norm: _instance_norm,
     F.group_norm: _group_norm,
@@ -229,57 +241,79 @@ _NORMS: dict[Any, Callable[..., Any]] = {
 # Modules of models
 
 
-def make_groups(model: nn.Module, run: Callable[[nn.Module], object]) -> dict[str, TunedNorm | str]:
-    """Make the norms of a model run as groups.
+def make_groups(model: nn.Module, run: Callable[[nn.Module], object]) -> list[TunedNorm]:
+    """Make the norms of a model run as groups, and return the modules, with choices for the calls in a step.
 
-    run: runs a training step of the model; it is called twice, and what the model refers to may change.
+    A module is one whose own forward calls a norm: PyTorch's, or a user's, which may have an activation or a
+    permutation of its own.
 
-    Returns the modules by name, or the reason why one is left alone. A module is one whose own forward calls a norm:
-    PyTorch's, or a user's, which may have an activation or a permutation of its own.
+    run: runs the forward pass of a training step, and returns the output. It is called twice, and what the model refers
+        to may change.
+
+    Raises any error of the model; no module runs as a group then.
     """
-    names = {module: name for name, module in model.named_modules()}
-    results: dict[str, TunedNorm | str] = {}
-    for module in _norm_modules(model, run):
-        try:
-            _make_tunable(module)
-        except InvalidInputError as error:
-            results[names[module]] = str(error)
-        else:
-            vars(module)["choices"] = GroupChoices(calls=Counter())
-            results[names[module]] = module
-    run(model)
-    return results
+    modules = [module for module in _norm_modules(model, run) if why_not_grouped(module) is None]
+    choices = [GroupChoices() for _ in modules]
+    try:
+        for module, settled in zip(modules, choices, strict=True):
+            object.__setattr__(module, "__class__", _tuned_class(module))
+            vars(module)["choices"] = settled
+        output = run(model)
+    except BaseException:
+        for module in modules:
+            vars(module)["choices"] = None
+        raise
+    for settled in choices:
+        settled.settle()
+    del output  # with what is kept for the backward pass
+    return cast(list[TunedNorm], modules)
 
 
-def _make_tunable(module: nn.Module) -> None:
-    """Turn a module into a ``TunedNorm``. Raises ``InvalidInputError`` if that is not possible."""
+def why_not_grouped(module: nn.Module) -> str | None:
+    """Return the reason why the norms that a module calls cannot run as groups; None if they can."""
+    try:
+        tuned_class = _tuned_class(module)
+        dummy = object.__new__(type(module))  # without state, to test whether the class can be changed
+        object.__setattr__(dummy, "__class__", tuned_class)
+    except InvalidInputError as error:
+        return str(error)
+    except Exception as error:  # the class may raise anything when it is asked for attributes
+        raise_interruption(error)
+        return f"{type(module).__name__} cannot be changed: {error}"
+    return None
+
+
+def _tuned_class(module: nn.Module) -> type[nn.Module]:
     if isinstance(module, TunedNorm):
-        return
+        return type(module)
     require_free_names(module)
     if is_parametrized(module):
         raise InvalidInputError("its parameters are parametrized")
     if any(isinstance(part, _ConvNd) for part in module.modules()):
         raise InvalidInputError(f"{type(module).__name__} calls a norm in a forward that also computes convolutions")
-    object.__setattr__(module, "__class__", derived_tuned(TunedNorm, type(module)))
+    return derived_tuned(TunedNorm, type(module))
 
 
 def _norm_modules(model: nn.Module, run: Callable[[nn.Module], object]) -> list[nn.Module]:
-    """Return the modules in whose own forward norms are called, in a run of the model."""
-    found: dict[nn.Module, None] = {}
-    running: list[nn.Module] = []
+    """Return the modules of a model in whose own forward norms are called, in a run."""
+    modules: dict[nn.Module, None] = {}
+    entered: list[nn.Module] = []
 
     class Recorder(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in _NORMS and running:
-                found[running[-1]] = None
+            if func in _COMPUTED and entered:
+                modules[entered[-1]] = None
             return func(*args, **(kwargs or {}))
 
-    before = nn.modules.module.register_module_forward_pre_hook(lambda module, _: running.append(module))
-    after = nn.modules.module.register_module_forward_hook(lambda *_: running.pop() and None, always_call=True)
+    def leave(*_: object) -> None:
+        entered.pop()
+
+    before = nn.modules.module.register_module_forward_pre_hook(lambda module, _: entered.append(module))
+    after = nn.modules.module.register_module_forward_hook(leave, always_call=True)
     try:
         with Recorder():
             run(model)
     finally:
         before.remove()
         after.remove()
-    return [*found]
+    return [module for module in model.modules() if module in modules]

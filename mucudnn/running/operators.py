@@ -15,8 +15,9 @@ configuration up by the integer ``tuning``, the handle of a ``Choices``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.eager.hot_path import extension, is_eager, run_known
 from mucudnn.running.executable import Executable, StepError
+from mucudnn.running.groups import Normalized, computed_again, group_of
 from mucudnn.running.problems import is_backward_data, torchs_memory_format, transposed_shape
 from mucudnn.running.workspace import make_room, note_lack_of_memory
 
@@ -161,6 +163,9 @@ def convolve_plain(
 ) -> Tensor:
     """Return the result of ``convolve``, bypassing torch's dispatcher, for calls for which ``is_eager`` is true."""
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
+        group = group_of(x) if operation is Operation.FORWARD else None
+        if group is not None:
+            return cast(Tensor, _OnGroup.apply(x, w, third, settings, group))  # type: ignore[no-untyped-call]
         result: Tensor = _APPLY[operation](x, w, third, settings)
         return result
     return (_values if observer is None else values)(operation, x, w, third, settings)
@@ -239,6 +244,29 @@ _APPLY = {
     Operation.BACKWARD_DATA: _differentiable("TunedBackwardData", Operation.BACKWARD_DATA),
     Operation.BACKWARD_FILTER: _differentiable("TunedBackwardFilter", Operation.BACKWARD_FILTER),
 }
+
+
+class _OnGroup(torch.autograd.Function):
+    """A convolution of the result of a group, which does not keep that result, but has it computed again for dw."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], group: Normalized
+    ) -> Tensor:
+        ctx.save_for_backward(group.x, group.weight, group.bias, group.mean, group.inverse, w)
+        ctx.group, ctx.rest = replace(group, x=None, weight=None, bias=None, mean=None, inverse=None), settings
+        return (_values if observer is None else values)(Operation.FORWARD, x, w, bias, settings)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, mean, inverse, w = ctx.saved_tensors
+        needs_dx, needs_dw, needs_bias = ctx.needs_input_grad[:3]
+        dx = convolve(Operation.BACKWARD_DATA, x, w, g, *ctx.rest) if needs_dx else None  # x: only its shape
+        dw = None
+        if needs_dw:
+            y = computed_again(replace(ctx.group, x=x, weight=weight, bias=bias, mean=mean, inverse=inverse))
+            dw = convolve(Operation.BACKWARD_FILTER, y, w, g, *ctx.rest)
+        return dx, dw, bias_gradient(g) if needs_bias else None, None, None
 
 
 # Registered operators

@@ -1,0 +1,124 @@
+"""The groups of a model that trains: which norms run as groups, by the time of each kind beside PyTorch's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from mucudnn.core.config import Config
+from mucudnn.core.errors import warn
+from mucudnn.core.records import Comparison
+from mucudnn.core.team import Team
+from mucudnn.core.terminal import Progress
+from mucudnn.core.values import format_seconds
+from mucudnn.kernels.compiled import normalization
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.measuring.heap import kept_heap
+from mucudnn.measuring.turns import Rounds
+from mucudnn.running.devices import device_of_convolutions
+from mucudnn.running.groups import ChangedError, GroupCall, GroupChoices, Normalized, by_torch, compute
+from mucudnn.running.norms import make_groups
+from mucudnn.tuning.choose import with_noise
+from mucudnn.tuning.model_state import is_training, leaf
+from mucudnn.tuning.timings import Timings
+from mucudnn.tuning.tuner import machine_and_database
+
+_ROUNDS = Rounds(3, 7, 0.3, sure=3)  # of a kind of call, forward and backward, beside PyTorch's operators
+
+
+@dataclass(frozen=True, slots=True)
+class TunedGroup:
+    """Calls of one kind of a norm in a step, timed forward and backward with PyTorch's operators and as a group."""
+
+    call: GroupCall
+    calls: int
+    comparison: Comparison
+
+    def __str__(self) -> str:
+        times = f"PyTorch {format_seconds(self.baseline_s)}, mucudnn {format_seconds(self.time_s)}"
+        return f"group {self.call}, x {self.call.shape}, {self.calls} calls: {times}, {with_noise(self.comparison)}"
+
+    @property
+    def baseline_s(self) -> float:
+        """The seconds of all calls in a step with PyTorch's operators."""
+        return self.calls * self.comparison.baseline_s
+
+    @property
+    def time_s(self) -> float:
+        """The seconds of all calls in a step as groups."""
+        return self.calls * self.comparison.time_s
+
+
+def tune_groups(model: nn.Module, sample_input: Any, config: Config, team: Team, progress: Progress) -> None:
+    """Make the norms of a model in training run as groups where these are faster.
+
+    Each kind of call is timed once, by itself, and its time is stored; rank 0 decides for all.
+    """
+    is_on_cpu = device_of_convolutions(model).type == "cpu" and loaded_build().library is not None
+    if config.fuse is False or not is_on_cpu or not is_training(model):
+        return
+    arguments = sample_input if isinstance(sample_input, tuple) else (sample_input,)
+    progress("finding groups", 1.0)
+    try:
+        norms = make_groups(model, lambda module: module(*tree_map(leaf, arguments)))
+    except ChangedError as error:
+        warn(f"norms are PyTorch's own: {error}")
+        return
+    choices = [norm.choices for norm in norms if norm.choices is not None]
+    kinds = list(dict.fromkeys(call for of_norm in choices for call in of_norm.calls))
+    comparisons = team.of_rank_0({} if team.rank else _comparisons(kinds, config, progress))
+    for norm, of_norm in zip(norms, choices, strict=True):
+        groups = tuple(TunedGroup(call, count, comparisons[call]) for call, count in of_norm.calls.items())
+        vars(norm).update(groups=groups, why_torchs="; ".join(sorted(of_norm.refusals)))
+        if groups and sum(group.time_s - group.baseline_s for group in groups) >= 0:
+            vars(norm).update(choices=None, why_torchs="nothing is faster")
+
+
+def _comparisons(calls: Sequence[GroupCall], config: Config, progress: Progress) -> dict[GroupCall, Comparison]:
+    """Compare groups with PyTorch's operators, forward and backward; what is stored is not measured again."""
+    as_in_use = nullcontext() if config.keep_heap is False else kept_heap()
+    with as_in_use, machine_and_database(config) as (machine, database):
+        timings = Timings(machine, database, config, progress)
+        comparisons = {}
+        for number, call in enumerate(calls):
+            progress(f"measuring {call}, {tuple(call.shape)}", number / len(calls))
+            by_operators, as_group = _steps(call)
+            comparisons[call] = timings.compared(f"group {call!r}", by_operators, [as_group], _ROUNDS)[0]
+        return comparisons
+
+
+def _steps(call: GroupCall) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return functions that run a call forward and backward, on random operands: with PyTorch's operators, as a group."""
+    channels = call.shape[1]
+
+    def image() -> Tensor:
+        return torch.empty_strided(call.shape, call.strides, dtype=call.dtype).normal_()
+
+    def parameter(value: float) -> Tensor | None:
+        return None if call.weight_dtype is None else torch.full((channels,), value, dtype=call.weight_dtype)
+
+    x, dy, weight, bias = image(), image(), parameter(1.0), parameter(0.0)
+    added = image() if call.has_addition else None
+    operands = [operand.requires_grad_() for operand in (x, weight, bias, added) if operand is not None]
+    running = (torch.zeros(channels), torch.ones(channels)) if call.norm.sets == 0 else None
+
+    def by_operators() -> object:
+        y = by_torch(call.norm, x, weight, bias, running, added, is_fixed=call.is_fixed)
+        return torch.autograd.grad(y, operands, dy)
+
+    def as_group() -> object:
+        if call.is_fixed:
+            mean, inverse = torch.zeros(channels), torch.ones(channels)
+        else:
+            mean, inverse = normalization.moments(x.detach(), call.norm, running and (*running, 0.1))
+        normalized = Normalized(x, weight, bias, mean, inverse, call.norm, call.is_fixed, GroupChoices())
+        y = compute(normalized, added, call.norm.function, call.norm.slope)
+        return torch.autograd.grad(y, operands, dy)
+
+    return by_operators, as_group
