@@ -40,7 +40,7 @@ STEPS = (
     "scale",
 )
 COMBINATIONS = (None, "add", "multiply")
-FUNCTIONS = (None, *ACTIVATIONS, "sigmoid", "hardsigmoid", "hardswish", "leaky_relu")
+FUNCTIONS = (None, *ACTIVATIONS, "sigmoid", "hardsigmoid", "hardswish", "leaky_relu", "gelu", "gelu_tanh")
 
 _PRODUCTS = ("floats", "pairs", "tiles")  # in the order of enum Products (common/pairs.h)
 _DTYPES_OF_MOST = tuple(dtype for dtype in ELEMENTS if dtype != "float64")
@@ -133,13 +133,44 @@ class ProgramStep(ctypes.Structure):
     ]
 
 
+class NormArgument(ctypes.Structure):
+    """A normalization of a tensor (N, C, pixels) as a C struct (normalization/arguments.h).
+
+    element, parameter_element, running_element: numbers in ``ELEMENTS`` of the dtypes of the tensor, of the weight and
+    the bias, and of the running statistics.
+    sets: whose statistics: 0 for channels over all samples, -1 for pixels, or how many groups of channels of a sample.
+    function: number in ``FUNCTIONS``.
+    """
+
+    _fields_ = [
+        *((name, _int64) for name in ("element", "parameter_element", "running_element", "n", "c", "pixels")),
+        *((name, _int64) for name in ("channels_last", "sets", "function", "is_fixed", "threads")),
+        *((name, ctypes.c_double) for name in ("eps", "slope")),
+    ]
+
+
+class NormOperands(ctypes.Structure):
+    """The tensors of a normalization, as a C struct: of each its address, or null, and its bytes."""
+
+    TENSORS = (
+        *("x", "mean", "inverse", "running_mean", "running_var", "weight", "bias", "added", "mask", "y", "dy", "dx"),
+        *("dadded", "dweight", "dbias"),
+    )
+    _fields_ = [field for name in TENSORS for field in ((name, _pointer), (f"{name}_bytes", _int64))]
+
+
 _STAGE = ctypes.POINTER(Stage)
+_NORM = [ctypes.POINTER(NormArgument), ctypes.POINTER(NormOperands)]
 _ARGUMENTS = {  # by the end of a function's name
     "_prepared_bytes": [_STAGE],
     "_scratch_bytes": [_STAGE],
     "_stage": [_STAGE, *[_pointer] * 6, ctypes.POINTER(EpilogueArgument)],
     "program_run": [_pointer, _int64, _pointer, _int64],
     "set_threads": [_int64],
+    "norm_mask_bytes": _NORM[:1],
+    "norm_moments": [*_NORM, ctypes.c_double],
+    "norm_forward": _NORM,
+    "norm_backward": _NORM,
 }
 
 
@@ -256,7 +287,8 @@ def _path(build: str) -> Path | None:
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the functions of a C++ build, and return it. Raises ``OSError`` if it was built from other sources."""
     # The numbers on which Python and the C++ code must agree, in the order of the function mucudnn_abi.
-    sizes = [ctypes.sizeof(structure) for structure in (Operand, Geometry, EpilogueArgument, Stage, ProgramStep)]
+    structures = (Operand, Geometry, EpilogueArgument, Stage, ProgramStep, NormArgument, NormOperands)
+    sizes = [ctypes.sizeof(structure) for structure in structures]
     enums = (ELEMENTS, FUNCTIONS, OPERATIONS, STEPS, COMBINATIONS)
     numbers = chain.from_iterable(range(len(enum)) for enum in enums)
     expected = [*sizes, _LARGEST_SIZE, _NO_MEMORY, *numbers, *PHASES]

@@ -1,0 +1,211 @@
+"""Normalization in training, with an addition and an activation behind it, by C++ functions for the CPU.
+
+The statistics, the output and the gradients take one call each. Tensors are (N, C, ...), dense, contiguous or with the
+channels last. All arithmetic is in float32, sums in double, and half precision is rounded where results are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from mucudnn.core.errors import InvalidInputError
+from mucudnn.kernels.compiled.library import (
+    FUNCTIONS,
+    NormArgument,
+    NormOperands,
+    function,
+    loaded_build,
+)
+
+PIXELS = -1
+_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_FUNCTIONS = (None, "ReLU", "ReLU6", "SiLU", "hardswish", "leaky_relu", "gelu", "gelu_tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A normalization and the activation behind it.
+
+    sets: statistics of each sample: 0 for one of each channel over all samples (batch norm), G of G groups of channels
+        (group norm; instance norm has G = C), ``PIXELS`` of each pixel over its channels (layer norm over channels).
+    eps: added to variances.
+    function: the activation, a name in ``FUNCTIONS``, or None.
+    slope: of leaky_relu.
+    """
+
+    sets: int
+    eps: float
+    function: str | None = None
+    slope: float = 0.01
+
+
+def why_not(x: Tensor, norm: Norm) -> str | None:
+    """Return why the C++ functions do not compute a normalization of x, or None."""
+    if x.device.type != "cpu":
+        return f"x is on {x.device.type}; the compiled functions are for the CPU"
+    return loaded_build().why_not_compiled or _why_not(x, norm)
+
+
+def _why_not(x: Tensor, norm: Norm) -> str | None:
+    if norm.function not in _FUNCTIONS:
+        return f"the function is {norm.function}; compiled are {', '.join(map(str, _FUNCTIONS[1:]))}"
+    if x.dtype not in _ELEMENTS:
+        return f"x is {x.dtype}; the functions are compiled for {', '.join(map(str, _ELEMENTS))}"
+    if x.dim() < 2 or x.numel() == 0:
+        return f"x is {tuple(x.shape)}; it must be (N, C, ...), and not empty"
+    if norm.sets > 0 and x.shape[1] % norm.sets:
+        return f"{x.shape[1]} channels are not {norm.sets} equal groups"
+    is_last = _is_channels_last(x)
+    if is_last is None:
+        return f"x of {tuple(x.shape)} has the strides {x.stride()}; it must be contiguous or have the channels last"
+    if norm.sets == PIXELS and not is_last:
+        return "x is contiguous; pixels are normalized with the channels last"
+    return None
+
+
+def moments(x: Tensor, norm: Norm, running: tuple[Tensor, Tensor, float] | None = None) -> tuple[Tensor, Tensor]:
+    """Return the means and 1 / sqrt(variance + eps) of the sets, in float32: (C,), (N * G,) or (N * pixels,).
+
+    running: running means and variances (C,), which are updated in place with the unbiased variance, and the momentum.
+    """
+    running_mean, running_var, momentum = running or (None, None, 0.0)
+    argument, statistics, _ = _prepared(x, norm, None, running_mean)
+    mean = torch.empty(statistics, dtype=torch.float32)
+    inverse = torch.empty(statistics, dtype=torch.float32)
+    function("norm_moments")(argument, _operands(x, mean, inverse, running_mean, running_var), momentum)
+    return mean, inverse
+
+
+def forward(
+    x: Tensor,
+    norm: Norm,
+    mean: Tensor,
+    inverse: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    added: Tensor | None = None,
+    *,
+    keeps_mask: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return y = function((x - mean) * inverse * weight + bias + added), and a mask for ``backward``, or None.
+
+    mean, inverse: of ``moments``, or constants.
+    weight, bias: (C,), of x's dtype or float32.
+    keeps_mask: whether to return a bit for each element, whether the activation passes it: of ReLU, ReLU6, leaky_relu.
+    """
+    argument, _, mask_bytes = _prepared(x, norm, weight if bias is None else bias, None)
+    y = torch.empty_like(x)
+    mask = torch.empty(mask_bytes, dtype=torch.uint8) if keeps_mask else None
+    _require_like(x, added)
+    operands = _operands(x, mean, inverse, None, None, weight, bias, added, mask, y)
+    function("norm_forward")(argument, operands)
+    return y, mask
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    norm: Norm,
+    mean: Tensor,
+    inverse: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None = None,
+    *,
+    is_fixed: bool = False,
+    needs_dx: bool = True,
+    needs_dadded: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Return dx, dadded, dweight and dbias, each None if it is not needed or there is no such operand.
+
+    mask: of ``forward``, which it must be if there was an addition and there is a function.
+    is_fixed: whether mean and inverse are constants.
+    """
+    _require_like(x, dy)
+    argument, _, _ = _prepared(x, norm, weight if bias is None else bias, None, is_fixed=is_fixed)
+    dx = torch.empty_like(x) if needs_dx else None
+    is_dy = norm.function is None
+    dadded = torch.empty_like(x) if needs_dadded and not is_dy else None
+    dweight = None if weight is None else torch.empty_like(weight)
+    dbias = None if bias is None else torch.empty_like(bias)
+    operands = _operands(
+        x, mean, inverse, None, None, weight, bias, None, mask, None, dy, dx, dadded, dweight, dbias
+    )  # fmt: skip
+    function("norm_backward")(argument, operands)
+    return dx, dy if needs_dadded and is_dy else dadded, dweight, dbias
+
+
+def _prepared(
+    x: Tensor, norm: Norm, parameter: Tensor | None, running: Tensor | None, *, is_fixed: bool = False
+) -> tuple[NormArgument, int, int]:
+    parameters = None if parameter is None else parameter.dtype
+    of_running = None if running is None else running.dtype
+    key = x.shape, x.stride(), x.dtype, norm, parameters, of_running, is_fixed, torch.get_num_threads()
+    return _kept(*key)
+
+
+@lru_cache(maxsize=4096)
+def _kept(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    norm: Norm,
+    parameters: torch.dtype | None,
+    running: torch.dtype | None,
+    is_fixed: bool,
+    threads: int,
+) -> tuple[NormArgument, int, int]:
+    """Return the argument of the C++ functions, how many means there are, and the bytes of a mask."""
+    x = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    if (reason := _why_not(x, norm)) is not None:
+        raise InvalidInputError(reason)
+    for each in (parameters, running):
+        if each not in (None, torch.float32, dtype):
+            raise InvalidInputError(f"a parameter is {each}; it must be float32 or as x, {dtype}")
+    n, c, pixels = shape[0], shape[1], prod(shape[2:])
+    argument = NormArgument(
+        element=_ELEMENTS[dtype],
+        parameter_element=_ELEMENTS[parameters or torch.float32],
+        running_element=_ELEMENTS[running or torch.float32],
+        n=n,
+        c=c,
+        pixels=pixels,
+        channels_last=bool(_is_channels_last(x)),
+        sets=norm.sets,
+        function=FUNCTIONS.index(norm.function),
+        is_fixed=is_fixed,
+        threads=threads,
+        eps=norm.eps,
+        slope=norm.slope,
+    )
+    statistics = c if norm.sets == 0 else n * (pixels if norm.sets == PIXELS else norm.sets)
+    return argument, statistics, function("norm_mask_bytes")(argument)
+
+
+def _is_channels_last(x: Tensor) -> bool | None:
+    """Return whether the channels are last in memory, or first (contiguous); None if x is not dense in either order."""
+    if x.permute(0, *range(2, x.dim()), 1).is_contiguous():
+        return True
+    return False if x.is_contiguous() else None
+
+
+def _require_like(x: Tensor, other: Tensor | None) -> None:
+    if other is None or (other.shape, other.stride(), other.dtype) == (x.shape, x.stride(), x.dtype):
+        return
+    is_same = other.shape == x.shape and other.dtype is x.dtype and other.device == x.device
+    if not is_same or _is_channels_last(other) != _is_channels_last(x):
+        raise InvalidInputError(
+            f"a tensor of {tuple(other.shape)}, {other.dtype}, has the strides {other.stride()}; those of x are "
+            f"{tuple(x.shape)}, {x.dtype} and {x.stride()}"
+        )
+
+
+def _operands(*tensors: Tensor | None) -> NormOperands:
+    fields = (part for each in tensors for part in ((None, 0) if each is None else (each.data_ptr(), each.nbytes)))
+    return NormOperands(*fields)

@@ -1,0 +1,92 @@
+// Activations of vectors, and what they make of gradients. Comparisons leave NaN as it is, as torch's do.
+#pragma once
+
+#include <limits>
+
+#include "common/exponential.h"
+#include "normalization/lines.h"
+#include "program/step.h"
+
+namespace normalization {
+
+// Values and derivatives of the functions that need an exponential, or a product; not inlined.
+Vec smooth(int64_t function, Vec z);
+Vec smooth_slope(int64_t function, Vec z);
+
+// A bit of a mask tells whether the activation passes an element.
+INLINE void store_bits(uint8_t* to, Lanes passes) {
+#if defined(__AVX512F__)
+  const __mmask16 bits = _mm512_movepi32_mask((__m512i)passes);
+  std::memcpy(to, &bits, sizeof bits);
+#elif defined(__AVX2__)
+  *to = uint8_t(_mm256_movemask_ps((__m256)passes));
+#else
+  uint8_t bits = 0;
+  for (int i = 0; i < VL; ++i) bits |= (passes[i] & 1) << i;
+  *to = bits;
+#endif
+}
+
+INLINE Lanes load_bits(const uint8_t* from) {
+#if defined(__AVX512F__)
+  __mmask16 bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return (Lanes)_mm512_movm_epi32(bits);
+#else
+  Lanes bits;
+  for (int i = 0; i < VL; ++i) bits[i] = 1 << i;
+  return (int32_t(*from) & bits) != 0;
+#endif
+}
+
+enum Kind { CLAMPED, LEAKY, SMOOTH, MASKED };
+
+// One function of each kind: with bounds, of which NaN is none; with a slope below zero; smooth; or whose derivative is
+// 1 where a bit of a mask is set, elsewhere the slope.
+template <Kind KIND>
+struct Activation {
+  int64_t function;
+  float least = std::numeric_limits<float>::quiet_NaN(), most = least, slope;
+
+  explicit Activation(const Norm& norm) : function(norm.function), slope(float(norm.slope)) {
+    if (function == RELU || function == RELU6) least = 0;
+    if (function == RELU6) most = 6;
+    if (function != program::LEAKY_RELU) slope = 0;
+  }
+
+  INLINE_MEMBER Vec value(Vec z) const {
+    if constexpr (KIND == LEAKY) return z > 0 ? z : z * slope;
+    if constexpr (KIND == SMOOTH) return smooth(function, z);
+    z = z <= least ? broadcast(least) : z;
+    return z >= most ? broadcast(most) : z;
+  }
+
+  INLINE_MEMBER Lanes passes(Vec z) const {
+    if constexpr (KIND == LEAKY) return z > 0;
+    return ~((z <= least) | (z >= most));
+  }
+
+  // Return dz; passed: bits of a mask if it is of the kind MASKED.
+  INLINE_MEMBER Vec gradient(Vec dy, Vec z, Lanes passed) const {
+    if constexpr (KIND == SMOOTH) return dy * smooth_slope(function, z);
+    if constexpr (KIND == LEAKY) return z > 0 ? dy : dy * slope;
+    if constexpr (KIND == CLAMPED) passed = passes(z);
+    const Vec stopped = KIND == MASKED && slope != 0 ? dy * slope : Vec{};
+    return passed ? dy : stopped;
+  }
+};
+
+// Call body with the activation of a norm as its argument, of a type that is a constant.
+template <class Body>
+void with_activation(const Norm& norm, bool is_masked, Body body) {
+  if (is_masked) return body(Activation<MASKED>(norm));
+  switch (norm.function) {
+    case IDENTITY:
+    case RELU:
+    case RELU6: return body(Activation<CLAMPED>(norm));
+    case program::LEAKY_RELU: return body(Activation<LEAKY>(norm));
+    default: return body(Activation<SMOOTH>(norm));
+  }
+}
+
+}  // namespace normalization

@@ -1,0 +1,161 @@
+// Gradients. With dz, what the activation makes of dy, and means over the elements of a set:
+//   dbias = sum dz, dweight = sum dz * (x - mean) * inverse, dadded = dz
+//   dx = inverse * (dz * weight - mean(dz * weight) - (x - mean) * inverse^2 * mean(dz * weight * (x - mean)))
+#pragma once
+
+#include "normalization/forward.h"
+
+namespace normalization {
+
+// What is read of a line.
+template <class T>
+struct Read {
+  const T *x, *dy;
+  const uint8_t* mask;
+
+  Read(const Line& line, const Operands& operands)
+      : x(operands.x.as<T>() + line.first),
+        dy(operands.dy.as<T>() + line.first),
+        mask(operands.mask ? operands.mask.as<uint8_t>() + line.mask : nullptr) {}
+};
+
+// x - mean, and dz.
+struct Terms {
+  Vec distance, dz;
+};
+
+template <class T, class Function>
+INLINE Terms terms_of(const Read<T>& read, const Coefficients& with, Function function, ptrdiff_t at, ptrdiff_t i,
+                      int lanes, ptrdiff_t bits) {
+  const Vec distance = load_first(read.x + at, lanes) - load(with.mean + i), dy = load_first(read.dy + at, lanes);
+  const Vec z = distance * load(with.scale + i) + load(with.bias + i);
+  return {distance, function.gradient(dy, z, read.mask ? load_bits(read.mask + bits) : Lanes{})};
+}
+
+// Add the sums of dz, and of dz * (x - mean), of the elements of a line to those of their places in the period.
+template <class T, class Function>
+void add_gradients(const Layout& layout, const Line& line, const Coefficients& with, Function function,
+                   const Operands& operands, double* sums) {
+  const Read<T> read(line, operands);
+  const int64_t size = layout.entries(), bits_of_period = mask_bytes(layout.width);
+  each_tile(line.count, layout.width, [&](auto vectors, ptrdiff_t first, ptrdiff_t i, ptrdiff_t periods, int lanes,
+                                          ptrdiff_t bits) INLINE_LAMBDA {
+    constexpr int V = vectors();
+    Vec sum[V] = {}, product[V] = {};
+    const Function local = function;
+    for (ptrdiff_t period = 0; period < periods; ++period, first += layout.width, bits += bits_of_period) {
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        const Terms terms = terms_of(read, with, local, first + v * VL, (i + v * VL) & with.keep, V > 1 ? VL : lanes,
+                                     bits + v * MASK_BYTES);
+        sum[v] += terms.dz;
+        product[v] += terms.dz * terms.distance;
+      }
+    }
+    for (int j = 0; j < (V > 1 ? V * VL : lanes); ++j) {
+      double* const to = sums + ((i + j) & with.keep);
+      to[0] += sum[j / VL][j % VL];
+      to[size] += product[j / VL][j % VL];
+    }
+  });
+}
+
+// Write dx and dz, if there is memory for them.
+template <class T, class Function>
+void differentiate(const Layout& layout, const Line& line, const Coefficients& with, Function function,
+                   const Operands& operands) {
+  const Read<T> read(line, operands);
+  T* const dx = operands.dx ? operands.dx.as<T>() + line.first : nullptr;
+  T* const dadded = operands.dadded ? operands.dadded.as<T>() + line.first : nullptr;
+  each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
+    i &= with.keep;
+    const Terms terms = terms_of(read, with, function, at, i, lanes, bits);
+    if (dadded) store_first(dadded + at, terms.dz, lanes);
+    if (!dx) return;
+    const Vec value = terms.dz * load(with.scale + i) + load(with.offset + i);
+    store_first(dx + at, terms.distance * load(with.slope + i) + value, lanes);
+  });
+}
+
+// The sums of a unit become the offset and the slope of dx, and are added to the gradients of the parameters.
+class Parameters {
+ public:
+  Parameters(const Norm& norm, const Layout& layout, const RowCoefficients& coefficients)
+      : norm_(norm), layout_(layout), coefficients_(coefficients), data_(times(norm.threads, 2 * norm.c)) {}
+
+  void finish(int64_t unit, int part, Sums& sums) {
+    const int64_t size = layout_.entries(), channels = layout_.is_last ? layout_.channels : 1;
+    const double count = double(layout_.set_elements);
+    for (int64_t set = unit * layout_.sets; set < (unit + 1) * layout_.sets; ++set) {
+      const int64_t first = set % layout_.sets * (channels / layout_.sets), last = first + channels / layout_.sets;
+      const double inverse = coefficients_.inverse(set);
+      double sum = 0, product = 0;
+      for (int64_t row = unit * layout_.rows; row < (unit + 1) * layout_.rows; ++row) {
+        double* const of_row = sums.of(row, part);
+        for (int64_t i = first; i < last; ++i) {
+          for (int64_t repeat = i + channels; repeat < size; repeat += channels)
+            of_row[i] += of_row[repeat], of_row[size + i] += of_row[size + repeat];
+          const int64_t channel = layout_.is_last ? i : row % layout_.channels;
+          double* const gradients = data_.data() + part * 2 * norm_.c + channel;
+          gradients[0] += of_row[size + i] * inverse;
+          gradients[norm_.c] += of_row[i];
+          sum += coefficients_.weight(channel) * of_row[i];
+          product += coefficients_.weight(channel) * of_row[size + i];
+        }
+      }
+      const double offset = -inverse * sum / count, slope = -inverse * inverse * inverse * product / count;
+      for (int64_t row = unit * layout_.rows; row < (unit + 1) * layout_.rows; ++row) {
+        double* const of_row = sums.of(row, part);
+        std::fill(of_row + first, of_row + last, norm_.is_fixed ? 0 : offset);
+        std::fill(of_row + size + first, of_row + size + last, norm_.is_fixed ? 0 : slope);
+      }
+    }
+  }
+
+  // Write the gradients of the weight (which = 0) or the bias, in the order of parts.
+  void write(int which, const Buffer& to) const {
+    if (!to) return;
+    Elements{to.data, Element(norm_.parameter_element)}.visit([&](auto* gradient) {
+      for (int64_t c = 0; c < norm_.c; ++c) {
+        double sum = 0;
+        for (int64_t part = 0; part < norm_.threads; ++part) sum += data_[(2 * part + which) * norm_.c + c];
+        store_first(gradient + c, broadcast(float(sum)), 1);
+      }
+    });
+  }
+
+ private:
+  const Norm& norm_;
+  const Layout& layout_;
+  const RowCoefficients& coefficients_;
+  std::vector<double> data_;  // of each part, those of the weight and of the bias
+};
+
+template <class T>
+void backward(const Norm& norm, const Operands& operands) {
+  const Layout layout(norm);
+  const int threads = int(norm.threads);
+  RowCoefficients coefficients(norm, layout, operands), of_dx(norm, layout, operands);
+  Sums sums(layout, threads);
+  Parameters parameters(norm, layout, coefficients);
+  const bool reduces = operands.dweight || operands.dbias || (operands.dx && !norm.is_fixed);
+  const bool writes = operands.dx || operands.dadded;
+  with_activation(norm, bool(operands.mask), [&](auto function) {
+    const auto reduce = [&](const Line& line, int part) {
+      if (!reduces) return;
+      const Coefficients with = coefficients.of(line.row, part);
+      add_gradients<T>(layout, line, with, function, operands, sums.slot(line.row, part));
+    };
+    const auto finish = [&](int64_t unit, int part) { parameters.finish(unit, part, sums); };
+    const auto apply = [&](const Line& line, int part) {
+      if (!writes) return;
+      const Coefficients with = of_dx.of(line.row, part, sums.of(line.row, part));
+      differentiate<T>(layout, line, with, function, operands);
+    };
+    each_unit(layout, sums, threads, reduce, finish, apply);
+  });
+  parameters.write(0, operands.dweight);
+  parameters.write(1, operands.dbias);
+}
+
+}  // namespace normalization

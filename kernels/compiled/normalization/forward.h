@@ -1,0 +1,83 @@
+// y = function((x - mean) * inverse * weight + bias + added).
+#pragma once
+
+#include "normalization/units.h"
+
+namespace normalization {
+
+// The coefficients of the rows of a call, in the memory of each part.
+class RowCoefficients {
+ public:
+  RowCoefficients(const Norm& norm, const Layout& layout, const Operands& operands)
+      : layout_(layout),
+        mean_(operands.mean.as<float>()),
+        inverse_(operands.inverse.as<float>()),
+        weight_({operands.weight.data, Element(norm.parameter_element)}, norm.c),
+        bias_({operands.bias.data, Element(norm.parameter_element)}, norm.c),
+        floats_(int(norm.threads), Coefficients::COUNT * layout.coefficients()),
+        rows_(norm.threads, -1) {}
+
+  float weight(int64_t channel) const { return weight_.data() ? weight_.data()[channel] : 1; }
+  float inverse(int64_t set) const { return inverse_[set]; }
+
+  // Return the coefficients of a row; gradients: the offsets and the slopes that a gradient has, in double, or null.
+  Coefficients of(int64_t row, int part, const double* gradients = nullptr) {
+    const Coefficients to(layout_, floats_.of(part));
+    if (rows_[part] == row) return to;
+    rows_[part] = row;
+    layout_.each_entry(row, [&](int64_t i, int64_t channel, int64_t set) {
+      to.mean[i] = mean_[set];
+      to.scale[i] = inverse_[set] * weight(channel);
+      to.bias[i] = bias_.data() ? bias_.data()[channel] : 0;
+      if (!gradients) return;
+      to.offset[i] = float(gradients[layout_.is_last ? channel : 0]);
+      to.slope[i] = float(gradients[layout_.entries() + (layout_.is_last ? channel : 0)]);
+    });
+    if (!layout_.is_last)
+      for (float* const single : {to.mean, to.scale, to.bias, to.slope, to.offset}) std::fill_n(single, VL, single[0]);
+    return to;
+  }
+
+  // Forget the rows, before their gradients are there.
+  void forget(int part) { rows_[part] = -1; }
+
+ private:
+  const Layout& layout_;
+  const float *mean_, *inverse_;
+  AsFloats weight_, bias_;
+  Floats floats_;
+  std::vector<int64_t> rows_;
+};
+
+template <class T, class Function>
+void normalize(const Layout& layout, const Line& line, const Coefficients& with, Function function,
+               const Operands& operands) {
+  const T* const x = operands.x.as<T>() + line.first;
+  const T* const added = operands.added ? operands.added.as<T>() + line.first : nullptr;
+  T* const y = operands.y.as<T>() + line.first;
+  uint8_t* const mask = operands.mask ? operands.mask.as<uint8_t>() + line.mask : nullptr;
+  each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
+    i &= with.keep;
+    Vec z = (load_first(x + at, lanes) - load(with.mean + i)) * load(with.scale + i) + load(with.bias + i);
+    if (added) z += load_first(added + at, lanes);
+    if (mask) store_bits(mask + bits, function.passes(z));
+    store_first(y + at, function.value(z), lanes);
+  });
+}
+
+template <class T>
+void forward(const Norm& norm, const Operands& operands) {
+  const Layout layout(norm);
+  const int threads = int(norm.threads);
+  RowCoefficients coefficients(norm, layout, operands);
+  with_activation(norm, false, [&](auto function) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads; ++part)  // in reverse: the end of each part was read last, by `moments`
+      for (int64_t i = (part + 1) * layout.all_lines() / threads; i-- > part * layout.all_lines() / threads;) {
+        const Line line = layout.line(i);
+        normalize<T>(layout, line, coefficients.of(line.row, part), function, operands);
+      }
+  });
+}
+
+}  // namespace normalization
