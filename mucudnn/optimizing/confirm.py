@@ -366,8 +366,8 @@ def _compare_groups(steps: ModelSteps) -> Comparison | None:
     """
     if not steps.ranks.anywhere(holds=bool(steps.norms)):
         return None
-    kinds = (partial(steps.run, ours=True, recorded=False, groups=groups) for groups in (False, True))
-    rounds = steps_in_turns(steps, tuple(kinds))
+    without, within = (partial(steps.run, ours=True, recorded=False, groups=groups) for groups in (False, True))
+    rounds = steps_in_turns(steps, (without, within))
     comparison, is_disturbed = steps.ranks.of_rank_0((compared(rounds, step_s), is_busy(load_of(rounds))))
     if comparison.is_slower(LEAST_CHANGE) and not is_disturbed:
         for norm in steps.norms.values():

@@ -94,7 +94,7 @@ def _comparisons(calls: Sequence[GroupCall], config: Config, progress: Progress)
 
 
 def _steps(call: GroupCall) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return functions that run a call forward and backward, on random operands: with PyTorch's operators, as a group."""
+    """Return functions that run a call forward and backward on random operands: by PyTorch, and as a group."""
     channels = call.shape[1]
 
     def image() -> Tensor:

@@ -26,7 +26,7 @@ from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
 from mucudnn.running.eager.hot_path import is_plain
 
-_groups = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]  # of tensors that can be computed again, each with its version
+_groups = WeakIdKeyDictionary()  # of tensors that can be computed again, each with its version
 _ADVICE = "optimize the model with Config(fuse=False), which leaves norms alone"
 
 
@@ -76,7 +76,7 @@ class GroupChoices:
     joins_additions: bool = True
     computes_again: bool = True
     results: list[StorageWeakRef] = field(default_factory=list)
-    is_counting: bool = True
+    is_counting: bool = False
     calls: Counter[GroupCall] = field(default_factory=Counter)
     refusals: set[str] = field(default_factory=set)
 
@@ -87,7 +87,7 @@ class GroupChoices:
         """
         self.joins_additions = any(call.has_addition and call.norm.function is not None for call in self.calls)
         self.defers = any(call.has_addition or call.norm.function is not None for call in self.calls)
-        self.computes_again = all(result.expired() for result in self.results)
+        self.computes_again = all(result.expired() for result in self.results)  # type: ignore[no-untyped-call]
         self.is_counting, self.results = False, []
 
 
@@ -124,7 +124,7 @@ def compute(normalized: Normalized, added: Tensor | None, function: str | None =
         _groups[y] = replace(normalized, norm=norm), y._version
     if choices.is_counting:
         choices.calls[_call_of(normalized, norm, added)] += 1
-        choices.results.append(StorageWeakRef(y.untyped_storage()))
+        choices.results.append(StorageWeakRef(y.untyped_storage()))  # type: ignore[no-untyped-call]
     return y
 
 
@@ -137,7 +137,7 @@ def group_of(y: Tensor) -> Normalized | None:
 def computed_again(group: Normalized) -> Tensor:
     """Return the result of a group without an addition once more, differentiable if gradients are being recorded."""
     if torch.is_grad_enabled():
-        return compute(replace(group, choices=GroupChoices()), None, group.norm.function, group.norm.slope)
+        return compute(group, None, group.norm.function, group.norm.slope)
     operands = group.x, group.norm, group.mean, group.inverse, group.weight, group.bias
     return normalization.forward(*operands)[0]
 
@@ -217,9 +217,7 @@ class _Deferred(_Node):
         added: Tensor | None,
     ) -> Tensor:
         _save(ctx, normalized, norm, None)
-        return Pending._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
-            Pending, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
-        )
+        return Pending._make_wrapper_subclass(Pending, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
 
 
 def _like(dy: Tensor, x: Tensor) -> Tensor:
@@ -268,7 +266,8 @@ def by_torch(
     statistics: running mean and variance of batch norm, or None.
     """
     if norm.sets == 0:
-        y = F.batch_norm(x, *(statistics or (None, None)), weight, bias, not is_fixed, 0.1, norm.eps)
+        mean, variance = statistics or (None, None)
+        y = F.batch_norm(x, mean, variance, weight, bias, not is_fixed, 0.1, norm.eps)
     elif norm.sets == PIXELS:
         y = F.layer_norm(x, x.shape[1:], weight, bias, norm.eps)
     else:
@@ -277,14 +276,14 @@ def by_torch(
     match norm.function:
         case None:
             return y
-        case "relu" | "relu6" as function:
-            return cast(Tensor, getattr(F, function)(y, inplace=True))
+        case "ReLU" | "ReLU6" as function:
+            return cast(Tensor, getattr(F, function.lower())(y, inplace=True))
         case "leaky_relu":
             return F.leaky_relu(y, norm.slope)
         case "gelu_tanh":
             return F.gelu(y, approximate="tanh")
         case function:
-            return cast(Tensor, getattr(F, function)(y))
+            return cast(Tensor, getattr(F, function.lower())(y))
 
 
 def _unpacked(mask: Tensor, x: Tensor) -> Tensor:
@@ -362,7 +361,7 @@ class Pending(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Compute what reaches torch's dispatcher without ``__torch_function__``; autograd has recorded it already."""
@@ -391,7 +390,7 @@ _METADATA = {
 def _activate(input: Any, function: str, *, in_place: bool, slope: float = 0.01) -> Any:
     """Return the activation of a pending tensor; NotImplemented if it is computed by torch."""
     pending = input.latest() if isinstance(input, Pending) else input
-    if not isinstance(pending, Pending) or (pending.added is not None and function != "relu"):
+    if not isinstance(pending, Pending) or (pending.added is not None and function != "ReLU"):
         return NotImplemented
     y = pending.activated(function, slope)
     if in_place:
@@ -400,15 +399,15 @@ def _activate(input: Any, function: str, *, in_place: bool, slope: float = 0.01)
 
 
 def _relu(input: Any, inplace: bool = False) -> Any:
-    return _activate(input, "relu", in_place=inplace)
+    return _activate(input, "ReLU", in_place=inplace)
 
 
 def _relu_(input: Any) -> Any:
-    return _activate(input, "relu", in_place=True)
+    return _activate(input, "ReLU", in_place=True)
 
 
 def _relu6(input: Any, inplace: bool = False) -> Any:
-    return _activate(input, "relu6", in_place=inplace)
+    return _activate(input, "ReLU6", in_place=inplace)
 
 
 def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
@@ -420,7 +419,7 @@ def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False)
 
 
 def _silu(input: Any, inplace: bool = False) -> Any:
-    return _activate(input, "silu", in_place=inplace)
+    return _activate(input, "SiLU", in_place=inplace)
 
 
 def _hardswish(input: Any, inplace: bool = False) -> Any:

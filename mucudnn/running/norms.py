@@ -103,10 +103,10 @@ def _moments(x: Tensor, norm: Norm, running: tuple[Tensor, Tensor, float] | None
     """Return the statistics of x, and update the running ones, of any floating-point dtype."""
     if running is None:
         return normalization.moments(x, norm)
-    *statistics, momentum = running
-    floats = [statistic.float() for statistic in statistics]
+    mean, variance, momentum = running
+    floats = mean.float(), variance.float()
     moments = normalization.moments(x, norm, (*floats, momentum))
-    for statistic, updated in zip(statistics, floats, strict=True):
+    for statistic, updated in zip((mean, variance), floats, strict=True):
         if updated is statistic:
             torch.autograd.graph.increment_version(statistic)
         else:
@@ -253,7 +253,7 @@ def make_groups(model: nn.Module, run: Callable[[nn.Module], object]) -> list[Tu
     Raises any error of the model; no module runs as a group then.
     """
     modules = [module for module in _norm_modules(model, run) if why_not_grouped(module) is None]
-    choices = [GroupChoices() for _ in modules]
+    choices = [GroupChoices(is_counting=True) for _ in modules]
     try:
         for module, settled in zip(modules, choices, strict=True):
             object.__setattr__(module, "__class__", _tuned_class(module))

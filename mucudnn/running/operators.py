@@ -15,7 +15,6 @@ configuration up by the integer ``tuning``, the handle of a ``Choices``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any, cast
 
@@ -33,7 +32,7 @@ from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.eager.hot_path import extension, is_eager, run_known
 from mucudnn.running.executable import Executable, StepError
-from mucudnn.running.groups import Normalized, computed_again, group_of
+from mucudnn.running.groups import GroupChoices, Normalized, computed_again, group_of
 from mucudnn.running.problems import is_backward_data, torchs_memory_format, transposed_shape
 from mucudnn.running.workspace import make_room, note_lack_of_memory
 
@@ -254,7 +253,7 @@ class _OnGroup(torch.autograd.Function):
         ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], group: Normalized
     ) -> Tensor:
         ctx.save_for_backward(group.x, group.weight, group.bias, group.mean, group.inverse, w)
-        ctx.group, ctx.rest = replace(group, x=None, weight=None, bias=None, mean=None, inverse=None), settings
+        ctx.norm, ctx.is_fixed, ctx.rest = group.norm, group.is_fixed, settings
         return (_values if observer is None else values)(Operation.FORWARD, x, w, bias, settings)
 
     @staticmethod
@@ -264,7 +263,7 @@ class _OnGroup(torch.autograd.Function):
         dx = convolve(Operation.BACKWARD_DATA, x, w, g, *ctx.rest) if needs_dx else None  # x: only its shape
         dw = None
         if needs_dw:
-            y = computed_again(replace(ctx.group, x=x, weight=weight, bias=bias, mean=mean, inverse=inverse))
+            y = computed_again(Normalized(x, weight, bias, mean, inverse, ctx.norm, ctx.is_fixed, GroupChoices()))
             dw = convolve(Operation.BACKWARD_FILTER, y, w, g, *ctx.rest)
         return dx, dw, bias_gradient(g) if needs_bias else None, None, None
 
