@@ -182,11 +182,11 @@ class Config:
     training if a step is neither too short nor too long and the processes that take part tune together.
     share_tuning: in a ``torch.distributed`` process group of more than one rank, ``optimize`` and ``tune`` divide the
     measuring among the ranks, and all ranks choose alike (docs/ranks.md). If False, each rank tunes for itself.
-    fuse: whether ``optimize`` has norms computed together with the additions and activations behind them. In training
-    they are groups, with one node of autograd each (docs/training.md); ``"auto"`` and True compare them with PyTorch's
-    operators. In inference, True returns a graph of the model in which batch norm is folded into convolutions, and
-    additions and activations are computed with them (docs/inference.md); only the forward operation is tuned then,
-    regardless of ``operations``.
+    fuse: what ``optimize`` computes together. ``"auto"``: in training, norms with the additions and activations behind
+    them, as groups, where these are faster than PyTorch's operators (docs/training.md). False: nothing. True, for
+    inference: it returns a graph of the model in which batch norm is folded into convolutions, and additions and
+    activations are computed with them (docs/inference.md). Only the forward operation is tuned then, regardless of
+    ``operations``.
     memory_budget: for inference, the most memory, inclusive, of a call of the model that ``optimize`` returns, for
     activations and workspace together, beside parameters, arguments and results (docs/bands.md); ``"off"`` for no
     bound.
@@ -301,8 +301,8 @@ class Config:
     fuse: bool | None = _setting(
         None,
         flag,
-        "Compute norms together with additions and activations. Default: auto, in training where that is measured to "
-        "save time. If set, in inference with the convolutions.",
+        "For inference: compute batch norm, additions and ReLUs with the convolutions. Default: auto, which in "
+        "training computes norms with additions and activations where that saves time.",
         words=("auto",),
     )
 

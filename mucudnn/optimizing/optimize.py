@@ -33,7 +33,7 @@ from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import DEVICE_TYPES, untouched
 from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
-from mucudnn.tuning.model_state import is_training, undisturbed
+from mucudnn.tuning.model_state import undisturbed
 from mucudnn.tuning.result import configurations_of
 from mucudnn.tuning.trace import trace
 from mucudnn.tuning.tuner import openmp_threads_ended, team_of, tune_tasks
@@ -98,7 +98,7 @@ def optimize(
     they are errors.
     """
     config = config_or_default(config)
-    runs_modules = config.memory_budget_bytes is None and (not config.fuse or is_training(model))
+    runs_modules = config.memory_budget_bytes is None and not config.fuse
     if runs_modules:
         config = without_cache_budget(config)
     if not (step is None or callable(step)):

@@ -27,6 +27,7 @@ from mucudnn.kernels.compiled.normalization import PIXELS, Norm
 from mucudnn.running.eager.hot_path import is_plain
 
 _groups = WeakIdKeyDictionary()  # of tensors that can be computed again, each with its version
+_WITH_MASKS = {"ReLU", "ReLU6", "leaky_relu"}  # whose derivatives have two values
 _ADVICE = "optimize the model with Config(fuse=False), which leaves norms alone"
 
 
@@ -238,16 +239,21 @@ def _differentiable_gradients(
     mask: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients by torch's own operators, which can be differentiated again."""
-    dz = dy if mask is None else dy * _unpacked(mask, x)
-    operands = [operand for operand in (x, weight, bias) if operand is not None and operand.requires_grad]
-    if not operands:
+    dz = dy
+    if mask is not None:  # which has the derivative of the activation
+        ones = torch.ones_like(x)
+        operands = ones, x, ctx.norm, mean, inverse, weight, bias, mask
+        _, derivative, _, _ = normalization.backward(*operands, needs_dx=False, needs_dadded=True)
+        dz = dy * cast(Tensor, derivative)
+    wanted = [operand for operand in (x, weight, bias) if operand is not None and operand.requires_grad]
+    if not wanted:
         return None, None, None, dz
     norm = ctx.norm if mask is None else replace(ctx.norm, function=None)
     statistics = (mean, inverse.pow(-2) - norm.eps) if ctx.is_fixed else None
     with torch.enable_grad():
         y = by_torch(norm, x, weight, bias, statistics, is_fixed=ctx.is_fixed)
-        gradients = torch.autograd.grad(y, operands, dz, create_graph=True)
-    results = dict(zip(map(id, operands), gradients, strict=True))
+        gradients = torch.autograd.grad(y, wanted, dz, create_graph=True)
+    results = dict(zip(map(id, wanted), gradients, strict=True))
     return *(results.get(id(operand)) for operand in (x, weight, bias)), dz
 
 
@@ -284,12 +290,6 @@ def by_torch(
             return F.gelu(y, approximate="tanh")
         case function:
             return cast(Tensor, getattr(F, function.lower())(y))
-
-
-def _unpacked(mask: Tensor, x: Tensor) -> Tensor:
-    """Return the bits of a mask as a tensor of zeros and ones of the shape, strides and dtype of x."""
-    bits = (mask.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1
-    return bits.flatten()[: x.numel()].to(x.dtype).as_strided(x.shape, x.stride())
 
 
 # Pending tensors
@@ -390,7 +390,7 @@ _METADATA = {
 def _activate(input: Any, function: str, *, in_place: bool, slope: float = 0.01) -> Any:
     """Return the activation of a pending tensor; NotImplemented if it is computed by torch."""
     pending = input.latest() if isinstance(input, Pending) else input
-    if not isinstance(pending, Pending) or (pending.added is not None and function != "ReLU"):
+    if not isinstance(pending, Pending) or (pending.added is not None and function not in _WITH_MASKS):
         return NotImplemented
     y = pending.activated(function, slope)
     if in_place:

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from mucudnn.core.errors import InvalidInputError, raise_interruption
 from mucudnn.kernels.compiled import normalization
@@ -258,7 +259,7 @@ def make_groups(model: nn.Module, run: Callable[[nn.Module], object]) -> list[Tu
         for module, settled in zip(modules, choices, strict=True):
             object.__setattr__(module, "__class__", _tuned_class(module))
             vars(module)["choices"] = settled
-        output = run(model)
+        output = tree_map_only(Pending, Pending.computed, run(model))
     except BaseException:
         for module in modules:
             vars(module)["choices"] = None

@@ -25,9 +25,10 @@ WORDS = (  # setting, words for None, of which the first is printed, and what th
     ("keep_heap", ("auto",), None),
     ("confirm", ("auto",), None),
     ("memory_budget", ("off", "none"), None),
+    ("fuse", ("auto",), None),
 )
 EVERY_WORD = [(name, word, meaning) for name, words, meaning in WORDS for word in words]
-FLAGS = ("keep_heap", "confirm")  # of which the option has no value: what is not given is "auto"
+FLAGS = ("keep_heap", "confirm", "fuse")  # of which the option has no value: what is not given is "auto"
 REFUSED = (  # value in Python, and in which words it is refused
     ({"workspace_limit": "off"}, "size 'off' is not understood; write a number and a unit, for example 64MiB"),
     ({"workspace_limit": "auto"}, "(B, KiB, MiB, GiB, TiB), or headroom, or none"),
@@ -108,7 +109,7 @@ def test_a_config_prints_words_and_is_what_it_prints() -> None:
         "Config(workspace_limit='64MiB', workspace_budget='off', cache_budget=0, policy='power-of-two', "
         "operations='all', algorithms='all', max_relative_error='auto', deterministic=False, time_limit='auto', "
         "database=None, strict=False, keep_heap='auto', confirm='auto', share_tuning=True, memory_budget='off', "
-        "fuse=False)"
+        "fuse='auto')"
     )
     other: Any = {"operations": "backward-data,forward", "algorithms": "gemm", "database": Path("rows.sqlite")}
     for config in (

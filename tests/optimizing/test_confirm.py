@@ -20,6 +20,7 @@ from mucudnn.measuring.heap import is_heap_kept, keep_heap, why_fixed
 from mucudnn.optimizing import steps as steps_module
 from mucudnn.optimizing.confirm import Confirmation, confirm
 from mucudnn.optimizing.steps import LEAST_CHANGE, ROUNDS, ModelSteps, Spent, StepCall, StepTimes, TunedModules
+from mucudnn.running.norms import TunedNorm
 
 FORWARD, DATA, FILTER = Operation
 N = 8
@@ -61,6 +62,7 @@ class MadeUpSteps:
     fault_s: float = 0.0
     kept_s: float = 0.0  # which a kept heap costs a step
     device_type: str = "cpu"
+    norms: Mapping[str, TunedNorm] = field(default_factory=dict)
 
     @property
     def times(self) -> MadeUpSteps:

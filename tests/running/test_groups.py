@@ -1,0 +1,272 @@
+"""Norms with additions and activations as groups: what they keep, what takes them, and what leaves them alone."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.running.groups import ChangedError, Pending, group_of
+from mucudnn.running.norms import TunedNorm, make_groups, why_not_grouped
+
+pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
+
+
+class Block(nn.Module):
+    """A convolution, a norm, and what a function does with the norm's result and the block's input."""
+
+    def __init__(self, after: Callable[[Tensor, Tensor], Tensor], norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)  # whose gradient is zero behind batch norm
+        self.norm = norm or nn.BatchNorm2d(4)
+        self.after = after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.norm(self.conv(x)), x)
+
+
+def seeded(after: Callable[[Tensor, Tensor], Tensor], norm: nn.Module | None = None) -> tuple[Block, Block, Tensor]:
+    """Return a block, another one with its norm as a group, and an input."""
+    torch.manual_seed(0)
+    block, x = Block(after, norm), torch.randn(3, 4, 6, 5)
+    grouped = copy.deepcopy(block)
+    state = copy.deepcopy(grouped.state_dict())
+    make_groups(grouped, lambda model: model(x))
+    grouped.load_state_dict(state)
+    return block, grouped, x
+
+
+def gradients_of(block: nn.Module, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    block.zero_grad()
+    y = block(x)
+    assert type(y) is Tensor
+    (y * torch.linspace(-1, 2, y.numel()).view_as(y)).sum().backward()
+    return [y.detach(), *(part.grad for part in (x, *block.parameters()) if part.grad is not None)]
+
+
+def require_alike(block: nn.Module, grouped: nn.Module, x: Tensor) -> None:
+    for theirs, ours in zip(gradients_of(block, x), gradients_of(grouped, x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for name, buffer in block.named_buffers():
+        torch.testing.assert_close(grouped.get_buffer(name), buffer)
+
+
+def activated(y: Tensor, x: Tensor) -> Tensor:
+    return F.silu(y)
+
+
+def in_place(y: Tensor, x: Tensor) -> Tensor:
+    y += x
+    return F.relu(y, inplace=True)
+
+
+def on_two_ways(y: Tensor, x: Tensor) -> Tensor:
+    return F.relu(y) + y.mul(2).add_(x)
+
+
+GROUPS: list[tuple[Callable[[Tensor, Tensor], Tensor], str]] = [
+    (lambda y, x: y, "batch norm"),
+    (lambda y, x: F.relu(y), "batch norm + ReLU"),
+    (lambda y, x: nn.ReLU(inplace=True)(y), "batch norm + ReLU"),
+    (lambda y, x: torch.relu_(y), "batch norm + ReLU"),
+    (lambda y, x: y.relu(), "batch norm + ReLU"),
+    (lambda y, x: nn.ReLU6()(y), "batch norm + ReLU6"),
+    (lambda y, x: F.leaky_relu(y, 0.2), "batch norm + leaky_relu"),
+    (lambda y, x: F.silu(y, inplace=True), "batch norm + SiLU"),
+    (lambda y, x: nn.Hardswish()(y), "batch norm + hardswish"),
+    (lambda y, x: F.gelu(y), "batch norm + gelu"),
+    (lambda y, x: nn.GELU(approximate="tanh")(y), "batch norm + gelu_tanh"),
+    (lambda y, x: y + x, "batch norm + addition"),
+    (lambda y, x: torch.relu(x + y), "batch norm + addition + ReLU"),
+    (in_place, "batch norm + addition + ReLU"),
+    (lambda y, x: F.silu(y.add_(x)), "batch norm + addition"),
+    (lambda y, x: torch.sigmoid(y) * x, "batch norm"),
+    (lambda y, x: F.relu(torch.add(y, x, alpha=2)), "batch norm"),
+    (on_two_ways, "batch norm + ReLU"),
+]
+
+
+def test_groups_compute_what_torch_computes_by_whatever_name_it_is_called() -> None:
+    for after, kind in GROUPS:
+        block, grouped, x = seeded(after)
+        assert isinstance(grouped.norm, TunedNorm)
+        assert isinstance(grouped.norm, nn.BatchNorm2d)
+        assert kind in map(str, grouped.norm.choices.calls)
+        require_alike(block, grouped, x)
+        require_alike(block.to(memory_format=torch.channels_last), grouped.to(memory_format=torch.channels_last), x)
+
+
+class Activated(nn.BatchNorm2d):
+    """A norm of a user with an activation of its own, as timm's ``BatchNormAct2d``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, True, 0.1, self.eps)
+        return F.silu(y)
+
+
+class OverChannels(nn.LayerNorm):
+    """A layer norm over the channels of images, as ConvNeXt's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = F.layer_norm(
+            input.permute(0, 2, 3, 1).contiguous(), self.normalized_shape, self.weight, self.bias, self.eps
+        )
+        return y.permute(0, 3, 1, 2)
+
+
+def test_every_norm_runs_as_a_group_with_its_own_statistics() -> None:
+    frozen = nn.BatchNorm2d(4).eval()
+    frozen.running_mean = torch.arange(4.0)
+    norms = [
+        nn.BatchNorm2d(4, momentum=None),
+        nn.BatchNorm2d(4, affine=False),
+        nn.BatchNorm2d(4, track_running_stats=False, eps=0.1),
+        frozen,
+        nn.InstanceNorm2d(4, affine=True),
+        nn.GroupNorm(2, 4),
+        Activated(4),
+        OverChannels(4),
+    ]
+    for norm in norms:
+        block, grouped, x = seeded(lambda y, x: F.relu(y), norm)
+        assert isinstance(grouped.norm, TunedNorm)
+        assert grouped.norm.choices.calls.total() == 1, norm
+        for _ in range(2):
+            require_alike(block, grouped, x)
+        assert block.state_dict().keys() == grouped.state_dict().keys()
+
+
+def test_a_group_keeps_its_input_and_one_bit_an_element() -> None:
+    _, grouped, x = seeded(in_place)
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = grouped(x)
+    sizes = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in kept if tensor is not y}
+    assert sum(nbytes == y.nbytes for nbytes in sizes.values()) == 2  # the convolution's x and the norm's x
+    assert y.untyped_storage().data_ptr() not in sizes
+    assert sum(nbytes for nbytes in sizes.values() if nbytes != y.nbytes) < y.nbytes // 2
+
+
+def test_gradients_of_gradients_are_torchs() -> None:
+    norms = nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.BatchNorm2d(4).eval()
+    for norm, after in itertools.product(norms, (activated, in_place)):
+        results = []
+        for block in seeded(after, norm)[:2]:
+            x = torch.arange(3 * 4 * 6 * 5.0).square().cos().view(3, 4, 6, 5).requires_grad_()
+            (dx,) = torch.autograd.grad(block(x).square().sum(), x, create_graph=True)
+            dx.square().sum().backward()
+            results.append([parameter.grad for parameter in (x, *block.parameters())])
+        for theirs, ours in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+
+
+def test_running_statistics_are_updated_once_a_step_under_checkpoints() -> None:
+    for reentrant in (False, True):
+        block, grouped, x = seeded(in_place)
+        gradients_of(block, x)
+        x = x.requires_grad_()
+        checkpoint(grouped, x, use_reentrant=reentrant).square().sum().backward()
+        for name, buffer in block.named_buffers():
+            torch.testing.assert_close(grouped.get_buffer(name), buffer)
+
+
+class Swish(torch.autograd.Function):
+    """An activation of a user, of which autograd knows what the user wrote."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        return 2 * g * s * (1 + x * (1 - s))  # not the derivative: it must be called
+
+
+def test_functions_of_users_get_the_values_and_give_the_gradients() -> None:
+    def after(y: Tensor, x: Tensor) -> Tensor:
+        return F.relu(y) + Swish.apply(y)  # type: ignore[no-untyped-call]
+
+    block, grouped, x = seeded(after)
+    require_alike(block, grouped, x)
+
+
+def test_hooks_see_plain_tensors_and_their_gradients() -> None:
+    seen = []
+    for block in seeded(lambda y, x: F.relu(y))[:2]:
+        notes: list[Any] = []
+        block.norm.register_forward_hook(lambda module, x, y, notes=notes: notes.append(type(y)))
+        block.norm.register_full_backward_hook(lambda module, dx, dy, notes=notes: notes.append(dy[0].shape))
+        gradients_of(block, torch.randn(2, 4, 5, 5))
+        seen.append(notes)
+    assert seen[0] == seen[1] == [Tensor, torch.Size([2, 4, 5, 5])]
+
+
+def test_a_pending_tensor_whose_operand_changes_is_refused() -> None:
+    def after(y: Tensor, x: Tensor) -> Tensor:
+        z = y + x
+        x.mul_(2)
+        return F.relu(z)
+
+    with pytest.raises(ChangedError, match=r"Config\(fuse=False\)"):
+        seeded(after)
+
+
+def test_pending_tensors_stay_within_norms_that_activations_take() -> None:
+    for after, is_deferred in ((activated, True), (lambda y, x: y.sigmoid(), False)):
+        _, grouped, x = seeded(after)
+        assert isinstance(grouped.norm(x), Pending) is is_deferred
+
+
+def test_convolutions_have_groups_computed_again_if_nothing_else_keeps_them() -> None:
+    assert group_of(torch.zeros(1)) is None
+    for after, is_again in ((lambda y, x: F.relu(y).sum(), True), (lambda y, x: F.relu(y).square(), False)):
+        _, grouped, _ = seeded(after)
+        assert grouped.norm.choices.computes_again is is_again
+
+
+def test_groups_survive_copies_and_pickles_and_leave_eval_and_compiled_models_alone() -> None:
+    block, grouped, x = seeded(in_place)
+    file = io.BytesIO()
+    torch.save(grouped, file)
+    file.seek(0)
+    for copied in (copy.deepcopy(grouped), torch.load(file, weights_only=False)):
+        assert isinstance(copied.norm, TunedNorm)
+        require_alike(copy.deepcopy(block), copied, x)
+    require_alike(block, grouped, x)
+    torch.testing.assert_close(grouped.eval()(x), block.eval()(x))
+
+
+def test_what_cannot_run_as_a_group_says_why() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.batch_norm(self.conv(x), None, None, training=True)
+
+    mixed, x = Mixed(), torch.randn(2, 4, 3, 3)
+    assert make_groups(mixed, lambda model: model(x)) == []
+    assert why_not_grouped(mixed) == "Mixed calls a norm in a forward that also computes convolutions"
+    block = Block(activated).double()
+    (norm,) = make_groups(block, lambda model: model(x.double()))
+    assert norm.choices is not None
+    assert "float64" in "".join(norm.choices.refusals)
