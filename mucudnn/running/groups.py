@@ -8,8 +8,10 @@ everything in one pass. Anything else computes the values of the norm first.
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
@@ -59,6 +61,28 @@ class GroupCall:
         return " + ".join([kind, *["addition"] * self.has_addition, *([] if function is None else [function])])
 
 
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """The result of a group in a forward pass.
+
+    added: refers to what was added, with its version then.
+    """
+
+    storage: StorageWeakRef
+    added: weakref.ref[Tensor] | None
+    version: int
+
+    @classmethod
+    def of(cls, y: Tensor, added: Tensor | None) -> _Result:
+        storage = StorageWeakRef(y.untyped_storage())  # type: ignore[no-untyped-call]
+        return cls(storage, None, 0) if added is None else cls(storage, weakref.ref(added), added._version)
+
+    def is_dropped(self) -> bool:
+        """Return whether nothing keeps the result, and what was added has not been changed since."""
+        added = None if self.added is None else self.added()
+        return self.storage.expired() and (added is None or added._version == self.version)  # type: ignore[no-untyped-call]
+
+
 @dataclass(slots=True)
 class GroupChoices:
     """What is computed together with a norm.
@@ -76,7 +100,7 @@ class GroupChoices:
     defers: bool = True
     joins_additions: bool = True
     computes_again: bool = True
-    results: list[StorageWeakRef] = field(default_factory=list)
+    results: list[_Result] = field(default_factory=list)
     is_counting: bool = False
     calls: Counter[GroupCall] = field(default_factory=Counter)
     refusals: set[str] = field(default_factory=set)
@@ -88,7 +112,7 @@ class GroupChoices:
         """
         self.joins_additions = any(call.has_addition and call.norm.function is not None for call in self.calls)
         self.defers = any(call.has_addition or call.norm.function is not None for call in self.calls)
-        self.computes_again = all(result.expired() for result in self.results)  # type: ignore[no-untyped-call]
+        self.computes_again = all(result.is_dropped() for result in self.results)
         self.is_counting, self.results = False, []
 
 
@@ -111,6 +135,59 @@ class Normalized:
     choices: GroupChoices
 
 
+# Results that are computed again in the backward pass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """What has computed a tensor, and can do so again.
+
+    normalized: the norm, with the activation.
+    added: the tensor that is added, the group that computes it, or None.
+    """
+
+    normalized: Normalized
+    added: Tensor | Group | None
+
+    def tensors(self) -> list[Tensor | None]:
+        """Return the tensors that computing it reads."""
+        n = self.normalized
+        operands = [n.x, n.weight, n.bias, n.mean, n.inverse]
+        return operands + (self.added.tensors() if isinstance(self.added, Group) else [self.added])
+
+    def with_tensors(self, tensors: Iterator[Any]) -> Group:
+        """Return this group with the next ones of these tensors in the place of its own."""
+        x, weight, bias, mean, inverse = itertools.islice(tensors, 5)
+        n = self.normalized
+        normalized = Normalized(x, weight, bias, mean, inverse, n.norm, n.is_fixed, GroupChoices())
+        return Group(normalized, self.added.with_tensors(tensors) if isinstance(self.added, Group) else next(tensors))
+
+    def computed(self) -> Tensor:
+        """Return the tensor, differentiable if gradients are being recorded."""
+        n, added = self.normalized, self.added.computed() if isinstance(self.added, Group) else self.added
+        if torch.is_grad_enabled():
+            return compute(n, added, n.norm.function, n.norm.slope)
+        return normalization.forward(n.x, n.norm, n.mean, n.inverse, n.weight, n.bias, added)[0]
+
+
+def remember(y: Tensor, normalized: Normalized, added: Tensor | None) -> None:
+    """Note what has computed y, unless too much has to be computed for it.
+
+    Of a chain of additions, as residual networks have, every second result is kept.
+    """
+    group = None if added is None else group_of(added)
+    if group is None:
+        _groups[y] = Group(normalized, added), y._version
+    elif group.added is None:
+        _groups[y] = Group(normalized, group), y._version
+
+
+def group_of(y: Tensor) -> Group | None:
+    """Return what has computed y and can do so again; None for other tensors, or if y has changed since."""
+    group, version = _groups.get(y, (None, 0))  # type: ignore[no-untyped-call]
+    return group if group is not None and y._version == version else None
+
+
 # The node of autograd
 
 
@@ -121,26 +198,12 @@ def compute(normalized: Normalized, added: Tensor | None, function: str | None =
     """
     choices, norm = normalized.choices, _with_function(normalized.norm, function, slope)
     y: Tensor = _Group.apply(normalized, norm, normalized.x, normalized.weight, normalized.bias, added)  # type: ignore[no-untyped-call]
-    if choices.computes_again and added is None:
-        _groups[y] = replace(normalized, norm=norm), y._version
+    if choices.computes_again:
+        remember(y, replace(normalized, norm=norm), added)
     if choices.is_counting:
         choices.calls[_call_of(normalized, norm, added)] += 1
-        choices.results.append(StorageWeakRef(y.untyped_storage()))  # type: ignore[no-untyped-call]
+        choices.results.append(_Result.of(y, added))
     return y
-
-
-def group_of(y: Tensor) -> Normalized | None:
-    """Return the group that has computed y and can do so again; None for other tensors, or if y has changed since."""
-    group, version = _groups.get(y, (None, 0))  # type: ignore[no-untyped-call]
-    return group if group is not None and y._version == version else None
-
-
-def computed_again(group: Normalized) -> Tensor:
-    """Return the result of a group without an addition once more, differentiable if gradients are being recorded."""
-    if torch.is_grad_enabled():
-        return compute(group, None, group.norm.function, group.norm.slope)
-    operands = group.x, group.norm, group.mean, group.inverse, group.weight, group.bias
-    return normalization.forward(*operands)[0]
 
 
 @cache

@@ -26,6 +26,7 @@ from mucudnn.kernels.torch_convolution import functions
 from mucudnn.running import operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.eager.hot_path import is_eager
+from mucudnn.running.groups import group_of
 from mucudnn.running.problems import transposed_shape
 
 _TORCHS: Any = Tensor.__torch_function__
@@ -159,7 +160,7 @@ class TunedConvolution(TunedModule, _ConvNd):
     """A module of torch that computes its convolution as tuned, on images or volumes."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self.choices is not None:
+        if self.choices is not None or group_of(input) is not None:
             are_torchs = F.conv2d is _CONV2D and F.conv1d is _CONV1D and F.conv3d is _CONV3D
             if are_torchs and self._untuned_class._conv_forward in _METHODS:
                 y = self._tuned_forward(input, weight, bias)
@@ -191,7 +192,8 @@ class TunedConvolution(TunedModule, _ConvNd):
         choices = self.choices
         geometry = self.stride, padding, self.dilation, self.groups
         if choices is None:
-            return None
+            on_group = is_plain and group_of(x) is not None
+            return operators.convolve_plain(_FORWARD, x, weight, bias, (*geometry, None)) if on_group else None
         if not (x.shape in choices.x_shapes if is_plain else may_be_tuned(choices, x.shape)):  # plain: without a call
             return None
         if is_plain:
@@ -245,8 +247,7 @@ class Conv1d(TunedConvolution, torch.nn.Conv1d):
 
     def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Compute y with the tuned choice. Returns None if torch's convolution is to run, which also reports errors."""
-        assert self.choices is not None
-        if not operator_takes(x, weight, (2, 3)) or weight.dim() != 3:
+        if self.choices is None or not operator_takes(x, weight, (2, 3)) or weight.dim() != 3:
             return None
         if x.dim() == 2:
             y = self._tuned_forward(x.unsqueeze(0), weight, bias)

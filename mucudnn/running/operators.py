@@ -14,6 +14,7 @@ configuration up by the integer ``tuning``, the handle of a ``Choices``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, cast
@@ -32,7 +33,7 @@ from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.eager.hot_path import extension, is_eager, run_known
 from mucudnn.running.executable import Executable, StepError
-from mucudnn.running.groups import GroupChoices, Normalized, computed_again, group_of
+from mucudnn.running.groups import Group, group_of
 from mucudnn.running.problems import is_backward_data, torchs_memory_format, transposed_shape
 from mucudnn.running.workspace import make_room, note_lack_of_memory
 
@@ -249,22 +250,30 @@ class _OnGroup(torch.autograd.Function):
     """A convolution of the result of a group, which does not keep that result, but has it computed again for dw."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], group: Normalized
-    ) -> Tensor:
-        ctx.save_for_backward(group.x, group.weight, group.bias, group.mean, group.inverse, w)
-        ctx.norm, ctx.is_fixed, ctx.rest = group.norm, group.is_fixed, settings
-        return (_values if observer is None else values)(Operation.FORWARD, x, w, bias, settings)
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], group: Group) -> Tensor:
+        ctx.save_for_backward(w, *group.tensors())
+        ctx.group, ctx.rest = group.with_tensors(itertools.repeat(None)), settings
+        is_torchs = settings[-1] is None
+        return (_values if observer is None and not is_torchs else values)(Operation.FORWARD, x, w, bias, settings)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, inverse, w = ctx.saved_tensors
+        w, x, *others = ctx.saved_tensors
         needs_dx, needs_dw, needs_bias = ctx.needs_input_grad[:3]
-        dx = convolve(Operation.BACKWARD_DATA, x, w, g, *ctx.rest) if needs_dx else None  # x: only its shape
-        dw = None
+        *geometry, choices = ctx.rest
+        y = x  # of which dx only needs the shape
         if needs_dw:
-            y = computed_again(Normalized(x, weight, bias, mean, inverse, ctx.norm, ctx.is_fixed, GroupChoices()))
-            dw = convolve(Operation.BACKWARD_FILTER, y, w, g, *ctx.rest)
+            y = ctx.group.with_tensors(iter((x, *others))).computed()
+        if choices is None:
+            stride, padding, dilation, groups = geometry
+            mask, sizes = (needs_dx, needs_dw, needs_bias), [w.shape[0]] if needs_bias else None
+            none = (0,) * len(stride)
+            gradients = torch.ops.aten.convolution_backward(
+                g, y, w, sizes, stride, padding, dilation, False, none, groups, mask
+            )
+            return *gradients, None, None
+        dx = convolve(Operation.BACKWARD_DATA, y, w, g, *ctx.rest) if needs_dx else None
+        dw = convolve(Operation.BACKWARD_FILTER, y, w, g, *ctx.rest) if needs_dw else None
         return dx, dw, bias_gradient(g) if needs_bias else None, None, None
 
 

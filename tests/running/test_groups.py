@@ -167,6 +167,7 @@ def test_gradients_of_gradients_are_torchs() -> None:
     for norm, after in itertools.product(norms, (activated, in_place)):
         results = []
         for block in seeded(after, norm)[:2]:
+            block.zero_grad()
             x = torch.arange(3 * 4 * 6 * 5.0).square().cos().view(3, 4, 6, 5).requires_grad_()
             (dx,) = torch.autograd.grad(block(x).square().sum(), x, create_graph=True)
             dx.square().sum().backward()
