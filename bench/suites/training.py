@@ -129,7 +129,8 @@ def prepare_step(
 
     @cache
     def recorder() -> StepTimes:
-        return StepTimes(step, clock, run, is_compiled=variant.is_compiled)
+        may_have_groups = variant is Variant.MUCUDNN and not is_enabled and config.fuse is not False
+        return StepTimes(step, clock, run, sees_operators=not variant.is_compiled and not may_have_groups)
 
     def parts(steps: int) -> _Parts:
         try:
@@ -399,7 +400,8 @@ def training_tables(folder: ResultFolder) -> Iterator[Table | str]:
                 timed,
                 title,
                 _LEFT,
-                caption="timed in place in separate steps; in compiled steps, all but convolutions is the rest",
+                caption="timed in place in separate steps; in steps that are compiled or have groups, all but "
+                "convolutions is the rest",
             )
     if len(networks) > 1:
         yield table_of(

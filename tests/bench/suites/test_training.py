@@ -164,6 +164,23 @@ def test_a_variant_has_no_groups_and_no_other_difference(monkeypatch: pytest.Mon
     assert configs == [replace(CONFIG, fuse=False), CONFIG]
 
 
+def test_operators_are_watched_where_norms_are_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, init = list[bool](), StepTimes.__init__
+
+    def noting(self: StepTimes, *given: Any, sees_operators: bool) -> None:
+        seen.append(sees_operators)
+        init(self, *given, sees_operators=sees_operators)
+
+    monkeypatch.setattr(StepTimes, "__init__", noting)
+    for how, expected in ((How.OPTIMIZE, [True, True, CONFIG.fuse is False]), (How.ENABLE, [True, True])):
+        seen.clear()
+        variants = (Variant.MUCUDNN_UNGROUPED, Variant.MUCUDNN)[how is How.ENABLE :]
+        measured_variants(
+            options=TrainingOptions(CONFIG, rounds=1, clock=TickingClock(), variants=variants, how=how), **FLOAT32
+        )
+        assert seen == expected
+
+
 def wide(channels: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, channels, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
