@@ -20,21 +20,23 @@ def shown_name(contestant: str) -> str:
 
 
 class Variant(StrEnum):
-    """A variant of a benchmarked model: its convolutions, torch's or mucudnn's, and whether it is compiled.
+    """A variant of a benchmarked model: torch's or mucudnn's, and whether it is compiled.
 
-    ``TORCH_BENCHMARK``: torch's benchmark mode, which times up to ten engines. ``TORCH_COMPILE``, ``MUCUDNN_COMPILE``:
-    the model under ``torch.compile``, with torch's convolutions or mucudnn's.
+    ``TORCH_BENCHMARK``: torch's benchmark mode, which times up to ten engines. ``MUCUDNN_UNGROUPED``: mucudnn's
+    convolutions alone, without groups of what stands between them. ``TORCH_COMPILE``, ``MUCUDNN_COMPILE``: the model
+    under ``torch.compile``, torch's or mucudnn's.
     """
 
     TORCH = "torch"
     TORCH_BENCHMARK = "torch-benchmark"
     TORCH_COMPILE = "torch-compile"
+    MUCUDNN_UNGROUPED = "mucudnn-ungrouped"
     MUCUDNN = "mucudnn"
     MUCUDNN_COMPILE = "mucudnn-compile"
 
     @property
     def is_ours(self) -> bool:
-        return self in (Variant.MUCUDNN, Variant.MUCUDNN_COMPILE)
+        return self in (Variant.MUCUDNN_UNGROUPED, Variant.MUCUDNN, Variant.MUCUDNN_COMPILE)
 
     @property
     def is_compiled(self) -> bool:
@@ -42,7 +44,7 @@ class Variant(StrEnum):
 
 
 VARIANTS = {  # by type of device
-    "cuda": tuple(Variant),
+    "cuda": tuple(variant for variant in Variant if variant is not Variant.MUCUDNN_UNGROUPED),  # it has no groups
     "cpu": tuple(variant for variant in Variant if variant is not Variant.TORCH_BENCHMARK),
 }
 

@@ -57,7 +57,7 @@ def model_of(
     """Return the model that ``source`` names and the shape (C, H, W) of one sample; None for a table or CSV file."""
     if source in NETWORKS:
         shape = input_shape or input_shape_of(source)
-        if initialised:
+        if initialised or NETWORKS[source].package:  # which may compute as it builds
             return build(source), shape
         # Meta tensors are used for building only: a forward pass on them would load torch's compiler, which takes
         # longer.

@@ -93,8 +93,8 @@ Workload = tuple[nn.Module, Batch, Loss]  # a model, with a batch to train it on
 
 
 def loss_for(source: str) -> Loss:
-    """Return the loss of the model that ``source`` names; a user's own model learns to return zeros."""
-    return F.cross_entropy if source in NETWORKS else mean_square
+    """Return the loss of the model that ``source`` names; what classifies nothing, or is a user's, learns zeros."""
+    return F.cross_entropy if source in NETWORKS and NETWORKS[source].classifies else mean_square
 
 
 def mean_square(output: Any, labels: Tensor) -> Tensor:

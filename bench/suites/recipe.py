@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, product
-from math import isnan
+from math import inf, isnan
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mucudnn.bench.results.reading import Line, ResultFolder
+from mucudnn.bench.results.reading import Line, ResultFolder, row_key
 from mucudnn.bench.results.statistics import Estimate, mean_speedup
 from mucudnn.bench.results.variants import TORCH
 from mucudnn.core.errors import InvalidInputError
-from mucudnn.core.values import did_you_mean, format_bytes, parse_bytes, parse_seconds, real, shown
+from mucudnn.core.values import did_you_mean, format_bytes, grouped, parse_bytes, parse_seconds, real, shown
 
 SHIPPED = {path.stem: path for path in sorted(Path(__file__).with_name("recipes").glob("*.toml"))}
 _PARTS, _DEVICES = ("fixed", "mutable", "acceptable"), ("cpu", "cuda")
-_OF_CRITERION, _BOUNDS = ("value", "of", "over", "total", "where"), ("at-least", "at-most")
+_OF_CRITERION, _BOUNDS = ("value", "of", "over", "total", "fastest", "where"), ("at-least", "at-most")
 _SPEEDUP = "speedup"
 
 
@@ -42,14 +42,22 @@ class Criterion:
     is_most: bool
     value: str = _SPEEDUP
     of: str = "mucudnn"
-    over: str = TORCH
+    over: str = ""
     total: bool = False
+    fastest: str = ""
     where: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def rival(self) -> str:
+        """The contestant to compare with, by default torch for a speedup; empty if there is none."""
+        return self.over or (TORCH if self.value == _SPEEDUP else "")
+
     def __str__(self) -> str:
-        over = f" over {self.over}" if self.value == _SPEEDUP else ""
+        over = f" over {self.rival}" if self.rival else ""
         where = "".join(f", {column} {value}" for column, value in self.where.items())
-        return f"{self.value} of {self.of}{over}{where} {'at most' if self.is_most else 'at least'} {self.bound}"
+        fastest = f", fastest {self.fastest}" if self.fastest else ""
+        bound = f"{'at most' if self.is_most else 'at least'} {self.bound}"
+        return f"{self.value} of {self.of}{over}{where}{fastest} {bound}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +171,16 @@ def judge(criterion: Criterion, folders: Mapping[str, ResultFolder]) -> tuple[st
     """
     judged: list[tuple[float, str, Estimate]] = []  # how far beyond the bound, where, and the value
     for name, folder in folders.items():
-        lines = [line for line in folder.lines if line["contestant"] == criterion.of]
-        lines = [line for line in lines if all(line.get(column) == value for column, value in criterion.where.items())]
-        for choice, group in groupby(sorted(lines, key=_choice), _choice):
+        lines = _fastest(folder, criterion.fastest) if criterion.fastest else folder.lines
+        ours = [line for line in lines if line["contestant"] == criterion.of]
+        ours = [line for line in ours if all(line.get(column) == value for column, value in criterion.where.items())]
+        for choice, group in groupby(sorted(ours, key=_choice), _choice):
+            pairs = [(line, _rival(line, criterion.rival, lines, folder)) for line in group]
             if criterion.value == _SPEEDUP:
-                pairs = [(_rival(line, criterion.over, folder), line["samples_s"]) for line in group]
-                estimates = [mean_speedup([(rival, ours) for rival, ours in pairs if rival and ours])]
+                samples = [(rival["samples_s"], line["samples_s"]) for line, rival in pairs if rival]
+                estimates = [mean_speedup([(theirs, own) for theirs, own in samples if theirs and own])]
             else:
-                numbers = [number for line in group if (number := _column(line, criterion.value)) is not None]
+                numbers = [number for pair in pairs if (number := _value(criterion, *pair)) is not None]
                 estimates = [*map(Estimate, [sum(numbers)] if criterion.total and numbers else numbers)]
             place = ", ".join((name, *filter(None, choice)))
             for estimate in estimates:
@@ -181,7 +191,7 @@ def judge(criterion: Criterion, folders: Mapping[str, ResultFolder]) -> tuple[st
     if not judged:
         return "no measurement to judge this by", False
     missed_by, place, worst = max(judged, key=itemgetter(0))
-    is_size = criterion.value.endswith("_bytes") and " / " not in criterion.value
+    is_size = criterion.value.endswith("_bytes") and " / " not in criterion.value and not criterion.over
     value = format_bytes(int(worst.value)) if is_size else f"{worst.value:.6g}"
     interval = "" if isnan(worst.low) else f", {worst.low:.6g} to {worst.high:.6g}"
     return f"{value}{interval} ({place})", missed_by <= 0
@@ -193,17 +203,35 @@ def _choice(line: Line) -> tuple[str, ...]:
     return (*(line.get(name) or "" for name in ("dtype", "memory_format", "policy")), limit)
 
 
-def _rival(line: Line, over: str, folder: ResultFolder) -> Sequence[float]:
-    """Return the samples of the contestant ``over`` on the same subject, in the same rounds; empty if there are none.
+def _fastest(folder: ResultFolder, column: str) -> list[Line]:
+    """Return of the rows that differ in this column alone the fastest, without its value; those that failed last."""
+    rows = grouped(
+        ((line["turns"], row_key({**line, column: None}, folder.header)), {**line, column: None})
+        for line in folder.lines
+    )
+    return [min(group, key=lambda line: _column(line, "time_s") or inf) for group in rows.values()]
+
+
+def _rival(line: Line, over: str, lines: Sequence[Line], folder: ResultFolder) -> Line | None:
+    """Return the row of the contestant ``over`` on the same subject, in the same rounds; None if there is none.
 
     Of several rows, that with the same limit, or else with the same policy.
     """
     subject_of = itemgetter("turns", *folder.header.subject_columns)
-    rivals = [row for row in folder.lines if row["contestant"] == over and subject_of(row) == subject_of(line)]
+    rivals = [row for row in lines if row["contestant"] == over and subject_of(row) == subject_of(line)]
     for column in ("limit_bytes", "policy"):
         equal = [row for row in rivals if row[column] == line[column]]
         rivals = equal if equal and len(rivals) > 1 else rivals
-    return list(rivals[0]["samples_s"]) if len(rivals) == 1 else []
+    return rivals[0] if len(rivals) == 1 else None
+
+
+def _value(criterion: Criterion, line: Line, rival: Line | None) -> float | None:
+    """Return the value of a row, over its rival's if the criterion names one; None if either is unknown."""
+    value = _column(line, criterion.value)
+    if not criterion.over:
+        return value
+    divisor = None if rival is None else _column(rival, criterion.value)
+    return None if value is None or not divisor else value / divisor
 
 
 def _column(line: Line, name: str) -> float | None:

@@ -1,8 +1,7 @@
 """Times of networks' training steps with torch, with torch in benchmark mode, with mucudnn, and compiled.
 
 A step consists of forward pass, loss, backward pass and stochastic gradient descent with momentum. The variants of one
-network, precision and memory format are interleaved in one run, each in its own process (see ``apart``). Their rows
-have the same subject (identifying columns) in the result folder.
+network and precision, in all memory formats, are interleaved in one run, each in its own process (see ``apart``).
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import groupby, product
 from math import inf
 from operator import attrgetter, itemgetter
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ from mucudnn.bench.suites.shared.step_costs import (
     allocator_peak_bytes,
     median_by_kind,
     medians,
+    resident_growth,
 )
 from mucudnn.core.config import Config
 from mucudnn.core.errors import MucudnnError, first_line
@@ -47,7 +48,7 @@ from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.tables import Table, images_per_s, milliseconds, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.torch_settings import rounding_to_tf32, searching
-from mucudnn.core.values import format_bytes
+from mucudnn.core.values import format_bytes, grouped
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.operands import input_shape
 from mucudnn.measuring.turns import T
@@ -56,6 +57,7 @@ from mucudnn.running.devices import current_environment
 ROUNDS = 9
 SPLIT_ON = ("cpu",)  # Splitting a step on a GPU would need CUDA events, which is untested.
 COLUMNS = ("network", "batch_size", "precision", "memory_format", "how")
+_COMPARED = ("network", "batch_size", "precision", "how")  # the columns of rows that are compared and timed in turns
 
 _Shape = tuple[int, ...]
 # Seconds of a step's parts by column, and by kind of layer; or why there are none.
@@ -86,15 +88,18 @@ class Setting:
 
 def prepare_step(
     workload: Callable[[], Workload], setting: Setting, variant: Variant, config: Config, threads: int, clock: Clock
-) -> Ready[int]:
-    """Build, tune or compile a variant's model in a process of its own, and run the first step.
+) -> Ready[dict[str, Any]]:
+    """Build, tune or compile a variant's model in a process of its own, and run the first steps.
 
     workload: returns the model, on the CPU, which is copied, its batch and its loss.
     threads: number of torch's threads.
     clock: times the steps.
 
-    Return the step to time and its peak bytes, with a function that splits further steps into parts. Raises any error
-    of building, tuning, compiling and of a step.
+    Return the step to time and columns of what it takes, with a function that splits further steps into parts. Raises
+    any error of building, tuning, compiling and of a step.
+
+    The columns: ``ready_after_s``, the seconds of tuning and of the first step, in which models are compiled;
+    ``peak_bytes``, of torch's allocator; and ``grown_bytes``, by which the process grows in a step, on the CPU.
     """
     torch.set_num_threads(threads)
     original, batch, loss = workload()
@@ -103,7 +108,10 @@ def prepare_step(
     autocast: torch.dtype | None = getattr(torch, setting.precision) if setting.precision.is_half else None
     model = in_format(copy.deepcopy(original).to(setting.device), setting.memory_format)
     images, labels = placed(batch, setting.device, setting.memory_format)
+    begun_s = perf_counter()
     if variant.is_ours and not is_enabled:
+        if variant is Variant.MUCUDNN_UNGROUPED:
+            config = replace(config, fuse=False)
         # Rounding affects which algorithms may run.
         with _rounding(setting), torch.autocast(setting.device, autocast, enabled=autocast is not None):
             model = mucudnn.optimize(model, images, config, progress=False)
@@ -121,7 +129,8 @@ def prepare_step(
 
     @cache
     def recorder() -> StepTimes:
-        return StepTimes(step, clock, run, is_compiled=variant.is_compiled)
+        may_have_groups = variant is Variant.MUCUDNN and not is_enabled and config.fuse is not False
+        return StepTimes(step, clock, run, sees_operators=not variant.is_compiled and not may_have_groups)
 
     def parts(steps: int) -> _Parts:
         try:
@@ -129,11 +138,13 @@ def prepare_step(
         except (MucudnnError, RuntimeError, MemoryError) as error:
             return f"not split: {first_line(error)}"
 
-    # The first steps.
-    if is_enabled:
-        run(step)  # The first step tunes all convolutions.
-    peak_bytes = run(lambda: allocator_peak_bytes(step, setting.device))
-    return Ready(step, peak_bytes, run, clock, parts if setting.device in SPLIT_ON else None)
+    # The first steps: the first of all compiles, and if mucudnn is enabled tunes all convolutions.
+    run(step)
+    columns: dict[str, Any] = {"ready_after_s": perf_counter() - begun_s}
+    columns["peak_bytes"] = run(lambda: allocator_peak_bytes(step, setting.device))
+    if setting.device == "cpu":
+        _, columns["grown_bytes"] = resident_growth(lambda: run(step))
+    return Ready(step, columns, run, clock, parts if setting.device in SPLIT_ON else None)
 
 
 def _rounding(setting: Setting) -> AbstractContextManager[None]:
@@ -184,10 +195,10 @@ def benchmark_training(
 
     A variant that fails gets a row with the reason. Raises ``InvalidInputError`` before anything is measured if a
     source has no model or cannot be trained, if a batch is too large, or if the device does not support a precision or
-    variant; and the errors of ``open_folder``.
+    variant; ``UnavailableError`` if the package of a network is missing; and the errors of ``open_folder``.
     """
     require_supported("precision", options.precisions or (), PRECISIONS[device], device)
-    require_supported("variant", options.variants or (), VARIANTS[device], device)
+    require_supported("variant", options.variants or (), _variants(device, options.how), device)
     # The settings, each with the shape of its model's images.
     usual = [precision for precision in PRECISIONS[device] if precision is not Precision.FLOAT16]
     precisions = usual if options.precisions is None else options.precisions
@@ -218,22 +229,27 @@ def benchmark_training(
                 (batch,) = labelled_batches(1, batch_size, shape)
                 workload = (model.train(), batch, loss_for(source))
                 with importable(source):  # The processes inherit the import path.
-                    for setting in group:
+                    for formats in [[*same] for _, same in groupby(group, key=attrgetter("precision"))]:
                         if time.monotonic() > end_s:
-                            left[setting] = f"not begun: the {options.seconds:g} s were over"
+                            left |= dict.fromkeys(formats, f"not begun: the {options.seconds:g} s were over")
                             continue
-                        part = share_of(progress, missing.index(setting) / len(missing), 1 / len(missing))
-                        part(str(setting), 0.0)
-                        folder.add(measured_rows(setting, workload, options, part))
-                        del left[setting]
+                        part = share_of(progress, missing.index(formats[0]) / len(missing), len(formats) / len(missing))
+                        folder.add(measured_rows(formats, workload, options, part))
+                        for setting in formats:
+                            del left[setting]
         finally:
             folder.write_summary((str(setting), reason) for setting, reason in left.items())
 
 
 def _shape_of(source: str, batch_size: int, input_size: _Shape | None) -> _Shape:
-    """Return the shape (C, H, W) of an image for a model; check a user's own model by running a training step."""
+    """Return the shape (C, H, W) of an image for a model; check a user's own model by running a training step.
+
+    Raises ``UnavailableError`` if the package of a network is missing.
+    """
     if source in NETWORKS:
         shape = input_size or input_shape_of(source)
+        if NETWORKS[source].package:
+            load_model(source)
         input_shape(batch_size, shape)
         return shape
     model, shape = load_model(source, input_shape=input_size)
@@ -243,40 +259,51 @@ def _shape_of(source: str, batch_size: int, input_size: _Shape | None) -> _Shape
     return shape
 
 
+def _variants(device: str, how: How) -> list[Variant]:
+    """Return the variants that a device supports. Where mucudnn is enabled there are no groups to leave out."""
+    has_groups = how is How.OPTIMIZE
+    return [variant for variant in VARIANTS[device] if has_groups or variant is not Variant.MUCUDNN_UNGROUPED]
+
+
 def measured_rows(
-    setting: Setting, workload: Workload, options: TrainingOptions, progress: Progress = silent
+    settings: Sequence[Setting], workload: Workload, options: TrainingOptions, progress: Progress = silent
 ) -> list[Row]:
-    """Measure the variants of one setting, interleaved, and return a row for each variant.
+    """Measure the variants of settings, all interleaved, and return a row for each setting and variant.
+
+    settings: those of one network in one precision, which differ in the memory format.
 
     The model is left unchanged.
     """
-    threads, clock = torch.get_num_threads(), options.clock or wall_clock(setting.device)
-    asked = (*VARIANTS[setting.device],) if options.variants is None else (Variant.TORCH, *options.variants)
-    variants = [variant for variant in VARIANTS[setting.device] if variant in asked]
-    entrants: dict[Variant, Entrant[int]] = {}
-    parts: dict[Variant, list[_Parts]] = {variant: [] for variant in variants}
+    device = settings[0].device
+    threads, clock = torch.get_num_threads(), options.clock or wall_clock(device)
+    variants = _variants(device, options.how)
+    if options.variants is not None:
+        variants = [variant for variant in variants if variant in (Variant.TORCH, *options.variants)]
+    entrants: dict[tuple[Setting, Variant], Entrant[dict[str, Any]]] = {}
+    parts: dict[tuple[Setting, Variant], list[_Parts]] = {pair: [] for pair in product(settings, variants)}
     with pickled(workload) as handed, ExitStack() as stack:
-        for index, variant in enumerate(variants):
+        for index, (setting, variant) in enumerate(parts):
             work = "starts" + ", is tuned" * variant.is_ours + ", is compiled" * variant.is_compiled
-            progress(f"{setting}: {variant} {work}", 0.5 * index / len(variants))
+            progress(f"{setting}: {variant} {work}", 0.5 * index / len(parts))
             job = partial(prepare_step, handed, setting, variant, options.config, threads, clock)
-            entrants[variant] = Entrant(stack.enter_context(contestant(job)))
-        samples = [partial(_sample, entrant, parts[variant], setting) for variant, entrant in entrants.items()]
+            entrants[setting, variant] = Entrant(stack.enter_context(contestant(job)))
+        samples = [partial(_sample, entrant, parts[pair], device) for pair, entrant in entrants.items()]
         for done in sampled(samples, options.rounds):
             progress(
-                f"{setting}: {done} of {options.rounds} samples of each variant", 0.5 + 0.5 * done / options.rounds
+                f"{settings[0].network}, {settings[0].precision}: {done} of {options.rounds} samples of each variant",
+                0.5 + 0.5 * done / options.rounds,
             )
         rows = []
-        for variant, entrant in entrants.items():
-            more = {} if entrant.failure else {"peak_bytes": entrant.result, **_median_parts(parts[variant])}
+        for (setting, variant), entrant in entrants.items():
+            more = {} if entrant.result is None else {**entrant.result, **_median_parts(parts[setting, variant])}
             rows.append(Row(setting.subject(), variant, entrant.samples_s, failure=entrant.failure, more=more))
         return rows
 
 
-def _sample(entrant: Entrant[int], parts: list[_Parts], setting: Setting) -> None:
+def _sample(entrant: Entrant[Any], parts: list[_Parts], device: str) -> None:
     """Time a sample, and add the parts of as many steps, unless a step or this has failed before."""
     entrant.timer.sample()
-    if setting.device not in SPLIT_ON or entrant.failure or (parts and isinstance(parts[-1], str)):
+    if device not in SPLIT_ON or entrant.failure or (parts and isinstance(parts[-1], str)):
         return
     try:
         steps = min(SAMPLED.max_calls, round(SAMPLED.sample_s / entrant.timer.samples_s[-1]))
@@ -297,18 +324,26 @@ def _median_parts(parts: Sequence[_Parts]) -> dict[str, Any]:
 
 Cell = dict[str, Any]  # a row of the folder, with what ``_cells_of`` adds
 
+
+def _optional(format_value: Callable[[Any], str], name: str) -> Callable[[Cell], str]:
+    """Return a column for ``table_of``, empty if the folder is older than the column or the value is unknown."""
+    return lambda cell: "" if cell.get(name) is None else format_value(cell[name])
+
+
 _LEFT: Columns[Cell] = {
     "precision": lambda cell: cell["precision"],
     "memory format": lambda cell: cell["memory_format"],
-    "convolutions": lambda cell: cell["name"],
+    "variant": lambda cell: cell["name"],
 }
 _STEP: Columns[Cell] = {
     "step ms": lambda cell: milliseconds(cell["time_s"]),
     "images/s": lambda cell: images_per_s(cell["batch_size"], cell["time_s"]),
     "IQR / median": lambda cell: f"{cell['noise']:.1%}",
     "speedup": lambda cell: cell["speedup"],
+    "ready s": _optional("{:.1f}".format, "ready_after_s"),
     "peak memory": lambda cell: format_bytes(cell["peak_bytes"]),
     "ratio": lambda cell: cell["memory"],
+    "grows": _optional(format_bytes, "grown_bytes"),
 }
 _SPLIT: Columns[Cell] = {
     "forward ms": lambda cell: milliseconds(cell[FORWARD_S]),
@@ -322,12 +357,14 @@ _NETWORK: Columns[Cell] = {
     "network": lambda cell: cell["network"],
     "batch": lambda cell: str(cell["batch_size"]),
     "precision": lambda cell: cell["precision"],
-    "memory format": lambda cell: cell["memory_format"],
 }
 _AGAINST_TORCH: Columns[Cell] = {
     "PyTorch ms": lambda cell: milliseconds(cell["torch"]["time_s"]),
     "mucudnn ms": lambda cell: milliseconds(cell["time_s"]),
     "speedup": lambda cell: cell["speedup"],
+    "ungrouped": lambda cell: cell["speedups"].get(Variant.MUCUDNN_UNGROUPED, ""),
+    "torch.compile": lambda cell: cell["speedups"].get(Variant.TORCH_COMPILE, ""),
+    "memory": lambda cell: cell["memory"],
     "in convolutions": lambda cell: cell["convolutions_speedup"],
     "their share": lambda cell: cell["convolutions_share"],
     "rest ratio": lambda cell: cell["rest_ratio"],
@@ -345,7 +382,8 @@ def training_tables(folder: ResultFolder) -> Iterator[Table | str]:
             f"{title}: training steps, {bound}",
             _LEFT,
             _STEP,
-            caption="speedup and memory relative to PyTorch in the same precision and memory format",
+            caption="speedup, ratio: over PyTorch in its faster memory format; ready: tuned, compiled, the first step "
+            "done; peak memory: most at once of PyTorch's allocator in a step; grows: the process in a step",
             failure=itemgetter("failure"),
         )
         if split := [cell for cell in group if cell["convolutions_s"]]:
@@ -355,23 +393,24 @@ def training_tables(folder: ResultFolder) -> Iterator[Table | str]:
                 _LEFT,
                 _SPLIT,
                 caption="forward, backward: convolutions, timed in place in rounds of their own; rest: all that is "
-                "not a convolution",
+                "not a convolution; compared with PyTorch in its faster memory format",
             )
         if timed := [cell for cell in group if cell.get("kinds_s")]:
             yield kinds_table(
                 timed,
                 title,
                 _LEFT,
-                caption="timed in place in separate steps; in compiled steps, all but convolutions is the rest",
+                caption="timed in place in separate steps; in steps that are compiled or have groups, all but "
+                "convolutions is the rest",
             )
     if len(networks) > 1:
         yield table_of(
-            (cell for cell in cells if cell["contestant"] == Variant.MUCUDNN),
+            (cell for (_, variant), cell in _in_faster_format(cells).items() if variant == Variant.MUCUDNN),
             f"training steps, {bound}",
             _NETWORK,
             _AGAINST_TORCH,
-            caption="speedups of the step and of its convolutions in place; their share of PyTorch's step; rest: all "
-            "other layers",
+            caption="each in its faster memory format: speedups of the step over PyTorch's, by mucudnn, without groups "
+            "and by torch.compile, and of convolutions in place; their share of PyTorch's step; rest: all other layers",
             failure=lambda cell: cell["failure"] or ("PyTorch's own failed" if cell["torch"] is None else None),
         )
     for cell in cells:
@@ -384,22 +423,23 @@ def training_tables(folder: ResultFolder) -> Iterator[Table | str]:
 def _cells_of(folder: ResultFolder) -> list[Cell]:
     """Return the rows with the keys of ``with_time`` and others.
 
-    torch: torch's row in the same setting, None if it failed.
+    torch: torch's row in its faster memory format, None if it failed.
     name: of the contestant; mucudnn is marked if it was enabled (tuned during a warm-up step) rather than optimized
     (tuned beforehand).
     convolutions_s: None if the step is not split.
     speedup, memory, convolutions_speedup, rest_ratio: relative to torch, empty texts if either is unknown.
+    speedups: of each contestant in its faster memory format.
     convolutions_share: their share of torch's step.
     """
     cells: list[Cell] = [with_time(line) for line in folder.lines]
-    setting_of = itemgetter(*COLUMNS)
-    torchs = {setting_of(cell): cell for cell in cells if cell["contestant"] == Variant.TORCH and cell["samples_s"]}
+    compared_of, faster = itemgetter(*_COMPARED), _in_faster_format(cells)
     for cell in cells:
         is_enabled = cell["contestant"] == Variant.MUCUDNN and cell["how"] == How.ENABLE
         cell["name"] = f"{cell['contestant']}, enabled" if is_enabled else cell["contestant"]
         cell["convolutions_s"] = cell[FORWARD_S] + cell[BACKWARD_S] if cell.get(REST_S) is not None else None
     for cell in cells:
-        baseline = cell["torch"] = torchs.get(setting_of(cell))
+        torchs = faster.get((compared_of(cell), Variant.TORCH))
+        baseline = cell["torch"] = torchs if torchs and torchs["samples_s"] else None
         cell |= dict.fromkeys(("speedup", "memory", "convolutions_speedup", "convolutions_share", "rest_ratio"), "")
         if baseline is not None and not cell["failure"]:
             cell["speedup"] = ratio(baseline["time_s"] / cell["time_s"])
@@ -409,4 +449,13 @@ def _cells_of(folder: ResultFolder) -> list[Cell]:
                 share = baseline["convolutions_s"] / (baseline["convolutions_s"] + baseline[REST_S])
                 cell["convolutions_share"] = f"{share:.0%}"
                 cell["rest_ratio"] = f"{cell[REST_S] / baseline[REST_S]:.3f}"
+    for cell in cells:
+        compared = [(variant, row) for (subject, variant), row in faster.items() if subject == compared_of(cell)]
+        cell["speedups"] = {variant: row["speedup"] for variant, row in compared}
     return cells
+
+
+def _in_faster_format(cells: Sequence[Cell]) -> dict[tuple[tuple[Any, ...], str], Cell]:
+    """Return the faster row of each contestant, by the values of ``_COMPARED`` and its name; those that failed last."""
+    rows = grouped(((itemgetter(*_COMPARED)(cell), cell["contestant"]), cell) for cell in cells)
+    return {key: min(formats, key=lambda cell: cell["time_s"] or inf) for key, formats in rows.items()}

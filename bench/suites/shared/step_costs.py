@@ -1,8 +1,8 @@
 """Measures what a call takes, often a training step: its peak memory, and the time of its parts.
 
 ``StepTimes`` times the convolutions while the model runs. Normalization, activation, pooling and linear layers are
-recognized by the name of the torch operator, in forward and backward passes. In compiled models only convolutions are
-recognized.
+recognized by the name of the torch operator, in forward and backward passes. In compiled models, and where norms run as
+groups, only convolutions are recognized.
 
 Steps take longer while their parts are timed, so their total is not reported as the time of a step.
 """
@@ -99,15 +99,16 @@ class StepTimes:
         runner: Runner = here,
         *,
         device: str = "cpu",
-        is_compiled: bool = False,
+        sees_operators: bool = True,
     ) -> None:
         """Prepare for recording. Raises ``UnavailableError`` if the model's convolutions cannot be timed.
 
         clock: times whole calls.
         runner: makes the calls, and reads the clock.
-        is_compiled: whether the model is compiled.
+        sees_operators: whether the operators may be watched, which changes what runs if the model is compiled or its
+            norms run as groups.
         """
-        self.call, self.clock, self.runner, self.is_compiled = call, clock, runner, is_compiled
+        self.call, self.clock, self.runner, self.sees_operators = call, clock, runner, sees_operators
         self.convolutions = InPlaceTimes(device)
         self._is_warm = False
 
@@ -134,8 +135,8 @@ class StepTimes:
             with operators:
                 self.call()
 
-        # Under a dispatch mode, compiled models run uncompiled.
-        elapsed_s, spent_s = self._record(self.call if self.is_compiled else watched, 1)
+        # Under a dispatch mode, compiled models run uncompiled, and norms by torch's operators.
+        elapsed_s, spent_s = self._record(watched if self.sees_operators else self.call, 1)
         kinds_s = operators.spent_s
         for place, seconds in spent_s.items():
             kinds_s[OTHER_CONVOLUTION if place.problem is None else kind_of_layer(place.problem)] += seconds

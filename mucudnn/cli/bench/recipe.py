@@ -25,7 +25,7 @@ _FAILED = 1
 def recipe(context: click.Context, /, name: str | None, outputs: Outputs, **common: Any) -> None:
     """Run the recipe FILE, or an included one by NAME, into the folder of --out, and check its criteria.
 
-    Without a name, list the included recipes, the experiments of the paper. A recipe runs one command with fixed
+    Without a name, list the included recipes, of the paper and of training steps. A recipe runs one command with fixed
     options, once for each combination of the others (docs/benchmarks.md). Exit status 1 if a criterion is not met.
     """
     from mucudnn.bench.results.reading import read_folder
@@ -55,7 +55,7 @@ def recipe(context: click.Context, /, name: str | None, outputs: Outputs, **comm
     runs = []
     for run, chosen in experiment.runs.items():
         values = {**chosen, **passed, "out": str(outputs.out / run)}
-        words = [_word(key, value, params.get(key)) for key, value in values.items()]
+        words = [word for key, value in values.items() for word in _words(key, value, params.get(key))]
         try:
             runs.append((run, words, command.make_context(command.name, [*words], parent=context)))
         except click.UsageError as error:
@@ -76,10 +76,10 @@ def recipe(context: click.Context, /, name: str | None, outputs: Outputs, **comm
         context.exit(_FAILED)
 
 
-def _word(key: str, value: Any, param: click.Parameter | None) -> str:
-    """Return an option, or the value of an argument, as it is written on a command line."""
+def _words(key: str, value: Any, param: click.Parameter | None) -> list[str]:
+    """Return an option, or the values of an argument, as they are written on a command line."""
     if isinstance(param, click.Argument):
-        return str(value)
+        return [str(value)] if param.nargs == 1 else str(value).split(",")
     if isinstance(value, bool):
-        return f"--{key}" if value else f"--no-{key}"
-    return f"--{key}={value}"
+        return [f"--{key}" if value else f"--no-{key}"]
+    return [f"--{key}={value}"]

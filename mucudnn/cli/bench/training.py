@@ -58,14 +58,15 @@ def training(
     config: Config,
     **compared: Any,
 ) -> None:
-    """Time training steps of each SOURCE: PyTorch, mucudnn, both under torch.compile, on CUDA also PyTorch with
-    benchmark=True.
+    """Time training steps of each SOURCE: PyTorch, mucudnn, both under torch.compile, on the CPU also mucudnn without
+    groups, on CUDA PyTorch with benchmark=True.
 
-    Each variant has its own process, and their steps are interleaved. SOURCE is a network of mucudnn layers, or
-    package.module:factory or file.py:factory, a function that returns your own PyTorch model (with --input 3x224x224),
-    which is trained to minimize its outputs. A step is forward pass, loss, backward pass and gradient descent, in every
-    precision and memory format; shown are images per second and peak memory. On the CPU, separate steps time each layer
-    in place, to compare convolutions and the rest. Rows that the folder of --out already has are not measured again.
+    Each variant has its own process, and their steps are interleaved, in all memory formats. SOURCE is a network of
+    mucudnn layers, or package.module:factory or file.py:factory, a function that returns your own PyTorch model (with
+    --input 3x224x224), which is trained to minimize its outputs. A step is forward pass, loss, backward pass and
+    gradient descent, in every precision and memory format; shown are images per second, seconds until ready, and peak
+    memory. On the CPU, separate steps time each layer in place, to compare convolutions and the rest. Rows that the
+    folder of --out already has are not measured again.
     """
     from mucudnn.bench.suites.training import TrainingOptions, benchmark_training, training_tables
     from mucudnn.core.terminal import progress_bar

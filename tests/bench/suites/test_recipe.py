@@ -139,6 +139,42 @@ def test_columns_their_ratios_and_totals_are_judged(tmp_path: Path) -> None:
         assert judged(value, rows) == (found, passed), value
 
 
+def test_of_rows_that_differ_in_a_column_the_fastest_count(tmp_path: Path) -> None:
+    """Torch is faster in one memory format, mucudnn in the other, and each is compared in its own."""
+    subjects = {name: {"network": "net", "memory_format": name} for name in ("contiguous", "channels_last")}
+    rows = [
+        *(("torch", "contiguous", 4.0, 100), ("torch", "channels_last", 3.0, 200)),
+        *(("mucudnn", "contiguous", 1.0, 50), ("mucudnn", "channels_last", 2.0, 30)),
+        *(("failing", "contiguous", None, 1), ("failing", "channels_last", 6.0, 400)),
+    ]
+    header = Header("training", "net", {}, ENVIRONMENT, ("network", "memory_format"), wanted=2)
+    with open_folder(tmp_path / "rows", header) as writer:
+        every = [
+            Row(
+                subjects[name],
+                one,
+                [time_s] * 3 if time_s else [],
+                failure=None if time_s else "why",
+                more={"bytes": n},
+            )
+            for one, name, time_s, n in rows
+        ]
+        writer.add(every)
+        writer.write_summary()
+    both = read_folder(tmp_path / "rows")
+    fastest = {"fastest": "memory_format", "at-least": 0}
+    for value, found in (
+        ({"at-least": 1}, "1.5, 1.5 to 1.5 (rows, channels_last)"),
+        (fastest, "3, 3 to 3 (rows)"),
+        ({**fastest, "of": "failing"}, "0.5, 0.5 to 0.5 (rows)"),
+        ({**fastest, "value": "bytes"}, "50 (rows)"),
+        ({**fastest, "value": "bytes", "over": "torch"}, "0.25 (rows)"),
+        ({"value": "bytes", "over": "torch", "at-most": 1}, "0.5 (rows, contiguous)"),
+        ({**fastest, "value": "bytes", "over": "nobody"}, "no measurement to judge this by"),
+    ):
+        assert judged(value, both)[0] == found, value
+
+
 # As users call it
 
 MINE = """
@@ -192,6 +228,12 @@ def test_a_recipe_runs_and_its_exit_status_is_the_verdict(
     assert "NOT MET" in second.output
     assert [(path / "rows.jsonl").read_bytes() for path in sorted(out.iterdir())] == measured
     assert invoke("report", out).exit_code == 0
+
+
+def test_several_sources_are_words_of_the_command(tmp_path: Path) -> None:
+    fixed = '[fixed]\ncommand = "bench training"\nsources = "alexnet,vgg-16"\n'
+    said = fail("bench", "recipe", written(tmp_path, fixed, ACCEPTABLE), "--out", tmp_path / "out")
+    assert "did you mean vgg16?" in said
 
 
 def test_what_the_command_refuses_is_told_before_anything_runs(mine: Path, tmp_path: Path) -> None:

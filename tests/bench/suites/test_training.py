@@ -22,7 +22,7 @@ import mucudnn
 from mucudnn.bench.results.reading import Header, read_folder
 from mucudnn.bench.results.variants import How, Precision, Variant
 from mucudnn.bench.results.writing import Row, open_folder
-from mucudnn.bench.sources import models
+from mucudnn.bench.sources import models, networks
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites import training
 from mucudnn.bench.suites.shared import apart
@@ -39,7 +39,7 @@ from mucudnn.bench.suites.training import (
     training_tables,
 )
 from mucudnn.core.config import Config
-from mucudnn.core.errors import InvalidInputError, first_line
+from mucudnn.core.errors import InvalidInputError, UnavailableError, first_line
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.torch_settings import searching
 from mucudnn.running import dispatcher
@@ -94,9 +94,9 @@ def measured_variants(
     options = replace(options, variants=options.variants or (Variant.TORCH, Variant.MUCUDNN))
     (batch,) = labelled_batches(1, 2, (3, 6, 6))
     subject = (model or tiny(), batch, F.cross_entropy)
-    settings = [Setting("tiny", 2, "cpu", *each, options.how) for each in product(precisions, memory_formats)]
+    settings = [[Setting("tiny", 2, "cpu", one, name, options.how) for name in memory_formats] for one in precisions]
     with training_in_threads():
-        return [row for setting in settings for row in measured_rows(setting, subject, options)]
+        return [row for formats in settings for row in measured_rows(formats, subject, options)]
 
 
 QUICK = ("--time-limit", "10ms", "--rounds", "2", "--batch", "2", "--threads", "1")
@@ -126,9 +126,59 @@ def test_every_variant_is_measured_in_every_precision_and_format_and_the_model_i
 
 def test_peak_memory_is_that_of_a_step() -> None:
     """The output of the convolution, and at least once more its gradient; of bfloat16 half as much and the casts."""
-    one, two = (measured_variants(wide(n), **FLOAT32)[0].more["peak_bytes"] for n in (64, 128))
+    one, two = (measured_variants(wide(n), **FLOAT32)[0].more for n in (64, 128))
     added = 64 * 2 * 4 * 4 * 4  # bytes of 64 more channels of the output, N=2, 4x4, float32
-    assert 2 * added <= two - one <= 8 * added
+    assert 2 * added <= two["peak_bytes"] - one["peak_bytes"] <= 8 * added
+    assert two["grown_bytes"] is None or two["grown_bytes"] >= 0
+
+
+def test_the_first_step_and_tuning_are_what_a_variant_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes a second here, and tuning a hundred."""
+    now_s, optimize, learn = [0.0], mucudnn.optimize, Trainee.learn
+
+    def optimized(*given: Any, **named: Any) -> Any:
+        now_s[0] += 100
+        return optimize(*given, **named)
+
+    def learnt(*given: Any) -> Tensor:
+        now_s[0] += 1
+        return learn(*given)
+
+    monkeypatch.setattr(training, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(mucudnn, "optimize", optimized)
+    monkeypatch.setattr(Trainee, "learn", learnt)
+    assert [row.more["ready_after_s"] for row in measured_variants(**FLOAT32)] == [1, 101]
+
+
+def test_a_variant_has_no_groups_and_no_other_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs, optimize = list[Config](), mucudnn.optimize
+
+    def seen(model: nn.Module, images: Tensor, config: Config, **named: Any) -> Any:
+        configs.append(config)
+        return optimize(model, images, config, **named)
+
+    monkeypatch.setattr(mucudnn, "optimize", seen)
+    both = (Variant.MUCUDNN_UNGROUPED, Variant.MUCUDNN)
+    rows = measured_variants(options=TrainingOptions(CONFIG, rounds=1, clock=TickingClock(), variants=both), **FLOAT32)
+    assert [row.contestant for row in rows] == [Variant.TORCH, *both]
+    assert configs == [replace(CONFIG, fuse=False), CONFIG]
+
+
+def test_operators_are_watched_where_norms_are_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, init = list[bool](), StepTimes.__init__
+
+    def noting(self: StepTimes, *given: Any, sees_operators: bool) -> None:
+        seen.append(sees_operators)
+        init(self, *given, sees_operators=sees_operators)
+
+    monkeypatch.setattr(StepTimes, "__init__", noting)
+    for how, expected in ((How.OPTIMIZE, [CONFIG.fuse is False, True, True]), (How.ENABLE, [True, True])):
+        seen.clear()
+        variants = (Variant.MUCUDNN_UNGROUPED, Variant.MUCUDNN)[how is How.ENABLE :]
+        measured_variants(
+            options=TrainingOptions(CONFIG, rounds=1, clock=TickingClock(), variants=variants, how=how), **FLOAT32
+        )
+        assert sorted(seen) == expected
 
 
 def wide(channels: int) -> nn.Sequential:
@@ -230,18 +280,31 @@ def test_networks_are_measured_once_each_with_its_batch_and_the_next_run_measure
     assert (folder.problems, folder.left_out) == ((), {})
     settings = [(line["network"], line["batch_size"]) for line in folder.lines]
     assert settings == [("alexnet", 2)] * 2 + [("vgg16", 3)] * 2
-    assert [fraction for text, fraction in told if text.endswith("contiguous")] == [0.0, 0.5]
+    assert [fraction for text, fraction in told if text.endswith("torch starts")] == [0.0, 0.5]
     with pytest.raises(InvalidInputError, match=r"batch_sizes was \[2, 3, 2\] and is \[4\]"):
         benchmark_training(["alexnet"], [4], *asked[2:])
 
 
-def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("two_networks")
+def test_memory_formats_take_turns(tmp_path: Path) -> None:
+    with training_in_threads():
+        benchmark_training(["alexnet"], [2], replace(OPTIONS, precisions=[Precision.FLOAT32]), tmp_path)
+    lines = read_folder(tmp_path).lines
+    assert [(line["memory_format"], line["contestant"]) for line in lines] == [
+        *product(("contiguous", "channels_last"), ("torch", "mucudnn"))
+    ]
+    assert {(line["turns"], line["rows_in_turns"]) for line in lines} == {(1, 4)}
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "find_spec", lambda package: None)
     (tmp_path / "whole_numbers.py").write_text(NET.replace("nn.Linear(4, 10)", "Argmax()"))
     (tmp_path / "json.py").write_text("")
     tf32, searching = (
         replace(OPTIONS, precisions=[Precision.TF32]),
         replace(OPTIONS, variants=[Variant.TORCH_BENCHMARK]),
     )
+    enabled = replace(OPTIONS, variants=[Variant.MUCUDNN_UNGROUPED], how=How.ENABLE)
     for source, batch_size, options, told in (
         ("vgg-16", 2, OPTIONS, "did you mean vgg16"),
         ("alexnet", 2**40, OPTIONS, "it must be at most"),
@@ -251,9 +314,11 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path: Path) -
         (f"{tmp_path / 'json.py'}:net", 2, OPTIONS, r"there is another module json, .*: give the file another name"),
         ("alexnet", 2, tf32, "precision is tf32; device 'cpu' has float32, bfloat16"),
         ("alexnet", 2, searching, "variant is torch-benchmark; device 'cpu' has torch, torch-compile, mu"),
+        ("alexnet", 2, enabled, "variant is mucudnn-ungrouped; device 'cpu' has torch, torch-compile, mucudnn, mu"),
+        ("seresnet18", 2, OPTIONS, "^seresnet18 is a network of timm, which is not installed: pip install timm"),
     ):
-        size = None if source in ("vgg-16", "alexnet", "deepbench-train") else (3, 6, 6)
-        with pytest.raises(InvalidInputError, match=told):
+        size = None if ":" not in source else (3, 6, 6)
+        with pytest.raises((InvalidInputError, UnavailableError), match=told):
             benchmark_training([source], [batch_size], options, tmp_path / "out", input_size=size)
     assert not (tmp_path / "out").exists()
 
@@ -271,8 +336,10 @@ def test_a_model_of_the_user_is_trained_in_processes(tmp_path: Path) -> None:
         (source, "torch", None),
         (source, "mucudnn", None),
     ]
-    for line in lines:
-        assert min(line["kinds_s"][kind] for kind in ("first layer", "activation", "linear", "rest")) > 0
+    for line, kinds in zip(
+        lines, (("first layer", "activation", "linear", "rest"), ("first layer", "rest")), strict=True
+    ):
+        assert min(line["kinds_s"][kind] for kind in kinds) > 0
 
 
 NET = """
@@ -302,9 +369,13 @@ def split(forward_s: float, backward_s: float, rest_s: float) -> dict[str, float
 
 
 def test_the_tables_compare_with_torch_of_the_same_setting_and_say_what_is_missing(tmp_path: Path) -> None:
-    """In the first network a variant failed; in the second mucudnn was enabled and failed; the third is not split."""
+    """In the first network a variant failed; in the second mucudnn was enabled and failed; the third is not split.
+
+    The fourth has two memory formats: torch is faster in one, and mucudnn in the other.
+    """
     enabled = replace(SETTING, network="enabled", batch_size=4, how=How.ENABLE)
-    third = replace(SETTING, network="third")
+    third, fourth = replace(SETTING, network="third"), replace(SETTING, network="fourth")
+    ready = {"ready_after_s": 12.34, "grown_bytes": 3 * 2**20}
     kinds_s = {"3x3": 0.15, "rest": 0.05}
     rows = (
         row(Variant.TORCH, samples=(0.199, 0.2, 0.203), peak_bytes=2**21, kinds_s=kinds_s, **split(0.05, 0.1, 0.05)),
@@ -314,6 +385,16 @@ def test_the_tables_compare_with_torch_of_the_same_setting_and_say_what_is_missi
         row(Variant.MUCUDNN, enabled, "out of memory"),
         row(Variant.TORCH, third, samples=(0.2,), peak_bytes=2**21, **split(0.05, 0.1, 0.05)),
         row(Variant.MUCUDNN, third, samples=(0.1,), peak_bytes=9, not_split="why"),
+        *(
+            row(variant, replace(fourth, memory_format=name), samples=(time_s,), peak_bytes=2**20, **ready)
+            for variant, *times_s in (
+                (Variant.TORCH, 0.4, 0.3),
+                (Variant.TORCH_COMPILE, 0.6, 0.3),
+                (Variant.MUCUDNN_UNGROUPED, 0.3, 0.2),
+                (Variant.MUCUDNN, 0.1, 0.2),
+            )
+            for name, time_s in zip(MemoryFormat, times_s, strict=True)
+        ),
     )
     settings = {"workspace_limit": "64MiB", "workspace_budget": None}
     with open_folder(tmp_path, Header("training", "tiny", settings, ENVIRONMENT, COLUMNS, 2)) as folder:
@@ -328,11 +409,11 @@ def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
 ) -> None:
     measure, done = training.measured_rows, list[Setting]()
 
-    def interrupted(setting: Setting, *given: Any) -> list[Row]:
+    def interrupted(settings: Sequence[Setting], *given: Any) -> list[Row]:
         if done:
             raise KeyboardInterrupt
-        done.append(setting)
-        return measure(setting, *given)
+        done.extend(settings)
+        return measure(settings, *given)
 
     monkeypatch.setattr(models, "build", lambda name: tiny())
     monkeypatch.setattr(training, "measured_rows", interrupted)
@@ -342,7 +423,7 @@ def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
     assert "alexnet, batch 2: training steps" in result.stdout
     assert "alexnet, batch 2, bfloat16 channels_last: the run was stopped before" in result.stdout
     assert "All measurements are kept" in result.stderr
-    assert [line["contestant"] for line in read_folder(tmp_path / "out").lines] == ["torch", "mucudnn"]
+    assert [line["contestant"] for line in read_folder(tmp_path / "out").lines] == ["torch", "mucudnn"] * 2
 
 
 @pytest.fixture

@@ -62,6 +62,21 @@ def test_the_matrix_products_of_our_convolutions_are_no_linear_layers() -> None:
     assert {*StepTimes(lambda: layer(x).sum().backward(), WallClock()).kinds()} <= {"first layer", REST}
 
 
+def test_operators_are_seen_unless_watching_changes_what_runs() -> None:
+    model, watched = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), list[int]()
+    model[1].register_forward_hook(lambda *_: watched.append(torch._C._len_torch_dispatch_stack()))
+    x = torch.randn(2, 3, 8, 8)
+    for sees_operators, kinds in (
+        (True, {"first layer", "normalization", "activation", REST}),
+        (False, {"first layer", REST}),
+    ):
+        watched.clear()
+        assert {
+            *StepTimes(lambda: model(x).sum().backward(), WallClock(), sees_operators=sees_operators).kinds()
+        } == kinds
+        assert watched == [int(sees_operators)]
+
+
 def test_operators_have_kinds() -> None:
     for name, kind in (
         ("native_layer_norm_backward.default", "normalization"),
