@@ -23,7 +23,7 @@ from mucudnn.core.records import Comparison, Configuration, MicroConfig, is_busy
 from mucudnn.core.team import ALONE, Team
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.core.values import format_seconds, grouped
+from mucudnn.core.values import format_bytes, format_seconds, grouped
 from mucudnn.kernels.memory import give_back_cache
 from mucudnn.measuring.clocks import wall_clock
 from mucudnn.measuring.heap import (
@@ -91,6 +91,7 @@ class Confirmation:
     heap: the comparison of steps with a kept heap, under which the others ran if it was faster; None if it was not
     compared.
     groups: steps with norms as groups, compared with steps without; None if no norm runs as a group.
+    peak_bytes: most bytes that torch allocates in a step, with torch's operators and with ours; 0 if not counted.
     """
 
     step: Comparison
@@ -102,6 +103,7 @@ class Confirmation:
     load: float | None = None
     heap: HeapComparison | None = None
     groups: Comparison | None = None
+    peak_bytes: tuple[int, int] = 0, 0
 
     @property
     def is_disturbed(self) -> bool:
@@ -135,6 +137,8 @@ class Confirmation:
             is_slower = self.groups.is_slower(LEAST_CHANGE)
             why = ", slower, so that norms are PyTorch's own" if is_slower and not self.is_disturbed else ""
             parts.append(f"norms as groups {self.groups.speedup:.2f}x ± {self.groups.noise:.2f}{why}")
+        if all(self.peak_bytes):
+            parts.append(f"peak {' -> '.join(map(format_bytes, self.peak_bytes))}")
         if self.is_withdrawn:
             parts.append(f"PyTorch's own runs {'where the limit allows it' if self.kept else 'everywhere'}")
         if self.is_disturbed:
@@ -315,7 +319,13 @@ def confirm(steps: ModelSteps, *, automatic: bool = False) -> Confirmation | str
         why = f"the step was slower with the tuned choices, {with_noise(confirmation.step)}"
         ours = [PutBack(name, tuned.problem, tuned.batch_size, why) for name, tuned in _ours(steps.tuned)]
         _, kept = _put_back(steps, ours)
-    return replace(confirmation, put_back=tuple(put_back), is_withdrawn=is_withdrawn, kept=tuple(kept))
+    return replace(
+        confirmation,
+        put_back=tuple(put_back),
+        is_withdrawn=is_withdrawn,
+        kept=tuple(kept),
+        peak_bytes=of_rank_0((steps.peak_bytes(ours=False), steps.peak_bytes(ours=True))),
+    )
 
 
 def compare_heaps(steps: ModelSteps) -> HeapComparison | None:

@@ -24,6 +24,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison, is_busy
 from mucudnn.core.team import Team
+from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.measuring.clocks import Clock
 from mucudnn.measuring.heap import Usage
 from mucudnn.measuring.quiet import Quiet
@@ -34,6 +35,7 @@ from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.running.norms import TunedNorm
 from mucudnn.running.problems import problem_of_call
 from mucudnn.tuning.choose import baseline_of
+from mucudnn.tuning.model_state import set_gradients
 
 ROUNDS = Rounds(2, 25, 5.0, sure=5)  # of steps in turns, and of disturbed ones, which are counted apart
 LEAST_CHANGE = 0.01  # smaller changes of a step do not count: with few rounds the noise may be underestimated
@@ -140,6 +142,11 @@ class ModelSteps:
     def torchs_and_ours(self, *, recorded: bool) -> tuple[Callable[[], StepTimes], Callable[[], StepTimes]]:
         """Return two functions: one runs a step with torch's operators, the other one with tuned choices."""
         return partial(self.run, ours=False, recorded=recorded), partial(self.run, ours=True, recorded=recorded)
+
+    def peak_bytes(self, *, ours: bool) -> int:
+        """Run a step of the model; return the most bytes that torch has allocated in it, with the gradients."""
+        set_gradients((parameter, None) for parameter in self.model.parameters())
+        return peak_allocated_bytes(lambda: self.run(ours=ours, recorded=False), self.times.device_type)
 
     def may_run_torchs_own(self, tuned: TunedProblem) -> bool:
         """Return whether the workspace of torch's convolution for this problem is within the limit."""

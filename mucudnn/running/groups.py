@@ -461,7 +461,7 @@ def _activate(input: Any, function: str, *, in_place: bool, slope: float = 0.01)
     return y
 
 
-def _relu(input: Any, inplace: bool = False) -> Any:
+def _relu(input: Any, inplace: Any = False) -> Any:
     return _activate(input, "ReLU", in_place=inplace)
 
 
@@ -469,23 +469,23 @@ def _relu_(input: Any) -> Any:
     return _activate(input, "ReLU", in_place=True)
 
 
-def _relu6(input: Any, inplace: bool = False) -> Any:
+def _relu6(input: Any, inplace: Any = False) -> Any:
     return _activate(input, "ReLU6", in_place=inplace)
 
 
-def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
+def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: Any = False) -> Any:
     return _relu6(input, inplace) if (min_val, max_val) == (0, 6) else NotImplemented
 
 
-def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
+def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: Any = False) -> Any:
     return _activate(input, "leaky_relu", in_place=inplace, slope=float(negative_slope))
 
 
-def _silu(input: Any, inplace: bool = False) -> Any:
+def _silu(input: Any, inplace: Any = False) -> Any:
     return _activate(input, "SiLU", in_place=inplace)
 
 
-def _hardswish(input: Any, inplace: bool = False) -> Any:
+def _hardswish(input: Any, inplace: Any = False) -> Any:
     return _activate(input, "hardswish", in_place=inplace)
 
 

@@ -148,7 +148,7 @@ def _batch_norm(
     running_var: Tensor | None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    training: bool = False,
+    training: Any = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
@@ -182,7 +182,7 @@ def _instance_norm(
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    use_input_stats: bool = True,
+    use_input_stats: Any = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:

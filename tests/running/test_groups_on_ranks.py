@@ -34,7 +34,7 @@ class Residual(nn.Module):
         return self.relu(y)
 
 
-def trained(rank: int, is_grouped: bool) -> dict[str, Any]:  # noqa: FBT001
+def trained(rank: int, is_grouped: bool) -> dict[str, Any]:
     """Train three steps, in buckets of one gradient; return the order of the gradients and the parameters."""
     torch.manual_seed(0)
     net, x = nn.Sequential(Residual(), Residual()), torch.randn(4, 8, 10, 10)
