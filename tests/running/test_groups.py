@@ -252,6 +252,9 @@ def test_groups_survive_copies_and_pickles_and_leave_eval_and_compiled_models_al
         assert isinstance(copied.norm, TunedNorm)
         require_alike(copy.deepcopy(block), copied, x)
     require_alike(block, grouped, x)
+    compiled = torch.compile(grouped, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), copy.deepcopy(block)(x))
+    block.load_state_dict(grouped.state_dict())
     torch.testing.assert_close(grouped.eval()(x), block.eval()(x))
 
 
