@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mucudnn.core.errors import MucudnnError
@@ -91,6 +91,7 @@ class GroupChoices:
     joins_additions: whether additions return pending tensors, since activations take them.
     computes_again: whether convolutions of the results have them computed again in the backward pass, since nothing
         else keeps them.
+    is_returned: whether the model has returned a pending tensor.
     is_counting: whether calls are being counted, from which ``settle`` makes the choices.
     calls: the number of calls of each kind in a step.
     results: of these calls, while they are being counted.
@@ -100,6 +101,7 @@ class GroupChoices:
     defers: bool = True
     joins_additions: bool = True
     computes_again: bool = True
+    is_returned: bool = False
     results: list[_Result] = field(default_factory=list)
     is_counting: bool = False
     calls: Counter[GroupCall] = field(default_factory=Counter)
@@ -111,7 +113,8 @@ class GroupChoices:
         Call it while what the forward pass keeps for the backward pass is there.
         """
         self.joins_additions = any(call.has_addition and call.norm.function is not None for call in self.calls)
-        self.defers = any(call.has_addition or call.norm.function is not None for call in self.calls)
+        has_group = any(call.has_addition or call.norm.function is not None for call in self.calls)
+        self.defers = has_group and not self.is_returned
         self.computes_again = all(result.is_dropped() for result in self.results)
         self.is_counting, self.results = False, []
 
@@ -284,6 +287,19 @@ class _Deferred(_Node):
         return Pending._make_wrapper_subclass(Pending, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
 
 
+class _Replaced(torch.autograd.Function):
+    """The node of a pending tensor that an operation in place has changed: its gradient is that of the result."""
+
+    @staticmethod
+    def forward(ctx: Any, pending: Tensor, result: Tensor) -> Tensor:
+        ctx.mark_dirty(pending)
+        return pending
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor]:
+        return None, dy
+
+
 def _like(dy: Tensor, x: Tensor) -> Tensor:
     """Return dy with the strides and the dtype of x."""
     if dy.stride() == x.stride() and dy.dtype == x.dtype:
@@ -363,28 +379,37 @@ class Pending(Tensor):
 
     normalized: the norm.
     added: what is added to it, or None.
-    versions: of x and ``added`` when this object was made.
+    versions: of the operands when this object was made.
     tensor: the computed tensor, or another pending tensor, once there is one.
-    is_changed: whether ``tensor`` is the result of an operation in place on this one.
+    aliases: pending tensors that this one has replaced, in operations in place.
     """
 
     normalized: Normalized
     added: Tensor | None
-    versions: tuple[int, int]
+    versions: list[int]
     tensor: Tensor | None
-    is_changed: bool
+    aliases: list[Pending]
 
     @classmethod
     def of(cls, normalized: Normalized, added: Tensor | None = None) -> Pending:
         operands = normalized.x, normalized.weight, normalized.bias, added
         pending: Pending = _Deferred.apply(normalized, normalized.norm, *operands)  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunctionSubclass():
-            pending.normalized, pending.added, pending.tensor, pending.is_changed = normalized, added, None, False
+            pending.normalized, pending.added, pending.tensor, pending.aliases = normalized, added, None, []
             pending.versions = pending._versions_now()
         return pending
 
-    def _versions_now(self) -> tuple[int, int]:
-        return self.normalized.x._version, 0 if self.added is None else self.added._version
+    def _versions_now(self) -> list[int]:
+        operands = self.normalized.x, self.normalized.weight, self.normalized.bias, self.added
+        return [operand._version for operand in operands if operand is not None]
+
+    def replace(self, result: Tensor) -> None:
+        """Let the result of an operation in place be this tensor's value, and that of its aliases, for autograd too."""
+        self.tensor = result
+        for pending in (self, *self.aliases):
+            _Replaced.apply(pending, result)  # type: ignore[no-untyped-call]
+        if isinstance(result, Pending):
+            result.aliases = [self, *self.aliases]
 
     def computed(self) -> Tensor:
         """Return the tensor that this one stands for, differentiable."""
@@ -420,8 +445,15 @@ class Pending(Tensor):
         elif func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        pendings = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Pending)]
+        tensors = [pending.computed() for pending in pendings]
+        versions = [tensor._version for tensor in tensors]
         args, kwargs = tree_map_only(Pending, Pending.computed, (args, kwargs))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        for pending, tensor, version in zip(pendings, tensors, versions, strict=True):
+            if tensor._version != version:
+                pending.replace(tensor)
+        return result
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -434,12 +466,11 @@ class Pending(Tensor):
         return func(*args, **kwargs)
 
     def _values(self) -> Tensor:
-        if self.is_changed:
-            raise ChangedError(f"the result of a norm was used after a change in place: {_ADVICE}")
-        if self.tensor is None:
-            with torch.no_grad():
-                return self.activated(None)
-        return self.tensor.detach()
+        latest = self.latest()
+        if not isinstance(latest, Pending):
+            return latest.detach()
+        with torch.no_grad():
+            return latest.activated(None)
 
 
 _METADATA = {
@@ -457,7 +488,7 @@ def _activate(input: Any, function: str, *, in_place: bool, slope: float = 0.01)
         return NotImplemented
     y = pending.activated(function, slope)
     if in_place:
-        pending.tensor, pending.is_changed = y, True
+        pending.replace(y)
     return y
 
 
@@ -504,7 +535,7 @@ def _add_(input: Any, other: Any, *, alpha: float = 1) -> Any:
         return NotImplemented
     result = _sum(latest, other)
     if result is not NotImplemented:
-        latest.tensor, latest.is_changed = result, True
+        latest.replace(result)
     return result
 
 

@@ -45,19 +45,24 @@ class TunedNorm(TunedModule, nn.Module):
     why_torchs: str = ""
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        if self.choices is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if self.choices is None or torch.compiler.is_compiling():
             return super().forward(*arguments, **named)
-        with _Calls(self, self.choices):
+        is_recomputed = torch._C._current_graph_task_id() != -1  # in a backward pass, as checkpoints do
+        if not torch.is_grad_enabled() and not is_recomputed:
+            return super().forward(*arguments, **named)
+        with _Calls(self, self.choices, is_recomputed=is_recomputed):
             return super().forward(*arguments, **named)
 
 
 class _Calls(TorchFunctionMode):
-    """The mode in which a module's calls of norms are computed by ours."""
+    """The mode in which a module's calls of norms are computed by ours.
 
-    def __init__(self, module: TunedNorm, choices: GroupChoices) -> None:
+    is_recomputed: whether they have been computed before, so that running statistics have been updated.
+    """
+
+    def __init__(self, module: TunedNorm, choices: GroupChoices, *, is_recomputed: bool) -> None:
         super().__init__()
-        self.module, self.choices = module, choices
-        self.is_recomputed = torch._C._current_graph_task_id() != -1  # in a backward pass, as checkpoints do
+        self.module, self.choices, self.is_recomputed = module, choices, is_recomputed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -66,9 +71,17 @@ class _Calls(TorchFunctionMode):
             y = normalize(self, *args, **kwargs)
             if y is not NotImplemented:
                 return y
-        if self.is_recomputed and func is Tensor.add_ and args[0] is getattr(self.module, "num_batches_tracked", None):
-            return args[0]  # it has been counted
+            if self.is_recomputed:
+                args, kwargs = tree_map_only(Tensor, self._unless_buffer, (args, kwargs))
+        elif (
+            self.is_recomputed and func is Tensor.add_ and args[0] is getattr(self.module, "num_batches_tracked", None)
+        ):
+            return args[0]
         return func(*args, **kwargs)
+
+    def _unless_buffer(self, tensor: Tensor) -> Tensor:
+        """Return the tensor, or a copy if it is a buffer of the module, which torch's norms would update."""
+        return tensor.clone() if any(tensor is buffer for buffer in self.module.buffers()) else tensor
 
     def are_torchs(self, why: str | None) -> bool:
         """Note the reason, if any, why torch computes a call, and return whether there is one."""
@@ -133,6 +146,8 @@ def _why_torchs(x: Any, weight: Any, bias: Any, norm: Norm, *, with_autocast: bo
             return "its parameters are not plain vectors of channels"
         if parameter.dtype not in (x.dtype, torch.float32) or parameter.dtype != parameters[0].dtype:
             return f"its input is {x.dtype}, and a parameter {parameter.dtype}"
+    if not torch.is_grad_enabled():
+        return "gradients are not recorded"
     is_watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
     if is_watched or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return "a mode or a transform of PyTorch is active"
@@ -186,7 +201,8 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    if not use_input_stats or running_mean is not None or input.dim() < 3 or input.shape[2:].numel() == 1:
+    is_own = not use_input_stats or running_mean is not None or input.dim() < 3 or input.shape[2:].numel() == 1
+    if is_own or not input.is_contiguous():  # of which torch's result is contiguous
         return NotImplemented
     norm = _norm(input.shape[1], eps)
     if calls.are_torchs(_why_torchs(input, weight, bias, norm)):
@@ -259,7 +275,7 @@ def make_groups(model: nn.Module, run: Callable[[nn.Module], object]) -> list[Tu
         for module, settled in zip(modules, choices, strict=True):
             object.__setattr__(module, "__class__", _tuned_class(module))
             vars(module)["choices"] = settled
-        output = tree_map_only(Pending, Pending.computed, run(model))
+        output = tree_map_only(Pending, _returned, run(model))
     except BaseException:
         for module in modules:
             vars(module)["choices"] = None
@@ -268,6 +284,12 @@ def make_groups(model: nn.Module, run: Callable[[nn.Module], object]) -> list[Tu
         settled.settle()
     del output  # with what is kept for the backward pass
     return cast(list[TunedNorm], modules)
+
+
+def _returned(pending: Pending) -> Tensor:
+    """Compute a pending tensor that a model returns, and note that its norm must not return others."""
+    pending.normalized.choices.is_returned = True
+    return pending.computed()
 
 
 def why_not_grouped(module: nn.Module) -> str | None:
