@@ -406,8 +406,9 @@ class Pending(Tensor):
     def replace(self, result: Tensor) -> None:
         """Let the result of an operation in place be this tensor's value, and that of its aliases, for autograd too."""
         self.tensor = result
-        for pending in (self, *self.aliases):
-            _Replaced.apply(pending, result)  # type: ignore[no-untyped-call]
+        with torch._C.DisableTorchFunctionSubclass():
+            for pending in (self, *self.aliases):
+                _Replaced.apply(pending, result)  # type: ignore[no-untyped-call]
         if isinstance(result, Pending):
             result.aliases = [self, *self.aliases]
 
