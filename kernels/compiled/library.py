@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -149,18 +150,12 @@ class NormArgument(ctypes.Structure):
     ]
 
 
-class NormOperands(ctypes.Structure):
-    """The tensors of a normalization, as a C struct: of each its address, or null, and its bytes."""
-
-    TENSORS = (
-        *("x", "mean", "inverse", "running_mean", "running_var", "weight", "bias", "added", "mask", "y", "dy", "dx"),
-        *("dadded", "dweight", "dbias"),
-    )
-    _fields_ = [field for name in TENSORS for field in ((name, _pointer), (f"{name}_bytes", _int64))]
+# The tensors of a normalization, as the C struct ``Operands``: of each its address, or 0, and its bytes.
+NORM_OPERANDS = struct.Struct("30q")
 
 
 _STAGE = ctypes.POINTER(Stage)
-_NORM = [ctypes.POINTER(NormArgument), ctypes.POINTER(NormOperands)]
+_NORM = [ctypes.POINTER(NormArgument), ctypes.c_char_p]
 _ARGUMENTS = {  # by the end of a function's name
     "_prepared_bytes": [_STAGE],
     "_scratch_bytes": [_STAGE],
@@ -287,8 +282,8 @@ def _path(build: str) -> Path | None:
 def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the functions of a C++ build, and return it. Raises ``OSError`` if it was built from other sources."""
     # The numbers on which Python and the C++ code must agree, in the order of the function mucudnn_abi.
-    structures = (Operand, Geometry, EpilogueArgument, Stage, ProgramStep, NormArgument, NormOperands)
-    sizes = [ctypes.sizeof(structure) for structure in structures]
+    structures = (Operand, Geometry, EpilogueArgument, Stage, ProgramStep, NormArgument)
+    sizes = [*(ctypes.sizeof(structure) for structure in structures), NORM_OPERANDS.size]
     enums = (ELEMENTS, FUNCTIONS, OPERATIONS, STEPS, COMBINATIONS)
     numbers = chain.from_iterable(range(len(enum)) for enum in enums)
     expected = [*sizes, _LARGEST_SIZE, _NO_MEMORY, *numbers, *PHASES]

@@ -17,13 +17,14 @@ from torch import Tensor
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.kernels.compiled.library import (
     FUNCTIONS,
+    NORM_OPERANDS,
     NormArgument,
-    NormOperands,
     function,
     loaded_build,
 )
 
 PIXELS = -1
+_NULLS = (0,) * len(NORM_OPERANDS.unpack(bytes(NORM_OPERANDS.size)))
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _FUNCTIONS = (None, "ReLU", "ReLU6", "SiLU", "hardswish", "leaky_relu", "gelu", "gelu_tanh")
 
@@ -75,7 +76,7 @@ def moments(x: Tensor, norm: Norm, running: tuple[Tensor, Tensor, float] | None 
     running: running means and variances (C,), which are updated in place with the unbiased variance, and the momentum.
     """
     running_mean, running_var, momentum = running or (None, None, 0.0)
-    argument, statistics, _ = _prepared(x, norm, None, running_mean)
+    argument, statistics, _ = _prepared(x, norm, (None, None), (running_mean, running_var))
     mean = torch.empty(statistics, dtype=torch.float32)
     inverse = torch.empty(statistics, dtype=torch.float32)
     function("norm_moments")(argument, _operands(x, mean, inverse, running_mean, running_var), momentum)
@@ -99,7 +100,7 @@ def forward(
     weight, bias: (C,), of x's dtype or float32.
     keeps_mask: whether to return a bit for each element, whether the activation passes it: of ReLU, ReLU6, leaky_relu.
     """
-    argument, _, mask_bytes = _prepared(x, norm, weight if bias is None else bias, None)
+    argument, _, mask_bytes = _prepared(x, norm, (weight, bias))
     y = torch.empty_like(x)
     mask = torch.empty(mask_bytes, dtype=torch.uint8) if keeps_mask else None
     _require_like(x, added)
@@ -128,7 +129,7 @@ def backward(
     is_fixed: whether mean and inverse are constants.
     """
     _require_like(x, dy)
-    argument, _, _ = _prepared(x, norm, weight if bias is None else bias, None, is_fixed=is_fixed)
+    argument, _, _ = _prepared(x, norm, (weight, bias), is_fixed=is_fixed)
     dx = torch.empty_like(x) if needs_dx else None
     is_dy = norm.function is None
     dadded = torch.empty_like(x) if needs_dadded and not is_dy else None
@@ -142,12 +143,24 @@ def backward(
 
 
 def _prepared(
-    x: Tensor, norm: Norm, parameter: Tensor | None, running: Tensor | None, *, is_fixed: bool = False
+    x: Tensor,
+    norm: Norm,
+    parameters: tuple[Tensor | None, Tensor | None],
+    running: tuple[Tensor | None, Tensor | None] = (None, None),
+    *,
+    is_fixed: bool = False,
 ) -> tuple[NormArgument, int, int]:
-    parameters = None if parameter is None else parameter.dtype
-    of_running = None if running is None else running.dtype
-    key = x.shape, x.stride(), x.dtype, norm, parameters, of_running, is_fixed, torch.get_num_threads()
-    return _kept(*key)
+    types = _common_type(*parameters), _common_type(*running)
+    return _kept(x.shape, x.stride(), x.dtype, norm, *types, is_fixed, torch.get_num_threads())
+
+
+def _common_type(first: Tensor | None, second: Tensor | None) -> torch.dtype | None:
+    """Return the dtype of two parameters, or of the only one. Raises ``InvalidInputError`` if they differ."""
+    if first is None or second is None:
+        return second.dtype if second is not None else None if first is None else first.dtype
+    if first.dtype is not second.dtype:
+        raise InvalidInputError(f"a parameter is {first.dtype}, another one {second.dtype}; they must have one dtype")
+    return first.dtype
 
 
 @lru_cache(maxsize=4096)
@@ -165,9 +178,9 @@ def _kept(
     x = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     if (reason := _why_not(x, norm)) is not None:
         raise InvalidInputError(reason)
-    for each in (parameters, running):
-        if each not in (None, torch.float32, dtype):
-            raise InvalidInputError(f"a parameter is {each}; it must be float32 or as x, {dtype}")
+    for parameter in (parameters, running):
+        if parameter not in (None, torch.float32, dtype):
+            raise InvalidInputError(f"a parameter is {parameter}; it must be float32 or as x, {dtype}")
     n, c, pixels = shape[0], shape[1], prod(shape[2:])
     argument = NormArgument(
         element=_ELEMENTS[dtype],
@@ -206,6 +219,9 @@ def _require_like(x: Tensor, other: Tensor | None) -> None:
         )
 
 
-def _operands(*tensors: Tensor | None) -> NormOperands:
-    fields = (part for each in tensors for part in ((None, 0) if each is None else (each.data_ptr(), each.nbytes)))
-    return NormOperands(*fields)
+def _operands(*tensors: Tensor | None) -> bytes:
+    """Return the C struct of the tensors, in its order."""
+    fields: list[int] = []
+    for tensor in tensors:
+        fields += (0, 0) if tensor is None else (tensor.data_ptr(), tensor.nbytes)
+    return NORM_OPERANDS.pack(*fields, *_NULLS[len(fields) :])

@@ -1,6 +1,7 @@
 // The sizes and constants that Python mirrors: library.py compares them with its own when it loads a build.
 #include <cstdint>
 
+#include "common/functions.h"
 #include "normalization/arguments.h"
 #include "program/step.h"
 
@@ -10,8 +11,8 @@ extern "C" __attribute__((visibility("default"))) const int64_t* mucudnn_abi() {
       sizeof(normalization::Norm), sizeof(normalization::Operands),
       LARGEST_SIZE, NO_MEMORY,
       FLOAT32, BFLOAT16, FLOAT16, FLOAT64,
-      IDENTITY, RELU, RELU6, SILU, program::SIGMOID, program::HARD_SIGMOID, program::HARD_SWISH, program::LEAKY_RELU,
-      program::GELU, program::GELU_TANH,
+      IDENTITY, RELU, RELU6, SILU, SIGMOID, HARD_SIGMOID, HARD_SWISH, LEAKY_RELU,
+      GELU, GELU_TANH,
       FORWARD, BACKWARD_DATA, BACKWARD_FILTER,
       program::CONVOLUTION, program::COPY, program::ELEMENTWISE, program::MAX_POOL, program::AVERAGE_POOL,
       program::RESIZE, program::SHUFFLE, program::MOMENTS, program::NORMALIZE, program::SCALE,

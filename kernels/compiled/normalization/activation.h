@@ -3,9 +3,8 @@
 
 #include <limits>
 
-#include "common/exponential.h"
+#include "common/functions.h"
 #include "normalization/lines.h"
-#include "program/step.h"
 
 namespace normalization {
 
@@ -51,7 +50,7 @@ struct Activation {
   explicit Activation(const Norm& norm) : function(norm.function), slope(float(norm.slope)) {
     if (function == RELU || function == RELU6) least = 0;
     if (function == RELU6) most = 6;
-    if (function != program::LEAKY_RELU) slope = 0;
+    if (function != LEAKY_RELU) slope = 0;
   }
 
   INLINE_MEMBER Vec value(Vec z) const {
@@ -84,7 +83,7 @@ void with_activation(const Norm& norm, bool is_masked, Body body) {
     case IDENTITY:
     case RELU:
     case RELU6: return body(Activation<CLAMPED>(norm));
-    case program::LEAKY_RELU: return body(Activation<LEAKY>(norm));
+    case LEAKY_RELU: return body(Activation<LEAKY>(norm));
     default: return body(Activation<SMOOTH>(norm));
   }
 }

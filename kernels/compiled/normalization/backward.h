@@ -35,29 +35,15 @@ INLINE Terms terms_of(const Read<T>& read, const Coefficients& with, Function fu
 // Add the sums of dz, and of dz * (x - mean), of the elements of a line to those of their places in the period.
 template <class T, class Function>
 void add_gradients(const Layout& layout, const Line& line, const Coefficients& with, Function function,
-                   const Operands& operands, double* sums) {
+                   const Operands& operands, float* floats, double* sums) {
   const Read<T> read(line, operands);
-  const int64_t size = layout.entries(), bits_of_period = mask_bytes(layout.width);
-  each_tile(line.count, layout.width, [&](auto vectors, ptrdiff_t first, ptrdiff_t i, ptrdiff_t periods, int lanes,
-                                          ptrdiff_t bits) INLINE_LAMBDA {
-    constexpr int V = vectors();
-    Vec sum[V] = {}, product[V] = {};
-    const Function local = function;
-    for (ptrdiff_t period = 0; period < periods; ++period, first += layout.width, bits += bits_of_period) {
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        const Terms terms = terms_of(read, with, local, first + v * VL, (i + v * VL) & with.keep, V > 1 ? VL : lanes,
-                                     bits + v * MASK_BYTES);
-        sum[v] += terms.dz;
-        product[v] += terms.dz * terms.distance;
-      }
-    }
-    for (int j = 0; j < (V > 1 ? V * VL : lanes); ++j) {
-      double* const to = sums + ((i + j) & with.keep);
-      to[0] += sum[j / VL][j % VL];
-      to[size] += product[j / VL][j % VL];
-    }
+  float *const sum = floats, *const product = floats + layout.padded();
+  each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
+    const Terms terms = terms_of(read, with, function, at, i & with.keep, lanes, bits);
+    store_first(sum + i, load(sum + i) + terms.dz, lanes);
+    store_first(product + i, load(product + i) + terms.dz * terms.distance, lanes);
   });
+  flush(floats, 2 * layout.padded(), sums);
 }
 
 // Write dx and dz, if there is memory for them.
@@ -67,13 +53,14 @@ void differentiate(const Layout& layout, const Line& line, const Coefficients& w
   const Read<T> read(line, operands);
   T* const dx = operands.dx ? operands.dx.as<T>() + line.first : nullptr;
   T* const dadded = operands.dadded ? operands.dadded.as<T>() + line.first : nullptr;
+  const bool is_streamed = streams(layout, dx ? dx : dadded, operands.x.bytes);
   each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
     i &= with.keep;
     const Terms terms = terms_of(read, with, function, at, i, lanes, bits);
-    if (dadded) store_first(dadded + at, terms.dz, lanes);
+    if (dadded) write(dadded + at, terms.dz, lanes, is_streamed);
     if (!dx) return;
     const Vec value = terms.dz * load(with.scale + i) + load(with.offset + i);
-    store_first(dx + at, terms.distance * load(with.slope + i) + value, lanes);
+    write(dx + at, terms.distance * load(with.slope + i) + value, lanes, is_streamed);
   });
 }
 
@@ -84,17 +71,15 @@ class Parameters {
       : norm_(norm), layout_(layout), coefficients_(coefficients), data_(times(norm.threads, 2 * norm.c)) {}
 
   void finish(int64_t unit, int part, Sums& sums) {
-    const int64_t size = layout_.entries(), channels = layout_.is_last ? layout_.channels : 1;
+    const int64_t size = sums.size, of_set = layout_.channels_of_row() / layout_.sets;
     const double count = double(layout_.set_elements);
     for (int64_t set = unit * layout_.sets; set < (unit + 1) * layout_.sets; ++set) {
-      const int64_t first = set % layout_.sets * (channels / layout_.sets), last = first + channels / layout_.sets;
+      const int64_t first = set % layout_.sets * of_set, last = first + of_set;
       const double inverse = coefficients_.inverse(set);
       double sum = 0, product = 0;
       for (int64_t row = unit * layout_.rows; row < (unit + 1) * layout_.rows; ++row) {
         double* const of_row = sums.of(row, part);
         for (int64_t i = first; i < last; ++i) {
-          for (int64_t repeat = i + channels; repeat < size; repeat += channels)
-            of_row[i] += of_row[repeat], of_row[size + i] += of_row[size + repeat];
           const int64_t channel = layout_.is_last ? i : row % layout_.channels;
           double* const gradients = data_.data() + part * 2 * norm_.c + channel;
           gradients[0] += of_row[size + i] * inverse;
@@ -137,6 +122,7 @@ void backward(const Norm& norm, const Operands& operands) {
   const int threads = int(norm.threads);
   RowCoefficients coefficients(norm, layout, operands), of_dx(norm, layout, operands);
   Sums sums(layout, threads);
+  Parts<float> floats(threads, 2 * layout.padded());
   Parameters parameters(norm, layout, coefficients);
   const bool reduces = operands.dweight || operands.dbias || (operands.dx && !norm.is_fixed);
   const bool writes = operands.dx || operands.dadded;
@@ -144,7 +130,7 @@ void backward(const Norm& norm, const Operands& operands) {
     const auto reduce = [&](const Line& line, int part) {
       if (!reduces) return;
       const Coefficients with = coefficients.of(line.row, part);
-      add_gradients<T>(layout, line, with, function, operands, sums.slot(line.row, part));
+      add_gradients<T>(layout, line, with, function, operands, floats.of(part), sums.slot(line.row, part));
     };
     const auto finish = [&](int64_t unit, int part) { parameters.finish(unit, part, sums); };
     const auto apply = [&](const Line& line, int part) {

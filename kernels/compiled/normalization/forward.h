@@ -14,7 +14,7 @@ class RowCoefficients {
         inverse_(operands.inverse.as<float>()),
         weight_({operands.weight.data, Element(norm.parameter_element)}, norm.c),
         bias_({operands.bias.data, Element(norm.parameter_element)}, norm.c),
-        floats_(int(norm.threads), Coefficients::COUNT * layout.coefficients()),
+        floats_(norm.threads, Coefficients::COUNT * layout.padded()),
         rows_(norm.threads, -1) {}
 
   float weight(int64_t channel) const { return weight_.data() ? weight_.data()[channel] : 1; }
@@ -31,23 +31,36 @@ class RowCoefficients {
       to.bias[i] = bias_.data() ? bias_.data()[channel] : 0;
       if (!gradients) return;
       to.offset[i] = float(gradients[layout_.is_last ? channel : 0]);
-      to.slope[i] = float(gradients[layout_.entries() + (layout_.is_last ? channel : 0)]);
+      to.slope[i] = float(gradients[layout_.padded() + (layout_.is_last ? channel : 0)]);
     });
     if (!layout_.is_last)
       for (float* const single : {to.mean, to.scale, to.bias, to.slope, to.offset}) std::fill_n(single, VL, single[0]);
     return to;
   }
 
-  // Forget the rows, before their gradients are there.
-  void forget(int part) { rows_[part] = -1; }
-
  private:
   const Layout& layout_;
   const float *mean_, *inverse_;
   AsFloats weight_, bias_;
-  Floats floats_;
+  Parts<float> floats_;
   std::vector<int64_t> rows_;
 };
+
+// Write a vector of a result. streams: past the caches, if `to` is aligned.
+template <class T>
+INLINE void write(T* to, Vec value, int lanes, bool streams) {
+  if constexpr (std::is_same_v<T, float>)
+    if (streams && lanes == VL) return stream(to, value);
+  store_first(to, value, lanes);
+}
+
+// Return whether a tensor is so large that none of it would be in the caches when it is read again. Then it is written
+// past them, if all vectors of a line are aligned.
+INLINE bool streams(const Layout& layout, const void* line, int64_t bytes) {
+  constexpr int64_t LARGE = 8 << 20;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(line) % sizeof(Vec) == 0 && layout.width % VL == 0;
+  return bytes >= LARGE && is_aligned;
+}
 
 template <class T, class Function>
 void normalize(const Layout& layout, const Line& line, const Coefficients& with, Function function,
@@ -56,12 +69,13 @@ void normalize(const Layout& layout, const Line& line, const Coefficients& with,
   const T* const added = operands.added ? operands.added.as<T>() + line.first : nullptr;
   T* const y = operands.y.as<T>() + line.first;
   uint8_t* const mask = operands.mask ? operands.mask.as<uint8_t>() + line.mask : nullptr;
+  const bool is_streamed = streams(layout, y, operands.y.bytes);
   each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
     i &= with.keep;
     Vec z = (load_first(x + at, lanes) - load(with.mean + i)) * load(with.scale + i) + load(with.bias + i);
     if (added) z += load_first(added + at, lanes);
     if (mask) store_bits(mask + bits, function.passes(z));
-    store_first(y + at, function.value(z), lanes);
+    write(y + at, function.value(z), lanes, is_streamed);
   });
 }
 
@@ -72,11 +86,13 @@ void forward(const Norm& norm, const Operands& operands) {
   RowCoefficients coefficients(norm, layout, operands);
   with_activation(norm, false, [&](auto function) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int part = 0; part < threads; ++part)  // in reverse: the end of each part was read last, by `moments`
+    for (int part = 0; part < threads; ++part) {  // in reverse: the end of each part was read last, by `moments`
       for (int64_t i = (part + 1) * layout.all_lines() / threads; i-- > part * layout.all_lines() / threads;) {
         const Line line = layout.line(i);
         normalize<T>(layout, line, coefficients.of(line.row, part), function, operands);
       }
+      end_streams();
+    }
   });
 }
 

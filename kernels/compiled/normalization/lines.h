@@ -15,8 +15,7 @@
 
 namespace normalization {
 
-constexpr int TILE = REGISTERS / 8;     // vectors that are summed side by side, each in a register of its own
-constexpr int MASK_BYTES = VL > 8 ? VL / 8 : 1;  // bits of a vector
+constexpr int MASK_BYTES = VL > 8 ? VL / 8 : 1;  // of the bits of a vector
 
 inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t mask_bytes(int64_t elements) { return ceil_divide(elements, VL) * MASK_BYTES; }
@@ -30,6 +29,7 @@ struct Layout {
   bool is_last;                                  // whether the channels are
   int64_t channels, sets;                        // sets: of a unit
   int64_t units, rows, lines;                    // rows: of a unit; lines: of a row
+  int64_t planes, size;                          // planes of a row; elements of a plane, or of a unit, channels last
   int64_t width;                                 // elements of a period
   int64_t set_elements;
   int64_t total_mask_bytes;
@@ -41,40 +41,39 @@ struct Layout {
     if (is_last) {
       units = norm.sets == OF_CHANNELS ? 1 : norm.sets == OF_PIXELS ? norm.n * norm.pixels : norm.n;
       sets = norm.sets == OF_CHANNELS ? channels : std::max<int64_t>(norm.sets, 1);
-      size_ = norm.n * norm.pixels / units * channels;
+      size = norm.n * norm.pixels / units * channels;
       const int64_t repeats = channels < MOST_VECTORS * VL ? VL / std::gcd<int64_t>(channels, VL) : 1;
-      width = std::min(repeats * channels, size_);
-      const int64_t periods = ceil_divide(size_, width);
-      const int64_t most = std::max<int64_t>(1, LINE / width);
-      periods_ = std::clamp<int64_t>(ceil_divide(periods * units, least_lines), 1, most);
-      lines = ceil_divide(periods, periods_);
+      width = std::min(repeats * channels, size);
+      const int64_t periods = ceil_divide(size, width);
+      periods_ = std::clamp<int64_t>(periods * units / least_lines, 1, std::max<int64_t>(4 * LINE / width, 16));
+      planes = 1;
+      lines = pieces_ = ceil_divide(periods, periods_);
       mask_ = mask_bytes(width) * periods;
       total_mask_bytes = mask_ * units;
-      set_elements = size_ / sets;
+      set_elements = size / sets;
     } else {
       const bool are_channels = norm.sets == OF_CHANNELS;
       units = are_channels ? channels : norm.n * norm.sets;
       sets = 1;
       rows = are_channels ? 1 : channels / norm.sets;
-      planes_ = are_channels ? norm.n : 1;
-      size_ = norm.pixels;
-      width = TILE * VL;
-      const int64_t periods = ceil_divide(size_, width), planes = norm.n * channels;
-      const int64_t pieces = std::min(ceil_divide(least_lines, planes), ceil_divide(size_, LINE));
+      planes = are_channels ? norm.n : 1;
+      size = norm.pixels;
+      width = 2 * VL;  // two sums, which do not wait for each other
+      const int64_t periods = ceil_divide(size, width), of_all = norm.n * channels;
+      const int64_t pieces = std::min(ceil_divide(least_lines, of_all), ceil_divide(size, LINE));
       periods_ = ceil_divide(periods, pieces);
       pieces_ = ceil_divide(periods, periods_);
-      lines = planes_ * pieces_;
-      mask_ = mask_bytes(size_);
-      total_mask_bytes = mask_ * planes;
-      set_elements = planes_ * size_ * rows;
+      lines = planes * pieces_;
+      mask_ = mask_bytes(size);
+      total_mask_bytes = mask_ * of_all;
+      set_elements = planes * size * rows;
     }
   }
 
   int64_t all_rows() const { return units * rows; }
   int64_t all_lines() const { return all_rows() * lines; }
-  int64_t coefficients() const { return ceil_divide(entries(), LINE_FLOATS) * LINE_FLOATS; }  // with room for vectors
-
-  int64_t entries() const { return is_last ? width : 1; }  // coefficients of a row
+  int64_t padded() const { return ceil_divide(width, LINE_FLOATS) * LINE_FLOATS; }
+  int64_t channels_of_row() const { return is_last ? channels : 1; }
 
   // Call body(i, channel, set) for the coefficients of a row, with the set of statistics.
   template <class Body>
@@ -85,28 +84,21 @@ struct Layout {
         for (int64_t rest = channels / sets; rest > 0; --rest) body(i++, channel++, set);
   }
 
-  // Return the index of a set's first element.
-  ptrdiff_t first_of(int64_t set) const {
-    if (is_last) return set / sets * size_ + set % sets * (channels / sets);
-    return line(set * rows * lines).first;
-  }
+  // Return the index of the first element of a row's plane; with the channels last a row is one.
+  ptrdiff_t plane(int64_t row, int64_t index) const { return (row + index * channels) * size; }
 
   Line line(int64_t index) const {
-    const int64_t row = index / lines;
-    int64_t piece = index % lines, plane = row;
-    if (pieces_ == 1 && planes_ > 1) plane = row + piece * channels, piece = 0;
-    else if (planes_ > 1) plane = row + piece / pieces_ * channels, piece %= pieces_;
-    const int64_t begin = piece * periods_ * width;
-    return {row, plane * size_ + begin, plane * mask_ + piece * periods_ * mask_bytes(width),
-            std::min(periods_ * width, size_ - begin)};
+    const int64_t row = index / lines, place = index % lines;
+    const int64_t of_row = pieces_ == 1 ? place : place / pieces_, begin = (place - of_row * pieces_) * periods_;
+    const int64_t mask = (row + of_row * channels) * mask_ + begin * mask_bytes(width);
+    return {row, plane(row, of_row) + begin * width, mask, std::min(periods_ * width, size - begin * width)};
   }
 
  private:
-  static constexpr int64_t LINE = 8192;      // elements of a line that are in the first-level caches at once
+  static constexpr int64_t LINE = 4096;       // most elements of a line of a plane, which few sums in float share
   static constexpr int64_t MOST_VECTORS = 8;  // of a pixel that is repeated to fill vectors
 
-  int64_t size_;  // elements of a plane, or of a unit with the channels last
-  int64_t planes_ = 1, pieces_ = 1, periods_, mask_;
+  int64_t pieces_, periods_, mask_;  // lines of a plane, periods of a line, bytes of a plane's mask
 };
 
 }  // namespace normalization

@@ -1,6 +1,7 @@
-// Means and variances, in one reading: sums in double of x - shift and of its square, where the shift is the first
-// element of the set, so that large means do not cancel (Chan, Golub and LeVeque, "Algorithms for computing the sample
-// variance", 1983, section 3: shifted data).
+// Means and variances, in one reading: sums of x in double, and sums of (x - shift)^2 in float over a few elements, then
+// in double. The shift of a channel is the mean of some of its elements, so that large means do not cancel; channels
+// become sets as their means and squares are known (Chan, Golub and LeVeque, "Algorithms for computing the sample
+// variance", 1983: shifted data, and the pairwise formula).
 #pragma once
 
 #include <cmath>
@@ -9,47 +10,37 @@
 
 namespace normalization {
 
-// Add the sums of x - shift, and of its square, of the elements of a line to those of their places in the period.
+// Add the sums of x, and of (x - shift)^2, of the elements of a line to those of their places in the period.
 template <class T>
-void add_moments(const Layout& layout, const Line& line, const T* x, const float* shift, double* sums) {
-  const ptrdiff_t keep = layout.is_last ? -1 : 0;
-  const int64_t size = layout.entries();
-  each_tile(line.count, layout.width, [&](auto vectors, ptrdiff_t first, ptrdiff_t i, ptrdiff_t periods, int lanes,
-                                          ptrdiff_t) INLINE_LAMBDA {
-    constexpr int V = vectors(), HALF = VL / 2;
-    Doubles shifts[2 * V], sum[2 * V] = {}, square[2 * V] = {};
-    for (int v = 0; v < 2 * V; ++v)
-      for (int j = 0; j < HALF; ++j) shifts[v][j] = shift[((i + v * HALF) & keep) + j];
-    const T* read = x + line.first + first;
-    for (ptrdiff_t period = 0; period < periods; ++period, read += layout.width) {
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        const Vec value = V > 1 ? load(read + v * VL) : load_first(read, lanes);
-        HalfVec halves[2];
-        std::memcpy(halves, &value, sizeof value);
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-          const Doubles distance = __builtin_convertvector(halves[half], Doubles) - shifts[2 * v + half];
-          sum[2 * v + half] += distance;
-          square[2 * v + half] += distance * distance;
-        }
-      }
-    }
-    for (int j = 0; j < (V > 1 ? V * VL : lanes); ++j) {
-      double* const to = sums + ((i + j) & keep);
-      to[0] += sum[j / HALF][j % HALF];
-      to[size] += square[j / HALF][j % HALF];
-    }
+void add_moments(const Layout& layout, const Line& line, const T* x, const float* shift, float* squares, double* sums) {
+  const ptrdiff_t keep = Coefficients::kept(layout);
+  x += line.first;
+  each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t) INLINE_LAMBDA {
+    const Vec value = load_first(x + at, lanes), distance = value - load(shift + (i & keep));
+    const Halves halves(value);
+    *reinterpret_cast<Doubles*>(sums + i) += halves.low;
+    *reinterpret_cast<Doubles*>(sums + i + VL / 2) += halves.high;
+    store_first(squares + i, load(squares + i) + distance * distance, lanes);
   });
+  flush(squares, layout.padded(), sums + layout.padded());
 }
 
-struct Moments {
-  double mean, variance;
-};
-
-inline Moments moments_of(double shift, double sum, double squares, double count) {
-  const double distance = sum / count;
-  return {shift + distance, std::max(squares / count - distance * distance, 0.0)};
+// Set the shifts of a row: means of elements that are spread over it.
+template <class T>
+void set_shifts(const Layout& layout, int64_t row, const T* x, float* shift) {
+  constexpr int64_t SAMPLES = 8;
+  std::fill_n(shift, layout.padded(), 0.f);
+  const int64_t channels = layout.channels_of_row(), size = layout.size / channels, all = layout.planes * size;
+  const int64_t samples = std::min(SAMPLES, all), step = all / samples;
+  for (int64_t j = 0, plane = 0, pixel = 0; j < samples; ++j, pixel += step) {
+    for (; pixel >= size; pixel -= size) ++plane;
+    const T* from = x + layout.plane(row, plane) + pixel * channels;
+    for (int64_t i = 0; i < channels; i += VL) {
+      const Vec value = load_first(from + i, int(std::min<int64_t>(channels - i, VL))) / float(samples);
+      store(shift + i, load(shift + i) + (value - value == 0 ? value : Vec{}));  // no infinity
+    }
+  }
+  for (int64_t i = channels; i < layout.width; ++i) shift[i] = shift[i - channels];
 }
 
 // Update running statistics with those of each channel, averaged over the samples if they have statistics of their own.
@@ -70,42 +61,42 @@ void moments(const Norm& norm, const Operands& operands, double momentum) {
   const Layout layout(norm);
   const int threads = int(norm.threads);
   Sums sums(layout, threads);
-  Floats shifts(threads, layout.coefficients());
+  Parts<float> shifts(threads, layout.padded()), squares(threads, layout.padded());
   std::vector<int64_t> rows(threads, -1);
   const bool has_running = bool(operands.running_mean);
   std::vector<double> means(has_running ? norm.statistics() : 0), variances(means.size());
   const T* const x = operands.x.as<T>();
-  const auto shift_of = [&](int64_t set) {
-    const float first = value_of(x[layout.first_of(set)]);
-    return std::isfinite(first) ? first : 0;
+  const auto shifts_of = [&](int64_t row, int part) {
+    if (rows[part] != row) set_shifts(layout, rows[part] = row, x, shifts.of(part));
+    return shifts.of(part);
   };
 
   const auto reduce = [&](const Line& line, int part) {
-    float* const shift = shifts.of(part);
-    if (rows[part] != line.row)
-      layout.each_entry(rows[part] = line.row, [&](int64_t i, int64_t, int64_t set) {
-        shift[i] = shift_of(set);
-        if (!layout.is_last) std::fill_n(shift, VL, shift[0]);
-      });
-    add_moments(layout, line, x, shift, sums.slot(line.row, part));
+    add_moments(layout, line, x, shifts_of(line.row, part), squares.of(part), sums.slot(line.row, part));
   };
+  const double count = double(layout.set_elements);
   const auto finish = [&](int64_t unit, int part) {
-    for (int64_t set = unit * layout.sets; set < (unit + 1) * layout.sets; ++set) {
+    const int64_t of_set = layout.channels_of_row() / layout.sets, first_row = unit * layout.rows;
+    const double of_channel = count / double(of_set * layout.rows);
+    for (int64_t set = 0; set < layout.sets; ++set) {
+      const int64_t begin = set * of_set, end = begin + of_set;
       double sum = 0, squares = 0;
-      const int64_t of_set = layout.channels / layout.sets, size = layout.entries();
-      for (int64_t row = unit * layout.rows; row < (unit + 1) * layout.rows; ++row) {
+      for (int64_t row = first_row; row < first_row + layout.rows; ++row)
+        sum = std::accumulate(sums.of(row, part) + begin, sums.of(row, part) + end, sum);
+      const double mean = sum / count;
+      for (int64_t row = first_row; row < first_row + layout.rows; ++row) {
         const double* const of_row = sums.of(row, part);
-        if (!layout.is_last) sum += of_row[0], squares += of_row[1];
-        else
-          for (int64_t first = set % layout.sets * of_set; first < size; first += layout.channels)
-            for (int64_t i = first; i < first + of_set; ++i) sum += of_row[i], squares += of_row[size + i];
+        const float* const shift = shifts_of(row, part);
+        for (int64_t i = begin; i < end; ++i) {
+          const double of = of_row[i] / of_channel, shifted = of - shift[i], between = of - mean;
+          squares += of_row[sums.size + i] + of_channel * (between * between - shifted * shifted);
+        }
       }
-      const double count = double(layout.set_elements);
-      const Moments of = moments_of(shift_of(set), sum, squares, count);
-      const double spread = of.variance + norm.eps;
-      operands.mean.as<float>()[set] = float(of.mean);
-      operands.inverse.as<float>()[set] = spread == 0 ? 0 : float(1 / std::sqrt(spread));
-      if (has_running) means[set] = of.mean, variances[set] = of.variance * (count / (count - 1));
+      const double variance = std::max(squares / count, 0.0), spread = variance + norm.eps;
+      const int64_t place = unit * layout.sets + set;
+      operands.mean.as<float>()[place] = float(mean);
+      operands.inverse.as<float>()[place] = spread == 0 ? 0 : float(1 / std::sqrt(spread));
+      if (has_running) means[place] = mean, variances[place] = variance * (count / (count - 1));
     }
   };
   each_unit(layout, sums, threads, reduce, finish, [](const Line&, int) {});

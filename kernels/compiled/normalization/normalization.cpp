@@ -4,23 +4,22 @@
 
 namespace normalization {
 
-static Vec hard_sigmoid(Vec z) {
-  z = z * (1 / 6.f) + 0.5f;
-  z = z < 0 ? Vec{} : z;
-  return z > 1 ? broadcast(1) : z;
+template <class Body>
+static Vec with_smooth(int64_t function, Body body) {
+  switch (function) {
+    case SILU: return body(std::integral_constant<int64_t, SILU>());
+    case HARD_SWISH: return body(std::integral_constant<int64_t, HARD_SWISH>());
+    case GELU: return body(std::integral_constant<int64_t, GELU>());
+    default: return body(std::integral_constant<int64_t, GELU_TANH>());
+  }
 }
 
 Vec smooth(int64_t function, Vec z) {
-  if (function == SILU) return z / (1 + exponential(-z));
-  return z * hard_sigmoid(z);
+  return with_smooth(function, [&](auto number) { return computed<number()>(z, 0); });
 }
 
 Vec smooth_slope(int64_t function, Vec z) {
-  if (function == SILU) {
-    const Vec sigmoid = 1 / (1 + exponential(-z));
-    return sigmoid * (1 + z * (1 - sigmoid));
-  }
-  return z < -3 ? Vec{} : z <= 3 ? z * (1 / 3.f) + 0.5f : broadcast(1);
+  return with_smooth(function, [&](auto number) { return derivative<number()>(z); });
 }
 
 static void require_whole(const char* name, const Buffer& buffer, int64_t elements, int64_t type) {
@@ -29,9 +28,8 @@ static void require_whole(const char* name, const Buffer& buffer, int64_t elemen
 
 static void require(const Norm& norm, const Operands& operands) {
   norm.require();
-  const auto is_function = [&](int64_t function) { return norm.function == function; };
-  if (!(norm.function >= IDENTITY && norm.function <= SILU) && !is_function(program::HARD_SWISH) &&
-      !is_function(program::LEAKY_RELU))
+  require_between("the function", norm.function, IDENTITY, GELU_TANH);
+  if (norm.function == SIGMOID || norm.function == HARD_SIGMOID)
     refuse(MISMATCH, "a function that normalization does not have");
   const Layout layout(norm);
   const int64_t elements = norm.elements();
@@ -46,10 +44,15 @@ static void require(const Norm& norm, const Operands& operands) {
   tensor("dadded", operands.dadded);
   require_whole("mean", operands.mean, norm.statistics(), FLOAT32);
   require_whole("inverse", operands.inverse, norm.statistics(), FLOAT32);
-  for (const Buffer& buffer : {operands.weight, operands.bias, operands.dweight, operands.dbias})
-    require_whole("a parameter", buffer, norm.c, norm.parameter_element);
-  for (const Buffer& buffer : {operands.running_mean, operands.running_var})
-    require_whole("a running statistic", buffer, norm.c, norm.running_element);
+  const auto parameter = [&](const char* name, const Buffer& buffer, int64_t type) {
+    require_whole(name, buffer, norm.c, type);
+  };
+  parameter("weight", operands.weight, norm.parameter_element);
+  parameter("bias", operands.bias, norm.parameter_element);
+  parameter("dweight", operands.dweight, norm.parameter_element);
+  parameter("dbias", operands.dbias, norm.parameter_element);
+  parameter("running mean", operands.running_mean, norm.running_element);
+  parameter("running variance", operands.running_var, norm.running_element);
   if (operands.mask) require_bytes("mask", operands.mask.bytes, layout.total_mask_bytes);
 }
 

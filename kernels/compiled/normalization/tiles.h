@@ -11,66 +11,79 @@ namespace normalization {
 typedef double Doubles __attribute__((vector_size(VL * sizeof(float))));
 typedef float HalfVec __attribute__((vector_size(VL * sizeof(float) / 2)));
 
-// Floats of each thread, aligned to lines of the cache.
-class Floats {
+struct Halves {
+  Doubles low, high;
+
+  INLINE_MEMBER explicit Halves(Vec value) {
+    HalfVec halves[2];
+    std::memcpy(halves, &value, sizeof value);
+#if defined(__AVX512F__)  // GCC would convert quarters
+    low = (Doubles)_mm512_maskz_cvtps_pd(0xff, (__m256)halves[0]);
+    high = (Doubles)_mm512_maskz_cvtps_pd(0xff, (__m256)halves[1]);
+#elif defined(__AVX2__)
+    low = (Doubles)_mm256_cvtps_pd((__m128)halves[0]);
+    high = (Doubles)_mm256_cvtps_pd((__m128)halves[1]);
+#else
+    low = __builtin_convertvector(halves[0], Doubles);
+    high = __builtin_convertvector(halves[1], Doubles);
+#endif
+  }
+};
+
+// Numbers of each part of a call, zeros at first, aligned to lines of the cache.
+template <class Number>
+class Parts {
  public:
-  Floats(int threads, int64_t of_thread) : of_thread_(of_thread), data_(times(threads, of_thread) + LINE_FLOATS) {}
-  float* of(int thread) {
+  Parts(int64_t parts, int64_t of_part)
+      : of_part_(ceil_divide(of_part, OF_LINE) * OF_LINE), data_(plus(times(parts, of_part_), OF_LINE)) {}
+  Number* of(int64_t part) {
     const auto address = reinterpret_cast<uintptr_t>(data_.data());
-    return data_.data() + (-address / sizeof(float)) % LINE_FLOATS + thread * of_thread_;
+    return data_.data() + -address / sizeof(Number) % OF_LINE + part * of_part_;
   }
 
  private:
-  int64_t of_thread_;
-  std::vector<float> data_;
+  static constexpr int64_t OF_LINE = LINE_FLOATS * sizeof(float) / sizeof(Number);
+
+  int64_t of_part_;
+  std::vector<Number> data_;
 };
 
+// Add sums in float to sums in double, and set them to zero.
+INLINE void flush(float* from, int64_t count, double* to) {
+  for (int64_t i = 0; i < count; i += VL) {
+    const Halves halves(load(from + i));
+    *reinterpret_cast<Doubles*>(to + i) += halves.low;
+    *reinterpret_cast<Doubles*>(to + i + VL / 2) += halves.high;
+    store(from + i, Vec{});
+  }
+}
+
 // Coefficients of the elements of a period: y = function((x - mean) * scale + bias), and with dz, what the function
-// makes of dy, dx = dz * scale + (x - mean) * slope + offset. step: 0 if they have a single value.
+// makes of dy, dx = dz * scale + (x - mean) * slope + offset.
 struct Coefficients {
   enum { COUNT = 5 };
   float *mean, *scale, *bias, *slope, *offset;
-  ptrdiff_t keep;  // of the bits of an index
+  ptrdiff_t keep;  // of the bits of a place in the period: none if they have a single value
 
-  Coefficients(const Layout& layout, float* floats) : keep(layout.is_last ? -1 : 0) {
-    for (float** const each : {&mean, &scale, &bias, &slope, &offset}) *each = floats, floats += layout.coefficients();
+  static ptrdiff_t kept(const Layout& layout) { return layout.is_last ? -1 : 0; }
+
+  Coefficients(const Layout& layout, float* floats) : keep(kept(layout)) {
+    for (float** const each : {&mean, &scale, &bias, &slope, &offset}) *each = floats, floats += layout.padded();
   }
 };
 
 // Call body(index, i, lanes, bits) for the vectors of a line, with the index of their first element, its place in the
 // period, and that of its bits.
-template <bool BACKWARDS = false, class Body>
+template <class Body>
 INLINE void each_vector(ptrdiff_t count, ptrdiff_t width, Body body) {
-  const ptrdiff_t of_period = (width + VL - 1) / VL * MASK_BYTES;
+  const ptrdiff_t bits_of_period = mask_bytes(width);
   ptrdiff_t bits = 0;
-  for (ptrdiff_t first = 0; first < count; first += width, bits += of_period) {
+  for (ptrdiff_t first = 0; first < count; first += width, bits += bits_of_period) {
     const ptrdiff_t size = std::min(width, count - first);
     ptrdiff_t i = 0;
 #pragma GCC unroll 2
     for (; i + VL <= size; i += VL) body(first + i, i, VL, bits + i / VL * MASK_BYTES);
     if (i < size) body(first + i, i, int(size - i), bits + i / VL * MASK_BYTES);
-  }
-}
-
-// Call body(tile, index, i, periods, lanes, bits) for columns of up to TILE vectors of a line, in blocks of so few
-// periods that a sum in float is as good as its addends; the type of tile has the number of vectors.
-template <class Body>
-INLINE void each_tile(ptrdiff_t count, ptrdiff_t width, Body body) {
-  constexpr ptrdiff_t DEPTH = 64;
-  using Whole = std::integral_constant<int, TILE>;
-  using Single = std::integral_constant<int, 1>;
-  const ptrdiff_t full = count / width, of_period = (width + VL - 1) / VL * MASK_BYTES;
-  for (ptrdiff_t period = 0; period < full; period += DEPTH) {
-    const ptrdiff_t first = period * width, bits = period * of_period, depth = std::min(DEPTH, full - period);
-    ptrdiff_t i = 0;
-    for (; i + TILE * VL <= width; i += TILE * VL) body(Whole(), first + i, i, depth, VL, bits + i / VL * MASK_BYTES);
-    for (; i < width; i += VL)
-      body(Single(), first + i, i, depth, int(std::min<ptrdiff_t>(VL, width - i)), bits + i / VL * MASK_BYTES);
-  }
-  const ptrdiff_t first = full * width;
-  for (ptrdiff_t i = 0; first + i < count; i += VL) {
-    const int lanes = int(std::min<ptrdiff_t>(VL, count - first - i));
-    body(Single(), first + i, i, ptrdiff_t(1), lanes, full * of_period + i / VL * MASK_BYTES);
   }
 }
 

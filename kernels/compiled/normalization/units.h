@@ -6,43 +6,47 @@
 
 namespace normalization {
 
-// Two sums, in double, of each element of the period of each row. A thread adds to a slot of its own, in the order of
+// Two sums, in double, of each place in the period of each row. A thread adds to a slot of its own, in the order of
 // lines, and slots are added in the order of threads: with the same number of threads, the same bits.
 class Sums {
  public:
   Sums(const Layout& layout, int threads)
       : is_whole(layout.units % threads == 0 || layout.units >= 4 * threads),
+        size(layout.padded()),
         layout_(layout),
         threads_(threads),
-        size_(layout.is_last ? layout.width : 1),
-        data_(times(2 * size_, is_whole ? times(threads, layout.rows) : plus(layout.all_rows(), threads))) {}
+        slots_(is_whole ? times(threads, layout.rows) : plus(layout.all_rows(), threads), 2 * size) {}
 
   const bool is_whole;
-
-  int64_t size() const { return size_; }
+  const int64_t size;
 
   // Return the first line of a thread's share.
   int64_t begin(int thread) const { return thread * layout_.all_lines() / threads_; }
 
   // Return the slot of a thread; those of the same row follow each other.
   double* slot(int64_t row, int thread) {
-    return data_.data() + 2 * size_ * (is_whole ? thread * layout_.rows + row % layout_.rows : row + thread);
+    return slots_.of(is_whole ? thread * layout_.rows + row % layout_.rows : row + thread);
   }
 
-  // Return the sums of a row, after `merge`.
+  // Return the sums of a row: after `merge`, those of its channels.
   double* of(int64_t row, int thread) { return slot(row, is_whole ? thread : owner(row * layout_.lines)); }
 
-  void merge(int64_t row) {
-    if (is_whole) return;
-    const int64_t first = row * layout_.lines;
-    double* const total = of(row, 0);
-    const int64_t count = 2 * size_ * (owner(first + layout_.lines - 1) - owner(first));
-    for (int64_t i = 0; i < count; ++i) total[i % (2 * size_)] += total[2 * size_ + i];
+  void merge(int64_t row, int thread) {
+    const int64_t first = row * layout_.lines, channels = layout_.channels_of_row();
+    double* const total = of(row, thread);
+    if (!is_whole)
+      for (int slots = owner(first + layout_.lines - 1) - owner(first); slots > 0; --slots)
+        for (int64_t i = 0; i < 2 * size; ++i) total[i] += total[2 * size * slots + i];
+    for (int64_t repeats = layout_.width / channels, half; repeats > 1; repeats = half) {
+      half = (repeats + 1) / 2;
+      for (double* const sums : {total, total + size})
+        for (int64_t i = 0; i < (repeats - half) * channels; ++i) sums[i] += sums[half * channels + i];
+    }
   }
 
   void clear(int64_t unit, int thread) {
     for (int64_t row = unit * layout_.rows; row < (unit + 1) * layout_.rows; ++row)
-      std::fill_n(slot(row, thread), 2 * size_, 0.0);
+      std::fill_n(slot(row, thread), 2 * size, 0.0);
   }
 
  private:
@@ -50,8 +54,7 @@ class Sums {
 
   const Layout& layout_;
   int threads_;
-  int64_t size_;
-  std::vector<double> data_;
+  Parts<double> slots_;
 };
 
 // Call reduce(line, part) for all lines, finish(unit, part) for all units, whose sums are merged, and then
@@ -59,29 +62,35 @@ class Sums {
 template <class Reduce, class Finish, class Apply>
 void each_unit(const Layout& layout, Sums& sums, int threads, Reduce reduce, Finish finish, Apply apply) {
   const int64_t of_unit = layout.rows * layout.lines;
+  const auto finish_unit = [&](int64_t unit, int part) {
+    for (int64_t row = unit * layout.rows; row < (unit + 1) * layout.rows; ++row) sums.merge(row, part);
+    finish(unit, part);
+  };
 #pragma omp parallel num_threads(threads)
   if (sums.is_whole) {
 #pragma omp for schedule(static)
-    for (int part = 0; part < threads; ++part)
+    for (int part = 0; part < threads; ++part) {
       for (int64_t unit = part * layout.units / threads; unit < (part + 1) * layout.units / threads; ++unit) {
         sums.clear(unit, part);
         for (int64_t i = 0; i < of_unit; ++i) reduce(layout.line(unit * of_unit + i), part);
-        finish(unit, part);
+        finish_unit(unit, part);
         for (int64_t i = of_unit; i-- > 0;) apply(layout.line(unit * of_unit + i), part);
       }
+      end_streams();
+    }
   } else {
 #pragma omp for schedule(static)
     for (int part = 0; part < threads; ++part)
       for (int64_t i = sums.begin(part); i < sums.begin(part + 1); ++i) reduce(layout.line(i), part);
 #pragma omp for schedule(static)
     for (int part = 0; part < threads; ++part)
-      for (int64_t unit = part * layout.units / threads; unit < (part + 1) * layout.units / threads; ++unit) {
-        for (int64_t row = unit * layout.rows; row < (unit + 1) * layout.rows; ++row) sums.merge(row);
-        finish(unit, part);
-      }
+      for (int64_t unit = part * layout.units / threads; unit < (part + 1) * layout.units / threads; ++unit)
+        finish_unit(unit, part);
 #pragma omp for schedule(static)
-    for (int part = 0; part < threads; ++part)
+    for (int part = 0; part < threads; ++part) {
       for (int64_t i = sums.begin(part + 1); i-- > sums.begin(part);) apply(layout.line(i), part);
+      end_streams();
+    }
   }
 }
 

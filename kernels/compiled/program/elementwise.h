@@ -1,29 +1,10 @@
 // Sums, products and activations of rows.
 #pragma once
 
-#include <type_traits>
-
-#include "common/exponential.h"
+#include "common/functions.h"
 #include "program/step.h"
 
 namespace program {
-
-INLINE Vec at_most_6(Vec value) {
-  value = value < 0.f ? Vec{} : value;
-  return value > 6.f ? broadcast(6) : value;
-}
-
-template <int64_t FUNCTION>
-INLINE Vec computed(Vec value, float slope) {
-  if constexpr (FUNCTION == RELU) return value < 0.f ? Vec{} : value;
-  if constexpr (FUNCTION == RELU6) return at_most_6(value);
-  if constexpr (FUNCTION == SILU) return value / (1 + exponential(-value));
-  if constexpr (FUNCTION == SIGMOID) return 1 / (1 + exponential(-value));
-  if constexpr (FUNCTION == HARD_SIGMOID) return at_most_6(value + 3) / 6;
-  if constexpr (FUNCTION == HARD_SWISH) return value * at_most_6(value + 3) / 6;
-  if constexpr (FUNCTION == LEAKY_RELU) return value < 0.f ? value * slope : value;
-  return value;
-}
 
 // other: of each pixel, or one number for each channel (stride_w == 0) of a sample.
 template <class T, int64_t FUNCTION>
@@ -47,22 +28,6 @@ void elementwise(const Step& step, char* const* bases, int threads) {
         store_first(y + i, computed<FUNCTION>(value, factor), count);
       }
   });
-}
-
-// Call body with the function as a constant.
-template <class Body>
-void with_function(int64_t function, Body body) {
-  switch (function) {
-    case IDENTITY: return body(std::integral_constant<int64_t, IDENTITY>());
-    case RELU: return body(std::integral_constant<int64_t, RELU>());
-    case RELU6: return body(std::integral_constant<int64_t, RELU6>());
-    case SILU: return body(std::integral_constant<int64_t, SILU>());
-    case SIGMOID: return body(std::integral_constant<int64_t, SIGMOID>());
-    case HARD_SIGMOID: return body(std::integral_constant<int64_t, HARD_SIGMOID>());
-    case HARD_SWISH: return body(std::integral_constant<int64_t, HARD_SWISH>());
-    case LEAKY_RELU: return body(std::integral_constant<int64_t, LEAKY_RELU>());
-    default: refuse(MISMATCH, "a function of elements that is not known");
-  }
 }
 
 template <class T>

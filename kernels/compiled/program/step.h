@@ -10,7 +10,6 @@ enum Kind : int64_t {
 };
 
 enum Combination : int64_t { NONE, ADD, MULTIPLY };
-enum Function : int64_t { SIGMOID = SILU + 1, HARD_SIGMOID, HARD_SWISH, LEAKY_RELU, GELU, GELU_TANH };  // after those of epilogues
 
 // An address: `offset` bytes behind the entry `base` of the table that a call passes. Base 0 is the null pointer, so
 // that an offset from it is an address.
