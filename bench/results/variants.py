@@ -30,13 +30,13 @@ class Variant(StrEnum):
     TORCH = "torch"
     TORCH_BENCHMARK = "torch-benchmark"
     TORCH_COMPILE = "torch-compile"
-    MUCUDNN_UNGROUPED = "mucudnn-ungrouped"
     MUCUDNN = "mucudnn"
+    MUCUDNN_UNGROUPED = "mucudnn-ungrouped"
     MUCUDNN_COMPILE = "mucudnn-compile"
 
     @property
     def is_ours(self) -> bool:
-        return self in (Variant.MUCUDNN_UNGROUPED, Variant.MUCUDNN, Variant.MUCUDNN_COMPILE)
+        return self in (Variant.MUCUDNN, Variant.MUCUDNN_UNGROUPED, Variant.MUCUDNN_COMPILE)
 
     @property
     def is_compiled(self) -> bool:
