@@ -16,7 +16,8 @@ step, step, ..., close`` over consecutive slices along N, the dimension of sampl
 before the first ``open``; an algorithm *adds* to ``w``, in any step or in ``close``, and must sum micro-batches in at
 least float32.
 
-The epilogue of a convolution in inference: an addition and an activation that can be fused into writing y.
+The epilogue of a convolution, which can be fused into writing y: an addition and an activation, in inference, or the
+moments of its channels, for batch norm in training.
 """
 
 from __future__ import annotations
@@ -195,6 +196,10 @@ class BaseAlgorithm:
         """
         return False
 
+    def fuses_moments(self, problem: ConvProblem) -> bool:
+        """Return whether ``bound`` gives stages that compute ``Epilogue.moments``. For supported FORWARD problems."""
+        return False
+
     def bound(
         self,
         problem: ConvProblem,
@@ -253,7 +258,7 @@ class BoundStage(Protocol):
         The arguments are addresses: of the whole x, w and y, dense and in the problem's memory format; of the bias, or
         None; of the prepared and the scratch buffer.
 
-        epilogue: for the whole y, only if the algorithm ``fuses``.
+        epilogue: for the whole y, only if the algorithm ``fuses``, with moments only if it ``fuses_moments``.
         """
 
 
@@ -272,6 +277,11 @@ def is_local(algorithm: Algorithm, problem: ConvProblem) -> bool:
 def fuses(algorithm: Algorithm, problem: ConvProblem) -> bool:
     """Return whether an algorithm computes epilogues (addition, activation) itself for a problem that it supports."""
     return problem.operation is Operation.FORWARD and algorithm.fuses(problem)
+
+
+def fuses_moments(algorithm: Algorithm, problem: ConvProblem) -> bool:
+    """Return whether an algorithm computes the moments of y itself for a problem that it supports."""
+    return problem.operation is Operation.FORWARD and algorithm.fuses_moments(problem)
 
 
 class AlgorithmSource(Protocol):
@@ -303,16 +313,31 @@ class Epilogue:
 
     activation: a name in ``ACTIVATIONS``, or None.
     added: (N, K, P, Q), in y's dtype, None for no addition.
+    moments: where those of the result, as it is stored, are added (``zero_moments``); None if they are not wanted.
     """
 
     activation: str | None = None
     added: Tensor | None = None
+    moments: Tensor | None = None
 
     def apply(self, y: Tensor) -> Tensor:
-        """Apply the addition and the activation to y in place with torch operators, and return y."""
+        """Apply the addition and the activation, without moments, to y in place with torch operators; return y."""
         if self.added is not None:
             y = y.add_(self.added)
         return y if self.activation is None else ACTIVATIONS[self.activation](y)
+
+
+MOMENT_ROWS, MOMENT_PADDING = 4, 16  # as in the C++ code
+
+
+def zero_moments(channels: int) -> Tensor:
+    """Return a buffer for ``Epilogue.moments`` with the current number of threads: (threads + 1, 4, K + 16), float64.
+
+    Stages add to ``[0, :3, :K]``: how many values each channel has, their means, and their sums of squared deviations.
+    The rest is for threads. In all calls with the same number of threads the same bits are added.
+    """
+    shape = torch.get_num_threads() + 1, MOMENT_ROWS, channels + MOMENT_PADDING
+    return torch.zeros(shape, dtype=torch.float64)
 
 
 # Bytes that algorithms allocate themselves

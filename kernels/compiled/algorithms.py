@@ -61,6 +61,9 @@ class CompiledAlgorithm(BaseAlgorithm):
     def fuses(self, problem: ConvProblem) -> bool:
         return True
 
+    def fuses_moments(self, problem: ConvProblem) -> bool:
+        return problem.memory_format is _CHANNELS_LAST
+
     def internal_bytes(self, problem: ConvProblem, micro_batch_size: int) -> int:
         return 0
 
@@ -255,6 +258,8 @@ class CompiledStage:
             if epilogue.added is not None:
                 _require_dense(self._problem, epilogue.added)
                 argument.added, argument.bytes = epilogue.added.data_ptr(), epilogue.added.nbytes
+            if epilogue.moments is not None:
+                argument.moments, argument.moments_bytes = epilogue.moments.data_ptr(), epilogue.moments.nbytes
         self._function(self._stage, x, w, y, bias, prepared, scratch, argument)
 
 
@@ -375,6 +380,9 @@ class LoopNest(ExactAlgorithm):
         return None if problem.is_volume else super().band(problem, n, rows, above)
 
     def fuses(self, problem: ConvProblem) -> bool:
+        return False
+
+    def fuses_moments(self, problem: ConvProblem) -> bool:
         return False
 
 

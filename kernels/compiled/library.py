@@ -24,7 +24,7 @@ import torch
 
 from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.algorithm import ACTIVATIONS
+from mucudnn.kernels.algorithm import ACTIVATIONS, MOMENT_PADDING, MOMENT_ROWS
 
 BUILDS = ("avx512", "avx2", "plain")
 _LARGEST_BUILD = {"AVX512": "avx512", "AVX2": "avx2"}  # build by torch.backends.cpu.get_cpu_capability()
@@ -81,9 +81,12 @@ class Geometry(ctypes.Structure):
 
 
 class EpilogueArgument(ctypes.Structure):
-    """An ``Epilogue`` as a C struct: the added tensor, its bytes, and the activation's number in ``FUNCTIONS``."""
+    """An ``Epilogue`` as a C struct: the added tensor, its bytes, the activation's number in ``FUNCTIONS``, moments."""
 
-    _fields_ = [("added", _pointer), ("bytes", _int64), ("activation", _int64)]
+    _fields_ = [
+        *(("added", _pointer), ("bytes", _int64), ("activation", _int64)),
+        *(("moments", _pointer), ("moments_bytes", _int64)),
+    ]
 
 
 class Stage(ctypes.Structure):
@@ -286,7 +289,7 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     sizes = [*(ctypes.sizeof(structure) for structure in structures), NORM_OPERANDS.size]
     enums = (ELEMENTS, FUNCTIONS, OPERATIONS, STEPS, COMBINATIONS)
     numbers = chain.from_iterable(range(len(enum)) for enum in enums)
-    expected = [*sizes, _LARGEST_SIZE, _NO_MEMORY, *numbers, *PHASES]
+    expected = [*sizes, _LARGEST_SIZE, _NO_MEMORY, *numbers, *PHASES, MOMENT_ROWS, MOMENT_PADDING]
     try:
         loaded.mucudnn_abi.restype = ctypes.POINTER(_int64)
         is_ours = loaded.mucudnn_abi()[: len(expected)] == expected

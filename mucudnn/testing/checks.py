@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.algorithm import Algorithm, Epilogue, Workspace
+from mucudnn.kernels.algorithm import Algorithm, Epilogue, Workspace, zero_moments
 from mucudnn.kernels.memory import ALIGNMENT_BYTES, dense_strides, peak_allocated_bytes, torch_dtype
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error, torch_convolution
 from mucudnn.measuring.guard_zones import GuardedBuffer
@@ -225,6 +225,8 @@ def threads(count: int) -> Iterator[None]:
 
 # One problem
 
+_MOMENT_BOUND = 1e-6  # largest error of a mean, relative to mean and deviation, and relative one of a variance
+
 
 def check_result(
     algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int], bound: float, *, has_bias: bool = False
@@ -267,6 +269,37 @@ def check_epilogue(
         raise AssertionError(f"{what} is not NaN or infinite where torch's is")
     finite = expected.isfinite()
     _require_close(what, actual[finite], expected[finite], bound)
+
+
+def check_moments(
+    algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int], *, offset: float = 0
+) -> None:
+    """Require counts, means and squared deviations of y as it is stored, in the same bits in every run, with y's bits.
+
+    offset: added to the bias, so that means are far from zero.
+    """
+    call = Call(problem, sum(micro_batches))
+    bias = call.memory.vector(problem, problem.k).normal_() + offset
+    alone = call.run(algorithm, micro_batches, bias, Epilogue()).clone()
+    runs = []
+    for _ in range(2):
+        call.y.fill_(nan)
+        room = zero_moments(problem.k)
+        moments = call.memory.buffer(room.nbytes).view(torch.float64).view(room.shape).zero_()
+        y = call.run(algorithm, micro_batches, bias, Epilogue(moments=moments))
+        if not torch.equal(y, alone):
+            raise AssertionError("y has other bits if its moments are computed, too")
+        runs.append(moments[0, :3, : problem.k].clone())
+    if not torch.equal(*runs):
+        raise AssertionError("the moments of a second run have other bits")
+    values = alone.double().transpose(0, 1).flatten(1)
+    counts, means, squares = runs[0]
+    if not (counts == values.shape[1]).all():
+        raise AssertionError(f"{counts.tolist()} values are counted; a channel of y has {values.shape[1]}")
+    expected, variance = values.mean(1), values.var(1, correction=0)
+    errors = (means - expected).abs() / (variance.sqrt() + expected.abs()), (squares / counts / variance - 1).abs()
+    if not max(error.nan_to_num().max() for error in errors) <= _MOMENT_BOUND:
+        raise AssertionError(f"means and variances have relative errors of {[float(e.max()) for e in errors]}")
 
 
 def check_splits(algorithm: Algorithm, problem: ConvProblem, batch_size: int, bound: float) -> None:

@@ -18,6 +18,7 @@ extern "C" __attribute__((visibility("default"))) const int64_t* mucudnn_abi() {
       program::RESIZE, program::SHUFFLE, program::MOMENTS, program::NORMALIZE, program::SCALE,
       program::NONE, program::ADD, program::MULTIPLY,
       OPEN, STEP, CLOSE,
+      Moments::ROWS, Moments::PADDING,
   };
   return numbers;
 }

@@ -48,10 +48,13 @@ struct TensorArgument {
   }
 };
 
-// The operands of activation(y + added). added has the element type and layout of y, or is null.
+// The operands of activation(y + added). added has the element type and layout of y, or is null. moments: where those of
+// the result are added up by each thread, or null.
 struct EpilogueArgument {
   void* added;
   int64_t bytes, activation;
+  double* moments;
+  int64_t moments_bytes;
 };
 
 // Filter size, stride, padding, dilation and groups of a convolution. pad_h: padding above. It differs from that below if

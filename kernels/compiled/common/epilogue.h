@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "common/image.h"
+#include "common/moments.h"
 
 enum Activation : int64_t { IDENTITY, RELU, RELU6, SILU };
 
@@ -12,10 +13,11 @@ Vec silu(Vec y);  // not inlined: every register tile would contain a copy
 struct Epilogue {
   Elements y, added;  // the first elements of both, in the same layout; added may be null
   Activation activation;
+  Moments moments;  // of y as it is stored
   float least = -std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::infinity();
 
-  Epilogue(Elements written, void* what_is_added, Activation last)
-      : y(written), added{what_is_added, written.type}, activation(last) {
+  Epilogue(Elements written, void* what_is_added, Activation last, const Moments& of_y)
+      : y(written), added{what_is_added, written.type}, activation(last), moments(of_y) {
     if (last == RELU || last == RELU6) least = 0;
     if (last == RELU6) most = 6;
   }

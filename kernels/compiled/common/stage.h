@@ -88,12 +88,17 @@ inline TensorArgument samples(TensorArgument images, int64_t first, int64_t coun
 // Check an epilogue of y and return it; null is the identity.
 inline Epilogue checked_epilogue(const EpilogueArgument* epilogue, const Stage& stage) {
   const Elements y = stage.y.elements();
-  if (!epilogue) return {y, nullptr, IDENTITY};
+  if (!epilogue) return {y, nullptr, IDENTITY, {}};
   require_equal("the operation that an epilogue follows", stage.operation, FORWARD);
   require_between("the activation", epilogue->activation, IDENTITY, SILU);
   if (epilogue->added)
     require_all_bytes("what is added to y", epilogue->bytes, stage.y.bytes / y.element_bytes(), y.element_bytes());
-  return {y, epilogue->added, Activation(epilogue->activation)};
+  const Moments moments{epilogue->moments, stage.y.c, y};
+  if (moments) {
+    require_equal("whether the channels of y are last, of which there are moments", stage.y.memory_format != CONTIGUOUS, 1);
+    require_bytes("moments", epilogue->moments_bytes, times(moments.doubles(stage.threads), sizeof(double)));
+  }
+  return {y, epilogue->added, Activation(epilogue->activation), moments};
 }
 
 // What an algorithm asks of the sizes of a stage, unless it says otherwise.
@@ -146,6 +151,7 @@ int64_t run_stage(Stage stage, void* x, void* w, void* y, void* bias, float* pre
     slice.epilogue.added = after.added + first * stage.y.stride_n();
     stage.backward_filter() ? Algorithm::accumulate(slice) : Algorithm::correlate(slice);
   }
+  if (after.moments) after.moments.merge(stage.thread_count());
   if (stage.phases & CLOSE && stage.backward_filter()) Algorithm::close(stage, prepared);
   return 0;
 }

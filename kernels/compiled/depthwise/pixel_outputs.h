@@ -76,7 +76,7 @@ void run_pixels(const PixelOutputPlan& plan, const Images& in, const float* filt
   const int most = plan.copied_lanes() ? plan.band : out.h;
   const int band = std::min<int64_t>(most, ceil_div(int64_t{out.h}, wanted)), bands = ceil_div(out.h, band);
 #pragma omp parallel num_threads(threads)
-  share_tasks(out.n * bands * runs, may_stay_in_caches(in, out, threads), [&](int64_t task) {
+  share_tasks(out.n * bands * runs, epilogue.moments || may_stay_in_caches(in, out, threads), [&](int64_t task) {
     const int first = int(task / runs % bands) * band;
     const Band rows{task / runs / bands, first, std::min(band, out.h - first)};
     const Run& run = plan.runs[task % runs];
@@ -89,6 +89,9 @@ void run_pixels(const PixelOutputPlan& plan, const Images& in, const float* filt
     } else {
       compute_gathered(plan, in, rows, run, filter, bias, epilogue, out, mine);
     }
+    if (epilogue.moments)
+      epilogue.moments.add(out, {rows.image, run.lane, first, 0, rows.rows, out.w},
+                           std::min(run.blocks * VL, out.c - run.lane));
   });
 }
 

@@ -91,8 +91,9 @@ inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* p
   const float* filter = packed + product.filter_offset;
   const ptrdiff_t stream = ptrdiff_t(product.taps.size()) * padded(x.c) * VL;
   const int64_t down = ceil_div(y.h, band.rows), across = ceil_div(y.w, band.columns), tasks = y.n * down * across;
+  const Moments& moments = finish.epilogue.moments;
 #pragma omp parallel num_threads(threads)
-  share_tasks(tasks, may_stay_in_caches(x, y, threads), [&](int64_t task) {
+  share_tasks(tasks, moments || may_stay_in_caches(x, y, threads), [&](int64_t task) {
     const int top = int(task / across % down) * band.rows, left = int(task % across) * band.columns;
     const BandOfImage part{task / (down * across), top, left, std::min(band.rows, y.h - top),
                            std::min(band.columns, y.w - left)};
@@ -108,6 +109,7 @@ inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* p
                               ? (in_pairs ? Arithmetic<Pairs>::multiply_pixels : Arithmetic<Singles>::multiply_pixels)
                               : (in_pairs ? Arithmetic<Pairs>::multiply_band : Arithmetic<Singles>::multiply_band);
     multiply(plan, part, offsets, window, filter, stream, finish, y, result);
+    if (moments) moments.add(y, {part.image, 0, top, left, part.height, part.width}, y.c);
   });
 }
 

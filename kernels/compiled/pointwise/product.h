@@ -154,13 +154,14 @@ struct Product {
 };
 
 // The results of a task, in the images or in a buffer, with rows `row` elements apart. epilogue: null in a buffer.
-// rounded: in place of data, if results are rounded in registers. streams: as in Product.
+// rounded: in place of data, if results are rounded in registers. streams: as in Product. moments: only of pixels in rows.
 struct Results {
   float* data;
   ptrdiff_t row;
   const Epilogue* epilogue;
   BFloat16* rounded = nullptr;
   bool streams = false;
+  LaneMoments moments = {};
 
   const Epilogue* after(bool is_last) const { return is_last ? epilogue : nullptr; }
 };
@@ -177,7 +178,8 @@ inline void run_task(const Product& p, const ProductTask& task, const float* pac
   const Results results =
       rounded    ? Results{nullptr, y.sw, nullptr, y.data.as<BFloat16>() + place}
       : buffered ? Results{result, (rows ? task.last_block - task.first_block : blocks_of(task.count)) * VL, nullptr}
-                 : Results{y.floats() + place, rows ? y.sw : y.sc, epilogue ? &epilogue : nullptr, nullptr, streams};
+                 : Results{y.floats() + place, rows ? y.sw : y.sc, epilogue ? &epilogue : nullptr, nullptr, streams,
+                           epilogue.moments.at(y.data + place)};
   for (int step = 0; step < p.in.c; step += p.steps()) {
     const int steps = std::min(p.steps(), p.in.c - step);
     const auto multiply =
@@ -189,6 +191,12 @@ inline void run_task(const Product& p, const ProductTask& task, const float* pac
     spread_rows(p.out, channel, channels, task.first, task.count, results.data, results.row, epilogue);
   else if (buffered)
     spread_planes(p.out, channel, channels, task.first, task.count, results.data, results.row, epilogue);
+  if (results.moments) {
+    results.moments.count(channels, task.count);
+  } else if (epilogue.moments) {
+    const Images pixels{y.data + place, 1, channels, 1, task.count, 0, 1, 0, y.sw};
+    epilogue.moments.add(pixels, {0, 0, 0, 0, 1, task.count}, channels);
+  }
 }
 
 // Compute the product of one group. bias may be null. epilogue: of y, in forward. scratch: scratch_floats() floats.
@@ -201,7 +209,8 @@ inline void multiply(const Product& p, const float* packed, const float* bias, c
   {
     float* input = scratch + omp_get_thread_num() * (input_floats + result_floats);
     float* result = input + input_floats;
-    share_tasks(cut.tasks(), may_stay_in_caches(p.in, p.out.whole, p.threads), [&](int64_t index) {
+    const bool in_shares = epilogue.moments || may_stay_in_caches(p.in, p.out.whole, p.threads);
+    share_tasks(cut.tasks(), in_shares, [&](int64_t index) {
       run_task(p, task_of(cut, p.blocks(), index), packed, bias, epilogue, streams, input, result);
     });
     if (streams) end_streams();

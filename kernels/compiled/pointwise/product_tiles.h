@@ -13,6 +13,8 @@ struct MatrixPlace {
   int rows, columns;
   BFloat16* rounded = nullptr;
   bool streams = false;
+  LaneMoments moments = {};  // of what is written, or null
+  double before = 0;                   // values that have been added, but not counted
 };
 
 template <int ROWS, int VECTORS>
@@ -98,15 +100,41 @@ INLINE void stream_whole_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& 
     for (int j = 0; j < VECTORS; ++j) stream(to.data + i * to.row + j * VL, sum[i][j] + bias[j]);
 }
 
+// Add the moments of the same tile.
+template <int ROWS, int VECTORS>
+INLINE void add_moments_of_whole_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const float* of_columns) {
+#pragma GCC unroll 4
+  for (int j = 0; j < VECTORS; ++j) {
+    const Vec bias = of_columns ? load(of_columns + j * VL) : Vec{};
+    const LaneMoments lanes = to.moments + j * VL;
+    lanes.template add<ROWS>(*lanes.counts + to.before, VL, [&](int i) INLINE_LAMBDA { return sum[i][j] + bias; });
+  }
+}
+
+// Add the moments of a tile that is stored.
+__attribute__((noinline)) static void add_moments_of_stored(int rows, int vectors, const MatrixPlace& to) {
+  for (int j = 0; j < vectors * VL; j += VL) {
+    const int columns = std::min(VL, to.columns - j);
+    const LaneMoments lanes = to.moments + j;
+    lanes.add_some<PIXEL_ROWS>(rows, *lanes.counts + to.before, columns, [&](int i) INLINE_LAMBDA {
+      return load_first(to.data + i * to.row + j, columns);
+    });
+  }
+}
+
 template <int ROWS, int VECTORS>
 INLINE void store_tile_of_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
   const Epilogue* epilogue = finish.epilogue;
   const bool is_whole = !to.rounded && !finish.earlier && to.columns >= VECTORS * VL;
-  if (is_whole && !epilogue && to.streams) {
-    stream_whole_pixels<ROWS, VECTORS>(sum, to, finish.bias);
-  } else if (is_whole && !epilogue) {
-    store_whole_pixels<ROWS, VECTORS, false, false>(sum, to, finish.bias, nullptr, 0, 0);
-  } else if (is_whole && epilogue->activation != SILU && !epilogue->added) {
+  if (is_whole && !epilogue) {
+    if (to.streams)
+      stream_whole_pixels<ROWS, VECTORS>(sum, to, finish.bias);
+    else
+      store_whole_pixels<ROWS, VECTORS, false, false>(sum, to, finish.bias, nullptr, 0, 0);
+    if (to.moments) add_moments_of_whole_pixels<ROWS, VECTORS>(sum, to, finish.bias);
+    return;
+  }
+  if (is_whole && epilogue->activation != SILU && !epilogue->added) {
     store_whole_pixels<ROWS, VECTORS, false, true>(sum, to, finish.bias, nullptr, epilogue->least, epilogue->most);
   } else if (is_whole && epilogue->activation != SILU) {
     const float* added = epilogue->added.as<const float>() + (to.data - epilogue->y.as<const float>());
@@ -119,6 +147,7 @@ INLINE void store_tile_of_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace&
       for (int j = 0; j < VECTORS; ++j) store(sums + (i * VECTORS + j) * VL, sum[i][j]);
     store_pixels(sums, ROWS, VECTORS, to, finish);
   }
+  if (to.moments) add_moments_of_stored(ROWS, VECTORS, to);
 }
 
 template <int ROWS, int VECTORS, class Step>
@@ -135,7 +164,9 @@ INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row,
 template <class Step>
 void Arithmetic<Step>::multiply_pixels(const Product& p, const ProductTask& task, int first_step, int steps,
                                        const float* packed, const float* bias, float* input, const Results& results) {
-  const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
+  const bool is_last = first_step + steps == p.in.c;
+  const Epilogue* epilogue = results.after(is_last);
+  const LaneMoments moments = is_last ? results.moments : LaneMoments{};
   const Images in = channels_of(p.in, first_step, steps);
   const bool copies = p.copies_input();
   if (copies) copy_rows(in, task.first, task.count, input);
@@ -156,7 +187,8 @@ void Arithmetic<Step>::multiply_pixels(const Product& p, const ProductTask& task
         const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
         const ptrdiff_t offset = first * results.row + column;
         const MatrixPlace to{results.data ? results.data + offset : nullptr, results.row, rows, p.channels() - channel,
-                             results.rounded ? results.rounded + offset : nullptr, results.streams};
+                             results.rounded ? results.rounded + offset : nullptr, results.streams,
+                             moments + column, double(first)};
         if (fetches)  // the results of the next pixels
           for (int i = 0; i < rows; ++i)
             prefetch_later(to.data + (PIXEL_ROWS + i) * results.row, vectors.value * VL);

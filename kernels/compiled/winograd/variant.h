@@ -311,6 +311,7 @@ class Variant final : public Winograd {
         }
         if (finish.epilogue) apply(finish.epilogue, y, region, window);
         scatter(y, region, window, buffer);
+        if (finish.epilogue.moments) finish.epilogue.moments.add(y, region, std::min(VL, y.c - region.channel));
       }
     });
   }
@@ -395,8 +396,9 @@ class Variant final : public Winograd {
     const Tiling& tiling = plan.tiling;
     const int summed = summed_blocks(x.c), written = blocks_of(y.c), block = plan.schedule.tiles;
     const ptrdiff_t own = plan.scratch_floats / threads;
+    const bool in_shares = finish.epilogue.moments || may_stay_in_caches(x, y, threads);
 #pragma omp parallel num_threads(threads)
-    share_tasks(ceil_div(tiling.count, int64_t{block}), may_stay_in_caches(x, y, threads), [&](int64_t task) {
+    share_tasks(ceil_div(tiling.count, int64_t{block}), in_shares, [&](int64_t task) {
       const int64_t begin = task * block, end = std::min(begin + block, tiling.count);
       const int tiles = int(end - begin);
       const Frames frames = frames_of(plan, tiles);
