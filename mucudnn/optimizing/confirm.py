@@ -382,6 +382,9 @@ def _compare_groups(steps: ModelSteps) -> Comparison | None:
     if comparison.is_slower(LEAST_CHANGE) and not is_disturbed:
         for norm in steps.norms.values():
             vars(norm).update(choices=None, why_torchs=f"steps were slower, {with_noise(comparison)}")
+        for module in steps.modules.values():
+            vars(module)["computes_moments"] = False
+        steps.put_in(steps.tuned)
     return comparison
 
 

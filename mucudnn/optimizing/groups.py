@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,23 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.core.config import Config
 from mucudnn.core.errors import warn
+from mucudnn.core.problem import Operation
 from mucudnn.core.records import Comparison
 from mucudnn.core.team import Team
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import format_seconds
+from mucudnn.kernels.algorithm import zero_moments
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.kernels.compiled.normalization import Norm
+from mucudnn.kernels.memory import dense_strides, torch_dtype
 from mucudnn.measuring.heap import kept_heap
 from mucudnn.measuring.turns import Rounds
 from mucudnn.running.devices import device_of_convolutions
+from mucudnn.running.executable import Executable
 from mucudnn.running.groups import ChangedError, GroupCall, GroupChoices, Normalized, by_torch, compute
-from mucudnn.running.norms import make_groups
+from mucudnn.running.modules import TunedModule
+from mucudnn.running.norms import make_groups, moments_from
 from mucudnn.tuning.choose import with_noise
 from mucudnn.tuning.model_state import is_training, leaf
 from mucudnn.tuning.timings import Timings
@@ -78,19 +84,75 @@ def tune_groups(model: nn.Module, sample_input: Any, config: Config, team: Team,
         vars(norm).update(groups=groups, why_torchs="; ".join(sorted(of_norm.refusals)))
         if groups and sum(group.time_s - group.baseline_s for group in groups) >= 0:
             vars(norm).update(choices=None, why_torchs="nothing is faster")
+    running = (of_norm for of_norm, norm in zip(choices, norms, strict=True) if norm.choices is not None)
+    _let_compute_moments([source for of_norm in running for source in of_norm.sources], config, team, progress)
+    for of_norm in choices:
+        of_norm.sources.clear()
+
+
+def _let_compute_moments(convolutions: Sequence[TunedModule], config: Config, team: Team, progress: Progress) -> None:
+    """Have convolutions compute the moments of y, for the norms behind them, where that is faster than a norm's own."""
+    gains = team.of_rank_0([] if team.rank else _gains_of_moments(convolutions, config, progress))
+    for convolution, gain in zip(convolutions, gains, strict=True):
+        vars(convolution)["computes_moments"] = gain
+        if gain and convolution.choices is not None:
+            vars(convolution)["choices"] = convolution.choices.with_moments(computes=True)
+
+
+def _gains_of_moments(convolutions: Sequence[TunedModule], config: Config, progress: Progress) -> list[bool]:
+    """Return whether each convolution is faster if it computes the moments of y than the two by themselves."""
+    gains = []
+    with _timings(config, progress) as timings:
+        for number, convolution in enumerate(convolutions):
+            progress("measuring moments in convolutions", number / len(convolutions))
+            known = convolution.choices.executables.values() if convolution.choices is not None else ()
+            executables = [executable for executable in known if executable is not None and _is_able(executable)]
+            comparisons = [_with_moments(executable, timings) for executable in executables]
+            gains.append(bool(comparisons) and all(comparison.speedup > 1 for comparison in comparisons))
+    return gains
+
+
+def _is_able(executable: Executable) -> bool:
+    return executable.problem.operation is Operation.FORWARD and executable.fuses_moments
+
+
+def _with_moments(executable: Executable, timings: Timings) -> Comparison:
+    """Compare a convolution that computes moments with one whose y is read once more for them."""
+    problem, batch_size = executable.problem, executable.configuration.batch_size
+    x, w = (
+        torch.empty_strided(shape, dense_strides(shape, problem.memory_format), dtype=torch_dtype(problem)).normal_()
+        for shape in (problem.x_shape(batch_size), problem.w_shape())
+    )
+    norm = Norm(0, 1e-5)
+
+    def apart() -> object:
+        return normalization.moments(executable.run(x, w, None), norm)
+
+    def together() -> object:
+        moments = zero_moments(problem.k)
+        return executable.run(x, w, None, moments), moments_from(moments, problem.k, norm.eps)
+
+    what = f"moments of y: {problem!r}, {executable.configuration.micro_configs!r}"
+    return timings.compared(what, apart, [together], _ROUNDS)[0]
 
 
 def _comparisons(calls: Sequence[GroupCall], config: Config, progress: Progress) -> dict[GroupCall, Comparison]:
     """Compare groups with PyTorch's operators, forward and backward; what is stored is not measured again."""
-    as_in_use = nullcontext() if config.keep_heap is False else kept_heap()
-    with as_in_use, machine_and_database(config) as (machine, database):
-        timings = Timings(machine, database, config, progress)
-        comparisons = {}
+    comparisons = {}
+    with _timings(config, progress) as timings:
         for number, call in enumerate(calls):
             progress(f"measuring {call}, {tuple(call.shape)}", number / len(calls))
             by_operators, as_group = _steps(call)
             comparisons[call] = timings.compared(f"group {call!r}", by_operators, [as_group], _ROUNDS)[0]
-        return comparisons
+    return comparisons
+
+
+@contextmanager
+def _timings(config: Config, progress: Progress) -> Iterator[Timings]:
+    """Yield the timings of the config's database; the heap is kept meanwhile, unless the config says no."""
+    as_in_use = nullcontext() if config.keep_heap is False else kept_heap()
+    with as_in_use, machine_and_database(config) as (machine, database):
+        yield Timings(machine, database, config, progress)
 
 
 def _steps(call: GroupCall) -> tuple[Callable[[], object], Callable[[], object]]:

@@ -241,6 +241,7 @@ def _put_in(module: TunedModule, tuned: Sequence[TunedProblem], config: Config, 
             cast(_ConvNd, module).weight.device.type,
             keeps_workspace=not config.has_headroom_limit,
             limit_bytes=limit_bytes,
+            computes_moments=module.computes_moments,
         )
     vars(module).update(tuned=tuple(tuned), choices=choices)
 

@@ -37,6 +37,7 @@ class Choices:
     configurations: by problem and batch size.
     keeps_workspace: whether the CPU workspace is kept between calls.
     limit_bytes: limit on a kept workspace plus the algorithms' own allocations; None for no limit.
+    computes_moments: whether forward convolutions in training compute the moments of y, for the norm that reads it.
     measured: the one executable to run, while it is being timed; then there is no fallback, and errors are raised.
 
     handle: a digest of the contents, equal in all processes, by which compiled graphs, copies and pickles (which
@@ -48,6 +49,7 @@ class Choices:
 
     __slots__ = (
         "beside_torchs",
+        "computes_moments",
         "configurations",
         "device_type",
         "executables",
@@ -65,16 +67,17 @@ class Choices:
         *,
         keeps_workspace: bool = True,
         limit_bytes: int | None = None,
+        computes_moments: bool = False,
         measured: Executable | None = None,
     ) -> None:
         self.configurations = {p: dict(by_size) for p, by_size in configurations.items()}
         self.device_type, self.keeps_workspace, self.limit_bytes = device_type, keeps_workspace, limit_bytes
-        self.measured = measured
+        self.computes_moments, self.measured = computes_moments, measured
         self.executables: dict[ExecutableKey, Executable | None] = {}
         rows = [(p, n, chosen) for p, by_size in self.configurations.items() for n, chosen in by_size.items()]
         self.x_shapes = frozenset(p.x_shape(n) for p, n, _ in rows)
         lines = sorted(f"{p!r} {n} {chosen.micro_configs!r}" for p, n, chosen in rows)
-        contents = "\n".join((f"{device_type}, {keeps_workspace}, {limit_bytes}", *lines))
+        contents = "\n".join((f"{device_type}, {keeps_workspace}, {limit_bytes}, {computes_moments}", *lines))
         digest = hashlib.blake2b(contents.encode(), digest_size=8).digest()
         self.handle = (int.from_bytes(digest, "big") >> 1) or 1  # 63 bits, and never 0, the handle without choices
         self.beside_torchs: dict[Operation, int] = {}
@@ -91,13 +94,35 @@ class Choices:
         *,
         keeps_workspace: bool = True,
         limit_bytes: int | None = None,
+        computes_moments: bool = False,
     ) -> Choices:
         """Register configurations by problem and batch size; return the ``Choices``, one object for equal contents."""
-        choices = cls(configurations, device_type, keeps_workspace=keeps_workspace, limit_bytes=limit_bytes)
+        choices = cls(
+            configurations,
+            device_type,
+            keeps_workspace=keeps_workspace,
+            limit_bytes=limit_bytes,
+            computes_moments=computes_moments,
+        )
         return _registered.setdefault(choices.handle, choices)
 
+    def with_moments(self, *, computes: bool) -> Choices:
+        """Return the same choices, with or without the moments of y."""
+        return Choices.of(
+            self.configurations,
+            self.device_type,
+            keeps_workspace=self.keeps_workspace,
+            limit_bytes=self.limit_bytes,
+            computes_moments=computes,
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
-        registered = partial(Choices.of, keeps_workspace=self.keeps_workspace, limit_bytes=self.limit_bytes)
+        registered = partial(
+            Choices.of,
+            keeps_workspace=self.keeps_workspace,
+            limit_bytes=self.limit_bytes,
+            computes_moments=self.computes_moments,
+        )
         return registered, (self.configurations, self.device_type)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from mucudnn.core.errors import InvalidInputError, LibraryError, MisalignedError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.algorithm import Algorithm, BoundStage, Workspace, why_unsupported
+from mucudnn.kernels.algorithm import Algorithm, BoundStage, Epilogue, Workspace, fuses_moments, why_unsupported
 from mucudnn.kernels.memory import dense_strides, torch_dtype, torch_format
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.eager import hot_path
@@ -210,11 +210,17 @@ class Executable:
         except LibraryError as error:
             raise StepError(self.problem, MicroConfig(algorithm.name, micro_batch_size), error) from error
 
-    def run(self, x: Tensor, w: Tensor, third: Tensor | None) -> Tensor:
+    @property
+    def fuses_moments(self) -> bool:
+        """Whether ``run`` computes the moments of y, of all stages."""
+        return all(stage.bound is not None and fuses_moments(stage.algorithm, self.problem) for stage in self.stages)
+
+    def run(self, x: Tensor, w: Tensor, third: Tensor | None, moments: Tensor | None = None) -> Tensor:
         """Return the operation's result, newly allocated. Raises the errors of ``execute``.
 
         x, w: tensors of the problem's shapes and dtype, with any strides.
         third: the bias or None in FORWARD, else dy.
+        moments: where those of y are added (``zero_moments``), only if the executable ``fuses_moments``.
         """
         operation, result = self.problem.operation, self.result.new()
         dense = torch_format(self.problem)
@@ -223,7 +229,7 @@ class Executable:
         if operation is not Operation.BACKWARD_FILTER:
             w = w.contiguous(memory_format=dense)
         if operation is Operation.FORWARD:
-            self.execute(x, w, result, None if third is None else third.contiguous())
+            self.execute(x, w, result, None if third is None else third.contiguous(), moments)
             return result
         assert third is not None
         third = third.contiguous(memory_format=dense)
@@ -233,7 +239,9 @@ class Executable:
             self.execute(x, result, third)
         return result
 
-    def execute(self, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None) -> None:
+    def execute(
+        self, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None, moments: Tensor | None = None
+    ) -> None:
         """Compute the problem's operation on a mini-batch, writing the result into one of the tensors.
 
         x: (N, C, H, W), w: (K, C // groups, R, S), y: (N, K, P, Q), of volumes all with a depth, bias: (K,) or None.
@@ -253,10 +261,11 @@ class Executable:
             self.scratch.stop, x.device, keeps=self.keeps_workspace, most_bytes=self.most_kept_bytes
         )
         start, bias_start = workspace.data_ptr(), None if bias is None else bias.data_ptr()
+        epilogue = None if moments is None else Epilogue(moments=moments)
         for stage in self.stages:
             if stage.bound is not None:
                 prepared_start, scratch_start = start + stage.prepared.start, start + self.scratch.start
-                stage.bound(x_start, w_start, y_start, bias_start, prepared_start, scratch_start)
+                stage.bound(x_start, w_start, y_start, bias_start, prepared_start, scratch_start, epilogue)
             else:
                 stage.run(self.problem, x, w, y, bias, workspace[stage.prepared], workspace[self.scratch])
 

@@ -12,6 +12,7 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
@@ -29,6 +30,8 @@ from mucudnn.kernels.compiled.normalization import PIXELS, Norm
 from mucudnn.running.eager.hot_path import is_plain
 
 _groups = WeakIdKeyDictionary()  # of tensors that can be computed again, each with its version
+_moments = WeakIdKeyDictionary()  # of results of convolutions, each with its version
+_sources: WeakIdKeyDictionary | None = None
 _WITH_MASKS = {"ReLU", "ReLU6", "leaky_relu"}  # whose derivatives have two values
 _ADVICE = "optimize the model with Config(fuse=False), which leaves norms alone"
 
@@ -95,6 +98,7 @@ class GroupChoices:
     is_counting: whether calls are being counted, from which ``settle`` makes the choices.
     calls: the number of calls of each kind in a step.
     results: of these calls, while they are being counted.
+    sources: the modules of convolutions whose results batch norm reads, while calls are being counted.
     refusals: reasons why torch computes other calls.
     """
 
@@ -105,6 +109,7 @@ class GroupChoices:
     results: list[_Result] = field(default_factory=list)
     is_counting: bool = False
     calls: Counter[GroupCall] = field(default_factory=Counter)
+    sources: list[Any] = field(default_factory=list)
     refusals: set[str] = field(default_factory=set)
 
     def settle(self) -> None:
@@ -189,6 +194,42 @@ def group_of(y: Tensor) -> Group | None:
     """Return what has computed y and can do so again; None for other tensors, or if y has changed since."""
     group, version = _groups.get(y, (None, 0))  # type: ignore[no-untyped-call]
     return group if group is not None and y._version == version else None
+
+
+# Moments that convolutions have computed
+
+
+def remember_moments(y: Tensor, moments: Tensor) -> None:
+    """Note the moments of a convolution's result, as of ``zero_moments``."""
+    _moments[y] = moments, y._version
+
+
+@contextmanager
+def noting_sources() -> Iterator[WeakIdKeyDictionary]:
+    """Note the module of each convolution's result inside the block, in the dictionary."""
+    global _sources
+    _sources = WeakIdKeyDictionary()
+    try:
+        yield _sources
+    finally:
+        _sources = None
+
+
+def note_source(y: Tensor, convolution: object) -> None:
+    """Note the module that has computed y, if sources are being noted."""
+    if _sources is not None:
+        _sources[y] = convolution
+
+
+def source_of(x: Tensor) -> object | None:
+    """Return the module whose convolution has computed x, as far as it was noted."""
+    return None if _sources is None else _sources.get(x)  # type: ignore[no-untyped-call]
+
+
+def moments_of(y: Tensor) -> Tensor | None:
+    """Return the moments of a tensor that a convolution has computed; None for others, or if y has changed since."""
+    moments, version = _moments.get(y, (None, 0))  # type: ignore[no-untyped-call]
+    return moments if moments is not None and y._version == version else None
 
 
 # The node of autograd

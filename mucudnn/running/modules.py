@@ -26,7 +26,7 @@ from mucudnn.kernels.torch_convolution import functions
 from mucudnn.running import operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.eager.hot_path import is_eager
-from mucudnn.running.groups import group_of
+from mucudnn.running.groups import group_of, note_source
 from mucudnn.running.problems import transposed_shape
 
 _TORCHS: Any = Tensor.__torch_function__
@@ -57,6 +57,7 @@ class TunedModule:
 
     tuned: the choice for each operation, as reported.
     choices: the choices to run; None to run torch's convolution for every input.
+    computes_moments: whether the choices compute the moments of y, since a norm reads it.
     confirmation: the comparison of whole steps of the model with torch's, or None.
     unconfirmed: the reason why there was no comparison.
     """
@@ -64,6 +65,7 @@ class TunedModule:
     _untuned_class: Any
     tuned: tuple[TunedProblem, ...] = ()
     choices: Choices | None = None
+    computes_moments: bool = False
     confirmation: object | None = None
     unconfirmed: str | None = None
 
@@ -92,6 +94,19 @@ def running_torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
     try:
         for module, _ in before:
             vars(module)["choices"] = None
+        yield
+    finally:
+        for module, choices in before:
+            vars(module)["choices"] = choices
+
+
+@contextmanager
+def running_without_moments(modules: Iterable[TunedModule]) -> Iterator[None]:
+    """Make the modules compute no moments inside the block."""
+    before = [(module, module.choices) for module in modules if module.computes_moments]
+    try:
+        for module, choices in before:
+            vars(module)["choices"] = choices and choices.with_moments(computes=False)
         yield
     finally:
         for module, choices in before:
@@ -165,6 +180,7 @@ class TunedConvolution(TunedModule, _ConvNd):
             if are_torchs and self._untuned_class._conv_forward in _METHODS:
                 y = self._tuned_forward(input, weight, bias)
                 if y is not None:
+                    note_source(y, self)
                     return y
             else:
                 _say_replaced(self._untuned_class)

@@ -24,7 +24,7 @@ from mucudnn.core.errors import InvalidInputError, raise_interruption
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
 from mucudnn.running.eager.hot_path import is_plain
-from mucudnn.running.groups import GroupChoices, Normalized, Pending, compute
+from mucudnn.running.groups import GroupChoices, Normalized, Pending, compute, moments_of, noting_sources, source_of
 from mucudnn.running.modules import TunedModule, derived_tuned, require_free_names
 
 NORMS = _NormBase, nn.GroupNorm, nn.LayerNorm  # torch's modules that call norms
@@ -108,6 +108,9 @@ class _Calls(TorchFunctionMode):
             mean, inverse = _moments(x, norm, None if self.is_recomputed else running)
         else:
             mean, inverse = fixed[0].float(), (fixed[1].float() + norm.eps).rsqrt()
+        source = source_of(x) if norm.sets == 0 and fixed is None else None
+        if source is not None and self.choices.is_counting:
+            self.choices.sources.append(source)
         normalized = Normalized(x, weight, bias, mean, inverse, norm, fixed is not None, self.choices)
         is_pending = self.choices.defers and not _has_hooks(self.module)
         return Pending.of(normalized) if is_pending else compute(normalized, None)
@@ -115,6 +118,9 @@ class _Calls(TorchFunctionMode):
 
 def _moments(x: Tensor, norm: Norm, running: tuple[Tensor, Tensor, float] | None) -> tuple[Tensor, Tensor]:
     """Return the statistics of x, and update the running ones, of any floating-point dtype."""
+    computed = moments_of(x) if norm.sets == 0 else None
+    if computed is not None:
+        return moments_from(computed, x.shape[1], norm.eps, running)
     if running is None:
         return normalization.moments(x, norm)
     mean, variance, momentum = running
@@ -126,6 +132,22 @@ def _moments(x: Tensor, norm: Norm, running: tuple[Tensor, Tensor, float] | None
         else:
             statistic.copy_(updated)
     return moments
+
+
+@torch.no_grad()
+def moments_from(
+    moments: Tensor, channels: int, eps: float, running: tuple[Tensor, Tensor, float] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the statistics of batch norm that a convolution has computed, and update the running ones.
+
+    moments: as of ``zero_moments``.
+    """
+    count, mean, squares = moments[0, :3, :channels]
+    if running is not None:
+        *statistics, momentum = running
+        for statistic, value in zip(statistics, (mean, squares / (count - 1)), strict=True):
+            statistic.lerp_(value.to(statistic.dtype), momentum)
+    return mean.float(), (squares / count + eps).rsqrt().float()
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -275,7 +297,8 @@ def make_groups(model: nn.Module, run: Callable[[nn.Module], object]) -> list[Tu
         for module, settled in zip(modules, choices, strict=True):
             object.__setattr__(module, "__class__", _tuned_class(module))
             vars(module)["choices"] = settled
-        output = tree_map_only(Pending, _returned, run(model))
+        with noting_sources():
+            output = tree_map_only(Pending, _returned, run(model))
     except BaseException:
         for module in modules:
             vars(module)["choices"] = None

@@ -26,6 +26,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from mucudnn.core.errors import InvalidInputError, MisalignedError, UnavailableError, raise_interruption, say_once
 from mucudnn.core.problem import Operation
+from mucudnn.kernels.algorithm import zero_moments
 from mucudnn.kernels.memory import TORCH_FORMATS, is_out_of_memory
 from mucudnn.kernels.torch_convolution import Geometry, functions, torch_convolution
 from mucudnn.running.choices import Choices, choices_of, executable_of, note_failure
@@ -33,7 +34,7 @@ from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.eager.hot_path import extension, is_eager, run_known
 from mucudnn.running.executable import Executable, StepError
-from mucudnn.running.groups import Group, group_of
+from mucudnn.running.groups import Group, group_of, remember_moments
 from mucudnn.running.problems import is_backward_data, torchs_memory_format, transposed_shape
 from mucudnn.running.workspace import make_room, note_lack_of_memory
 
@@ -65,13 +66,16 @@ def computed(
             computed, (operation, x, w, third, geometry, choices), (operation,), x, w, *geometry
         )
         return observed
-    executable = None
+    executable, with_moments = None, choices.computes_moments and operation is Operation.FORWARD
     while True:
         try:
-            result: Tensor | None = run_known(choices.executables, operation, x, w, third, *geometry)
-            if result is not NotImplemented:
-                return result
+            if not with_moments:
+                result: Tensor | None = run_known(choices.executables, operation, x, w, third, *geometry)
+                if result is not NotImplemented:
+                    return result
             executable = executable_of(choices, operation, x, w, third, geometry)
+            if executable is not None and with_moments and executable.fuses_moments:
+                return _run_with_moments(executable, x, w, third)
             return None if executable is None else _run(executable, x, w, third)
         except MisalignedError:
             return None
@@ -130,12 +134,25 @@ def _run(executable: Executable, x: Tensor, w: Tensor, third: Tensor | None) -> 
         return executable.run(x, w, third)
 
 
+def _run_with_moments(executable: Executable, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    moments = zero_moments(w.shape[0])
+    y = executable.run(x, w, bias, moments)
+    remember_moments(y, moments)
+    return y
+
+
 if extension is not None:
     extension.set_values_in_python(values)
 _values: Callable[..., Tensor] = values if extension is None else extension.values
 
 
 # With autograd
+
+
+def _values_for(settings: tuple[Any, ...]) -> Callable[..., Tensor]:
+    """Return the function that computes a call: the one in C++, unless something has to be seen in Python."""
+    choices = settings[-1]
+    return values if observer is not None or choices is None or choices.computes_moments else _values
 
 
 def convolve(operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, *settings: Any) -> Tensor:
@@ -219,7 +236,7 @@ def _differentiable(name: str, operation: Operation) -> Callable[..., Any]:
         else:
             ctx.save_for_backward(x, w, third)
         ctx.rest = settings
-        return (_values if observer is None else values)(operation, x, w, third, settings)
+        return _values_for(settings)(operation, x, w, third, settings)
 
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         may_run = is_forward and observer is None and _compiled is not None and g.dim() == 4
@@ -253,8 +270,7 @@ class _OnGroup(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], group: Group) -> Tensor:
         ctx.save_for_backward(w, *group.tensors())
         ctx.group, ctx.rest = group.with_tensors(itertools.repeat(None)), settings
-        is_torchs = settings[-1] is None
-        return (_values if observer is None and not is_torchs else values)(Operation.FORWARD, x, w, bias, settings)
+        return _values_for(settings)(Operation.FORWARD, x, w, bias, settings)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:

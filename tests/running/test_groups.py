@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import pickle
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,9 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.running import norms
+from mucudnn.running.choices import Choices
 from mucudnn.running.groups import ChangedError, Pending, group_of
-from mucudnn.running.norms import TunedNorm, make_groups, why_not_grouped
+from mucudnn.running.modules import make_tunable
+from mucudnn.running.norms import TunedNorm, make_groups, moments_from, why_not_grouped
+from mucudnn.running.problems import problem_of_call
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 
@@ -274,3 +281,26 @@ def test_what_cannot_run_as_a_group_says_why() -> None:
     (norm,) = make_groups(block, lambda model: model(x.double()))
     assert norm.choices is not None
     assert "float64" in "".join(norm.choices.refusals)
+
+
+def test_norms_take_the_moments_that_convolutions_compute() -> None:
+    block, grouped, x = seeded(in_place)
+    x = x.contiguous(memory_format=torch.channels_last)
+    make_tunable(grouped.conv)
+    problem = problem_of_call(x, grouped.conv.weight, (1, 1), (1, 1), (1, 1), 1)
+    assert problem is not None
+    parts = (MicroConfig("implicit-gemm", 2), MicroConfig("implicit-gemm", 1))
+    choices = Choices.of({problem: {3: Configuration(parts, 1.0, 10**6)}}, computes_moments=True)
+    vars(grouped.conv)["choices"] = choices
+    taken: list[Tensor] = []
+
+    def take(moments: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        taken.append(moments)
+        return moments_from(moments, *arguments)
+
+    with mock.patch.object(norms, "moments_from", take):
+        for _ in range(2):
+            require_alike(block.to(memory_format=torch.channels_last), grouped, x)
+    assert len(taken) == 2
+    assert choices.with_moments(computes=False) is not choices
+    assert pickle.loads(pickle.dumps(choices)) is choices
