@@ -95,7 +95,7 @@ class Case:
         ]
         x, added, weight, bias = leaves
         assert x is not None
-        n, c = x.shape[:2]
+        c = x.shape[1]
         per_channel = (1, c) + (1,) * (x.dim() - 2)
         if self.fixed is None:
             mean, inverse = moments_of(x, self.norm)
@@ -115,14 +115,13 @@ def in_format(x: Tensor, *, is_last: bool) -> Tensor:
 
 def moments_of(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """Return the means and 1 / sqrt(variance + eps), broadcast over x."""
-    n, c = x.shape[:2]
     sets = {0: x.flatten(2) if x.dim() > 2 else x[..., None], PIXELS: x}.get(norm.sets)
     if norm.sets == PIXELS:
         dims: tuple[int, ...] = (1,)
     elif norm.sets == 0:
         dims = (0, 2)
     else:
-        sets, dims = x.reshape(n, norm.sets, -1), (2,)
+        sets, dims = x.reshape(x.shape[0], norm.sets, -1), (2,)
     assert sets is not None
     mean = sets.mean(dims, keepdim=True).expand_as(sets).reshape(x.shape)
     variance = sets.var(dims, unbiased=False, keepdim=True).expand_as(sets).reshape(x.shape)
@@ -291,7 +290,7 @@ def test_operands_that_do_not_belong_together_are_refused() -> None:
     ):
         with pytest.raises(InvalidInputError, match=words):
             normalization.forward(**good | changes)
-    y, mask = normalization.forward(**good, added=case.added, keeps_mask=True)
+    _, mask = normalization.forward(**good, added=case.added, keeps_mask=True)
     assert mask is not None
     with pytest.raises(InvalidInputError, match="mask holds"):
         normalization.backward(case.dy, **good, mask=mask[:-1])

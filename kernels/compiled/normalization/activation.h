@@ -8,10 +8,6 @@
 
 namespace normalization {
 
-// Values and derivatives of the functions that need an exponential, or a product; not inlined.
-Vec smooth(int64_t function, Vec z);
-Vec smooth_slope(int64_t function, Vec z);
-
 // A bit of a mask tells whether the activation passes an element.
 INLINE void store_bits(uint8_t* to, Lanes passes) {
 #if defined(__AVX512F__)
@@ -42,20 +38,18 @@ enum Kind { CLAMPED, LEAKY, SMOOTH, MASKED };
 
 // One function of each kind: with bounds, of which NaN is none; with a slope below zero; smooth; or whose derivative is
 // 1 where a bit of a mask is set, elsewhere the slope.
-template <Kind KIND>
+template <Kind KIND, int64_t FUNCTION = IDENTITY>
 struct Activation {
-  int64_t function;
   float least = std::numeric_limits<float>::quiet_NaN(), most = least, slope;
 
-  explicit Activation(const Norm& norm) : function(norm.function), slope(float(norm.slope)) {
-    if (function == RELU || function == RELU6) least = 0;
-    if (function == RELU6) most = 6;
-    if (function != LEAKY_RELU) slope = 0;
+  explicit Activation(const Norm& norm) : slope(norm.function == LEAKY_RELU ? float(norm.slope) : 0) {
+    if (norm.function == RELU || norm.function == RELU6) least = 0;
+    if (norm.function == RELU6) most = 6;
   }
 
   INLINE_MEMBER Vec value(Vec z) const {
     if constexpr (KIND == LEAKY) return z > 0 ? z : z * slope;
-    if constexpr (KIND == SMOOTH) return smooth(function, z);
+    if constexpr (KIND == SMOOTH) return computed<FUNCTION>(z, 0);
     z = z <= least ? broadcast(least) : z;
     return z >= most ? broadcast(most) : z;
   }
@@ -67,7 +61,7 @@ struct Activation {
 
   // Return dz; passed: bits of a mask if it is of the kind MASKED.
   INLINE_MEMBER Vec gradient(Vec dy, Vec z, Lanes passed) const {
-    if constexpr (KIND == SMOOTH) return dy * smooth_slope(function, z);
+    if constexpr (KIND == SMOOTH) return dy * derivative<FUNCTION>(z);
     if constexpr (KIND == LEAKY) return z > 0 ? dy : dy * slope;
     if constexpr (KIND == CLAMPED) passed = passes(z);
     const Vec stopped = KIND == MASKED && slope != 0 ? dy * slope : Vec{};
@@ -84,7 +78,10 @@ void with_activation(const Norm& norm, bool is_masked, Body body) {
     case RELU:
     case RELU6: return body(Activation<CLAMPED>(norm));
     case LEAKY_RELU: return body(Activation<LEAKY>(norm));
-    default: return body(Activation<SMOOTH>(norm));
+    case SILU: return body(Activation<SMOOTH, SILU>(norm));
+    case HARD_SWISH: return body(Activation<SMOOTH, HARD_SWISH>(norm));
+    case GELU: return body(Activation<SMOOTH, GELU>(norm));
+    default: return body(Activation<SMOOTH, GELU_TANH>(norm));
   }
 }
 

@@ -3,26 +3,9 @@
 //   dx = inverse * (dz * weight - mean(dz * weight) - (x - mean) * inverse^2 * mean(dz * weight * (x - mean)))
 #pragma once
 
-#include "normalization/forward.h"
+#include "normalization/pixels.h"
 
 namespace normalization {
-
-// What is read of a line.
-template <class T>
-struct Read {
-  const T *x, *dy;
-  const uint8_t* mask;
-
-  Read(const Line& line, const Operands& operands)
-      : x(operands.x.as<T>() + line.first),
-        dy(operands.dy.as<T>() + line.first),
-        mask(operands.mask ? operands.mask.as<uint8_t>() + line.mask : nullptr) {}
-};
-
-// x - mean, and dz.
-struct Terms {
-  Vec distance, dz;
-};
 
 template <class T, class Function>
 INLINE Terms terms_of(const Read<T>& read, const Coefficients& with, Function function, ptrdiff_t at, ptrdiff_t i,
@@ -53,7 +36,7 @@ void differentiate(const Layout& layout, const Line& line, const Coefficients& w
   const Read<T> read(line, operands);
   T* const dx = operands.dx ? operands.dx.as<T>() + line.first : nullptr;
   T* const dadded = operands.dadded ? operands.dadded.as<T>() + line.first : nullptr;
-  const bool is_streamed = streams(layout, dx ? dx : dadded, operands.x.bytes);
+  const bool is_streamed = streams(layout.width, dx ? dx : dadded, operands.x.bytes);
   each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
     i &= with.keep;
     const Terms terms = terms_of(read, with, function, at, i, lanes, bits);
@@ -68,7 +51,11 @@ void differentiate(const Layout& layout, const Line& line, const Coefficients& w
 class Parameters {
  public:
   Parameters(const Norm& norm, const Layout& layout, const RowCoefficients& coefficients)
-      : norm_(norm), layout_(layout), coefficients_(coefficients), data_(times(norm.threads, 2 * norm.c)) {}
+      : padded_(ceil_divide(norm.c, LINE_FLOATS) * LINE_FLOATS),
+        sums(norm.threads, 2 * padded_),
+        norm_(norm),
+        layout_(layout),
+        coefficients_(coefficients) {}
 
   void finish(int64_t unit, int part, Sums& sums) {
     const int64_t size = sums.size, of_set = layout_.channels_of_row() / layout_.sets;
@@ -81,9 +68,9 @@ class Parameters {
         double* const of_row = sums.of(row, part);
         for (int64_t i = first; i < last; ++i) {
           const int64_t channel = layout_.is_last ? i : row % layout_.channels;
-          double* const gradients = data_.data() + part * 2 * norm_.c + channel;
+          double* const gradients = this->sums.of(part) + channel;
           gradients[0] += of_row[size + i] * inverse;
-          gradients[norm_.c] += of_row[i];
+          gradients[padded_] += of_row[i];
           sum += coefficients_.weight(channel) * of_row[i];
           product += coefficients_.weight(channel) * of_row[size + i];
         }
@@ -98,22 +85,27 @@ class Parameters {
   }
 
   // Write the gradients of the weight (which = 0) or the bias, in the order of parts.
-  void write(int which, const Buffer& to) const {
+  void write(int which, const Buffer& to) {
     if (!to) return;
     Elements{to.data, Element(norm_.parameter_element)}.visit([&](auto* gradient) {
       for (int64_t c = 0; c < norm_.c; ++c) {
         double sum = 0;
-        for (int64_t part = 0; part < norm_.threads; ++part) sum += data_[(2 * part + which) * norm_.c + c];
+        for (int64_t part = 0; part < norm_.threads; ++part) sum += sums.of(part)[which * padded_ + c];
         store_first(gradient + c, broadcast(float(sum)), 1);
       }
     });
   }
 
  private:
+  const int64_t padded_;
+
+ public:
+  Parts<double> sums;  // of each part, those of the weight and of the bias
+
+ private:
   const Norm& norm_;
   const Layout& layout_;
   const RowCoefficients& coefficients_;
-  std::vector<double> data_;  // of each part, those of the weight and of the bias
 };
 
 template <class T>
@@ -127,6 +119,7 @@ void backward(const Norm& norm, const Operands& operands) {
   const bool reduces = operands.dweight || operands.dbias || (operands.dx && !norm.is_fixed);
   const bool writes = operands.dx || operands.dadded;
   with_activation(norm, bool(operands.mask), [&](auto function) {
+    if (norm.sets == OF_PIXELS) return differentiate_pixels<T>(norm, operands, function, parameters.sums);
     const auto reduce = [&](const Line& line, int part) {
       if (!reduces) return;
       const Coefficients with = coefficients.of(line.row, part);
@@ -142,6 +135,24 @@ void backward(const Norm& norm, const Operands& operands) {
   });
   parameters.write(0, operands.dweight);
   parameters.write(1, operands.dbias);
+}
+
+template <class T>
+void forward(const Norm& norm, const Operands& operands) {
+  const Layout layout(norm);
+  const int threads = int(norm.threads);
+  RowCoefficients coefficients(norm, layout, operands);
+  with_activation(norm, false, [&](auto function) {
+    if (norm.sets == OF_PIXELS) return normalize_pixels<T>(norm, operands, function);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads; ++part) {  // in reverse: the end of each part was read last, by `moments`
+      for (int64_t i = (part + 1) * layout.all_lines() / threads; i-- > part * layout.all_lines() / threads;) {
+        const Line line = layout.line(i);
+        normalize<T>(layout, line, coefficients.of(line.row, part), function, operands);
+      }
+      end_streams();
+    }
+  });
 }
 
 }  // namespace normalization

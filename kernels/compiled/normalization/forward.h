@@ -1,9 +1,16 @@
-// y = function((x - mean) * inverse * weight + bias + added).
+// Lines of y = function((x - mean) * inverse * weight + bias + added).
 #pragma once
+
+#include <cmath>
 
 #include "normalization/units.h"
 
 namespace normalization {
+
+// Return 1 / sqrt(variance + eps), and 0 for 1 / 0.
+inline float inverse_of(double variance, double eps) {
+  return variance + eps == 0 ? 0 : float(1 / std::sqrt(variance + eps));
+}
 
 // The coefficients of the rows of a call, in the memory of each part.
 class RowCoefficients {
@@ -56,11 +63,28 @@ INLINE void write(T* to, Vec value, int lanes, bool streams) {
 
 // Return whether a tensor is so large that none of it would be in the caches when it is read again. Then it is written
 // past them, if all vectors of a line are aligned.
-INLINE bool streams(const Layout& layout, const void* line, int64_t bytes) {
+INLINE bool streams(int64_t width, const void* line, int64_t bytes) {
   constexpr int64_t LARGE = 8 << 20;
-  const bool is_aligned = reinterpret_cast<uintptr_t>(line) % sizeof(Vec) == 0 && layout.width % VL == 0;
+  const bool is_aligned = reinterpret_cast<uintptr_t>(line) % sizeof(Vec) == 0 && width % VL == 0;
   return bytes >= LARGE && is_aligned;
 }
+
+// What is read of a line.
+template <class T>
+struct Read {
+  const T *x, *dy;
+  const uint8_t* mask;
+
+  Read(const Line& line, const Operands& operands)
+      : x(operands.x.as<T>() + line.first),
+        dy(operands.dy.as<T>() + line.first),
+        mask(operands.mask ? operands.mask.as<uint8_t>() + line.mask : nullptr) {}
+};
+
+// x - mean, and dz.
+struct Terms {
+  Vec distance, dz;
+};
 
 template <class T, class Function>
 void normalize(const Layout& layout, const Line& line, const Coefficients& with, Function function,
@@ -69,30 +93,13 @@ void normalize(const Layout& layout, const Line& line, const Coefficients& with,
   const T* const added = operands.added ? operands.added.as<T>() + line.first : nullptr;
   T* const y = operands.y.as<T>() + line.first;
   uint8_t* const mask = operands.mask ? operands.mask.as<uint8_t>() + line.mask : nullptr;
-  const bool is_streamed = streams(layout, y, operands.y.bytes);
+  const bool is_streamed = streams(layout.width, y, operands.y.bytes);
   each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
     i &= with.keep;
     Vec z = (load_first(x + at, lanes) - load(with.mean + i)) * load(with.scale + i) + load(with.bias + i);
     if (added) z += load_first(added + at, lanes);
     if (mask) store_bits(mask + bits, function.passes(z));
     write(y + at, function.value(z), lanes, is_streamed);
-  });
-}
-
-template <class T>
-void forward(const Norm& norm, const Operands& operands) {
-  const Layout layout(norm);
-  const int threads = int(norm.threads);
-  RowCoefficients coefficients(norm, layout, operands);
-  with_activation(norm, false, [&](auto function) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int part = 0; part < threads; ++part) {  // in reverse: the end of each part was read last, by `moments`
-      for (int64_t i = (part + 1) * layout.all_lines() / threads; i-- > part * layout.all_lines() / threads;) {
-        const Line line = layout.line(i);
-        normalize<T>(layout, line, coefficients.of(line.row, part), function, operands);
-      }
-      end_streams();
-    }
   });
 }
 

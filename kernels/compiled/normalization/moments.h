@@ -4,9 +4,7 @@
 // variance", 1983: shifted data, and the pairwise formula).
 #pragma once
 
-#include <cmath>
-
-#include "normalization/units.h"
+#include "normalization/pixels.h"
 
 namespace normalization {
 
@@ -58,6 +56,7 @@ void update(T* running, const std::vector<double>& values, int64_t channels, dou
 // Compute mean and inverse, 1 / sqrt(variance + eps), and update the running statistics.
 template <class T>
 void moments(const Norm& norm, const Operands& operands, double momentum) {
+  if (norm.sets == OF_PIXELS) return moments_of_pixels<T>(norm, operands);
   const Layout layout(norm);
   const int threads = int(norm.threads);
   Sums sums(layout, threads);
@@ -92,10 +91,10 @@ void moments(const Norm& norm, const Operands& operands, double momentum) {
           squares += of_row[sums.size + i] + of_channel * (between * between - shifted * shifted);
         }
       }
-      const double variance = std::max(squares / count, 0.0), spread = variance + norm.eps;
+      const double variance = std::max(squares / count, 0.0);
       const int64_t place = unit * layout.sets + set;
       operands.mean.as<float>()[place] = float(mean);
-      operands.inverse.as<float>()[place] = spread == 0 ? 0 : float(1 / std::sqrt(spread));
+      operands.inverse.as<float>()[place] = inverse_of(variance, norm.eps);
       if (has_running) means[place] = mean, variances[place] = variance * (count / (count - 1));
     }
   };

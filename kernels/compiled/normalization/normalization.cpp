@@ -4,24 +4,6 @@
 
 namespace normalization {
 
-template <class Body>
-static Vec with_smooth(int64_t function, Body body) {
-  switch (function) {
-    case SILU: return body(std::integral_constant<int64_t, SILU>());
-    case HARD_SWISH: return body(std::integral_constant<int64_t, HARD_SWISH>());
-    case GELU: return body(std::integral_constant<int64_t, GELU>());
-    default: return body(std::integral_constant<int64_t, GELU_TANH>());
-  }
-}
-
-Vec smooth(int64_t function, Vec z) {
-  return with_smooth(function, [&](auto number) { return computed<number()>(z, 0); });
-}
-
-Vec smooth_slope(int64_t function, Vec z) {
-  return with_smooth(function, [&](auto number) { return derivative<number()>(z); });
-}
-
 static void require_whole(const char* name, const Buffer& buffer, int64_t elements, int64_t type) {
   if (buffer) require_all_bytes(name, buffer.bytes, elements, Elements{nullptr, Element(type)}.element_bytes());
 }
@@ -31,7 +13,7 @@ static void require(const Norm& norm, const Operands& operands) {
   require_between("the function", norm.function, IDENTITY, GELU_TANH);
   if (norm.function == SIGMOID || norm.function == HARD_SIGMOID)
     refuse(MISMATCH, "a function that normalization does not have");
-  const Layout layout(norm);
+  if (operands.running_mean && norm.sets != norm.c) require_equal("the sets of running statistics", norm.sets, 0);
   const int64_t elements = norm.elements();
   const auto tensor = [&](const char* name, const Buffer& buffer) {
     require_whole(name, buffer, elements, norm.element);
@@ -53,7 +35,7 @@ static void require(const Norm& norm, const Operands& operands) {
   parameter("dbias", operands.dbias, norm.parameter_element);
   parameter("running mean", operands.running_mean, norm.running_element);
   parameter("running variance", operands.running_var, norm.running_element);
-  if (operands.mask) require_bytes("mask", operands.mask.bytes, layout.total_mask_bytes);
+  if (operands.mask) require_bytes("mask", operands.mask.bytes, Layout(norm).total_mask_bytes);
 }
 
 // Call body with a pointer of the type of x's elements, after all checks.

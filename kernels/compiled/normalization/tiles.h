@@ -30,6 +30,14 @@ struct Halves {
   }
 };
 
+// Return a vector with zeros behind the first lanes.
+INLINE Vec first_of(Vec value, int lanes) {
+  if (lanes >= VL) return value;
+  float values[VL];
+  store(values, value);
+  return load_first(values, lanes);
+}
+
 // Numbers of each part of a call, zeros at first, aligned to lines of the cache.
 template <class Number>
 class Parts {
