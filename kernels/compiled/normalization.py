@@ -22,6 +22,7 @@ from mucudnn.kernels.compiled.library import (
     function,
     loaded_build,
 )
+from mucudnn.kernels.pages import on_huge_pages
 
 PIXELS = -1
 _NULLS = (0,) * len(NORM_OPERANDS.unpack(bytes(NORM_OPERANDS.size)))
@@ -101,7 +102,7 @@ def forward(
     keeps_mask: whether to return a bit for each element, whether the activation passes it: of ReLU, ReLU6, leaky_relu.
     """
     argument, _, mask_bytes = _prepared(x, norm, (weight, bias))
-    y = torch.empty_like(x)
+    y = on_huge_pages(torch.empty_like(x))
     mask = torch.empty(mask_bytes, dtype=torch.uint8) if keeps_mask else None
     _require_like(x, added)
     operands = _operands(x, mean, inverse, None, None, weight, bias, added, mask, y)
@@ -130,9 +131,9 @@ def backward(
     """
     _require_like(x, dy)
     argument, _, _ = _prepared(x, norm, (weight, bias), is_fixed=is_fixed)
-    dx = torch.empty_like(x) if needs_dx else None
+    dx = on_huge_pages(torch.empty_like(x)) if needs_dx else None
     is_dy = norm.function is None
-    dadded = torch.empty_like(x) if needs_dadded and not is_dy else None
+    dadded = on_huge_pages(torch.empty_like(x)) if needs_dadded and not is_dy else None
     dweight = None if weight is None else torch.empty_like(weight)
     dbias = None if bias is None else torch.empty_like(bias)
     operands = _operands(

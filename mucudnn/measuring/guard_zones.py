@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mucudnn.running.workspace import on_huge_pages
+from mucudnn.kernels.pages import on_huge_pages
 
 # On each side; a multiple of every alignment. In the proving process, red zones surround the guard zones.
 GUARD_BYTES = 2**16

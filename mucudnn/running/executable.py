@@ -18,9 +18,10 @@ from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.algorithm import Algorithm, BoundStage, Epilogue, Workspace, fuses_moments, why_unsupported
 from mucudnn.kernels.memory import dense_strides, torch_dtype, torch_format
+from mucudnn.kernels.pages import is_advised, on_huge_pages
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.running.eager import hot_path
-from mucudnn.running.workspace import is_advised, on_huge_pages, workspace_of
+from mucudnn.running.workspace import workspace_of
 
 BUFFER_BYTES = 256  # alignment of each buffer, as in CUDA's allocations, which libraries may rely on
 

@@ -117,20 +117,13 @@ class _Calls(TorchFunctionMode):
 
 
 def _moments(x: Tensor, norm: Norm, running: tuple[Tensor, Tensor, float] | None) -> tuple[Tensor, Tensor]:
-    """Return the statistics of x, and update the running ones, of any floating-point dtype."""
+    """Return the statistics of x, and update the running ones."""
     computed = moments_of(x) if norm.sets == 0 else None
     if computed is not None:
         return moments_from(computed, x.shape[1], norm.eps, running)
-    if running is None:
-        return normalization.moments(x, norm)
-    mean, variance, momentum = running
-    floats = mean.float(), variance.float()
-    moments = normalization.moments(x, norm, (*floats, momentum))
-    for statistic, updated in zip((mean, variance), floats, strict=True):
-        if updated is statistic:
-            torch.autograd.graph.increment_version(statistic)
-        else:
-            statistic.copy_(updated)
+    moments = normalization.moments(x, norm, running)
+    if running is not None:
+        torch.autograd.graph.increment_version(running[:2])
     return moments
 
 

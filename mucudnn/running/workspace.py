@@ -1,20 +1,11 @@
-"""Memory for calls: the workspace that each thread keeps between calls, and huge pages for large tensors.
-
-Both save page faults. The first touch of fresh memory costs one page fault per 4 KiB, and a large result is fresh
-memory in every call: for the first layers of VGG-16 the faults cost as much as the convolution. On request
-(``madvise``, the usual setting of /sys/kernel/mm/transparent_hugepage/enabled) Linux uses pages of 2 MiB, with 512
-times fewer faults.
-"""
+"""Memory for calls: the workspace that each thread keeps between calls, which saves page faults."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from math import inf
 from weakref import WeakSet
 
@@ -22,10 +13,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.errors import say_once
-
-_HUGE_PAGE_BYTES = 2 * 2**20
-_SMALLEST_BYTES = 2 * _HUGE_PAGE_BYTES  # for less, the allocator usually has touched pages
-_MADV_HUGEPAGE = 14
+from mucudnn.kernels.pages import on_huge_pages
 
 
 def workspace_of(size_bytes: int, device: torch.device, *, keeps: bool, most_bytes: float = inf) -> Tensor:
@@ -69,32 +57,6 @@ def lasting_buffer(size_bytes: int) -> Tensor:
     """Return a new CPU buffer, 1-D uint8, that training may write to even if it was made in inference mode."""
     with torch.inference_mode(False):
         return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device="cpu"))  # ignore the default device
-
-
-def is_advised(size_bytes: int) -> bool:
-    """Return whether ``on_huge_pages`` requests huge pages for a tensor of this size."""
-    return size_bytes >= _SMALLEST_BYTES
-
-
-def on_huge_pages(tensor: Tensor) -> Tensor:
-    """Request huge pages for a large dense CPU tensor, on Linux; return the same tensor."""
-    size = tensor.numel() * tensor.itemsize
-    if tensor.device.type == "cpu" and is_advised(size):
-        start = tensor.data_ptr()
-        first = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-        length = (start + size) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES - first
-        if length > 0:
-            _advise()(first, length, _MADV_HUGEPAGE)  # failure only affects speed
-    return tensor
-
-
-@cache
-def _advise() -> Callable[[int, int, int], int]:
-    if not sys.platform.startswith("linux"):
-        return lambda start, length, advice: 0
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes, madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
-    return madvise
 
 
 # Memory kept for speed
