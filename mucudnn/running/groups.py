@@ -99,6 +99,8 @@ class GroupChoices:
     calls: the number of calls of each kind in a step.
     results: of these calls, while they are being counted.
     sources: the modules of convolutions whose results batch norm reads, while calls are being counted.
+    pendings: those that have been returned, while calls are being counted.
+    was_refused: whether torch has computed the last call, which a recomputation has to repeat.
     refusals: reasons why torch computes other calls.
     """
 
@@ -110,6 +112,8 @@ class GroupChoices:
     is_counting: bool = False
     calls: Counter[GroupCall] = field(default_factory=Counter)
     sources: list[Any] = field(default_factory=list)
+    pendings: list[weakref.ref[Pending]] = field(default_factory=list)
+    was_refused: bool = False
     refusals: set[str] = field(default_factory=set)
 
     def settle(self) -> None:
@@ -119,9 +123,10 @@ class GroupChoices:
         """
         self.joins_additions = any(call.has_addition and call.norm.function is not None for call in self.calls)
         has_group = any(call.has_addition or call.norm.function is not None for call in self.calls)
-        self.defers = has_group and not self.is_returned
+        is_kept = any(pending() is not None for pending in self.pendings)
+        self.defers = has_group and not (self.is_returned or is_kept)
         self.computes_again = all(result.is_dropped() for result in self.results)
-        self.is_counting, self.results = False, []
+        self.is_counting, self.results, self.pendings = False, [], []
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,6 +6,7 @@ the calls of ``torch.nn.functional``'s norms in it are computed by ours, where t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
@@ -87,7 +88,9 @@ class _Calls(TorchFunctionMode):
         """Note the reason, if any, why torch computes a call, and return whether there is one."""
         if why is not None and self.choices.is_counting:
             self.choices.refusals.add(why)
-        return why is not None
+        if not self.is_recomputed:
+            self.choices.was_refused = why is not None
+        return self.choices.was_refused
 
     def result(
         self,
@@ -112,8 +115,12 @@ class _Calls(TorchFunctionMode):
         if source is not None and self.choices.is_counting:
             self.choices.sources.append(source)
         normalized = Normalized(x, weight, bias, mean, inverse, norm, fixed is not None, self.choices)
-        is_pending = self.choices.defers and not _has_hooks(self.module)
-        return Pending.of(normalized) if is_pending else compute(normalized, None)
+        if not self.choices.defers or _has_hooks(self.module):
+            return compute(normalized, None)
+        pending = Pending.of(normalized)
+        if self.choices.is_counting:
+            self.choices.pendings.append(weakref.ref(pending))
+        return pending
 
 
 def _moments(x: Tensor, norm: Norm, running: tuple[Tensor, Tensor, float] | None) -> tuple[Tensor, Tensor]:
@@ -234,6 +241,7 @@ def _group_norm(
     eps: float = 1e-5,
 ) -> Any:
     is_valid = input.dim() > 1 and num_groups > 0 and input.shape[1] % num_groups == 0
+    is_valid = is_valid and (len(input) > 1 or input.is_contiguous())  # torch's result of one sample is contiguous
     if not is_valid or input.numel() == input.shape[0] * num_groups:
         return NotImplemented
     norm = _norm(num_groups, eps)

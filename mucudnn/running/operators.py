@@ -185,7 +185,7 @@ def convolve_plain(
             return cast(Tensor, _OnGroup.apply(x, w, third, settings, group))  # type: ignore[no-untyped-call]
         result: Tensor = _APPLY[operation](x, w, third, settings)
         return result
-    return (_values if observer is None else values)(operation, x, w, third, settings)
+    return (_values if observer is None and settings[-1] is not None else values)(operation, x, w, third, settings)
 
 
 def _gradients(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mucudnn.kernels import pages
 from mucudnn.kernels.pages import on_huge_pages
-from mucudnn.running import workspace as pages
 
 HUGE = 2 * 2**20
 
