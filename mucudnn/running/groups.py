@@ -379,16 +379,16 @@ def _differentiable_gradients(
         operands = ones, x, ctx.norm, mean, inverse, weight, bias, mask
         _, derivative, _, _ = normalization.backward(*operands, needs_dx=False, needs_dadded=True)
         dz = dy * cast(Tensor, derivative)
-    wanted = [operand for operand in (x, weight, bias) if operand is not None and operand.requires_grad]
-    if not wanted:
-        return None, None, None, dz
+    # With x among them, since torch's group norm crashes without that gradient
+    differentiable = x if x.requires_grad else x.detach().requires_grad_()
+    wanted = [operand for operand in (differentiable, weight, bias) if operand is not None and operand.requires_grad]
     norm = ctx.norm if mask is None else replace(ctx.norm, function=None)
     statistics = (mean, inverse.pow(-2) - norm.eps) if ctx.is_fixed else None
     with torch.enable_grad():
-        y = by_torch(norm, x, weight, bias, statistics, is_fixed=ctx.is_fixed)
+        y = by_torch(norm, differentiable, weight, bias, statistics, is_fixed=ctx.is_fixed)
         gradients = torch.autograd.grad(y, wanted, dz, create_graph=True)
     results = dict(zip(map(id, wanted), gradients, strict=True))
-    return *(results.get(id(operand)) for operand in (x, weight, bias)), dz
+    return *(results.get(id(operand)) for operand in (differentiable, weight, bias)), dz
 
 
 def by_torch(

@@ -241,8 +241,8 @@ def _group_norm(
     eps: float = 1e-5,
 ) -> Any:
     is_valid = input.dim() > 1 and num_groups > 0 and input.shape[1] % num_groups == 0
-    is_valid = is_valid and (len(input) > 1 or input.is_contiguous())  # torch's result of one sample is contiguous
-    if not is_valid or input.numel() == input.shape[0] * num_groups:
+    is_kept = input.is_contiguous() or (len(input) > 1 and input.dim() > 3)  # the format, by torch's operator
+    if not is_valid or not is_kept or input.numel() == input.shape[0] * num_groups:
         return NotImplemented
     norm = _norm(num_groups, eps)
     if calls.are_torchs(_why_torchs(input, weight, bias, norm)):
