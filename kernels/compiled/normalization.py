@@ -151,7 +151,7 @@ def _prepared(
     is_fixed: bool = False,
 ) -> tuple[NormArgument, int, int]:
     types = _common_type(*parameters), _common_type(*running)
-    return _kept(x.shape, x.stride(), x.dtype, norm, *types, is_fixed, torch.get_num_threads())
+    return _kept(x.shape, x.stride(), x.dtype, norm, *types, is_fixed=is_fixed, threads=torch.get_num_threads())
 
 
 def _common_type(first: Tensor | None, second: Tensor | None) -> torch.dtype | None:
@@ -171,6 +171,7 @@ def _kept(
     norm: Norm,
     parameters: torch.dtype | None,
     running: torch.dtype | None,
+    *,
     is_fixed: bool,
     threads: int,
 ) -> tuple[NormArgument, int, int]:
