@@ -68,7 +68,7 @@ sanitize: $(VENV)/.test
 		$(PARALLEL) --capture=sys -k "not [native and not [gemm] and not [direct] and not [fft and not [frames-native and not [patches" \
 		tests/kernels/test_sanitizers.py tests/kernels/test_algorithm_contract.py tests/kernels/test_fuzz_problems.py \
 		tests/kernels/test_compiled_checks.py tests/kernels/test_compiled_edges.py \
-		tests/kernels/test_bound_stages.py tests/kernels/winograd/test_winograd.py tests/graph/test_programs.py || exit 1; \
+		tests/kernels/test_bound_stages.py tests/kernels/test_normalization.py tests/kernels/winograd/test_winograd.py tests/graph/test_programs.py || exit 1; \
 	done
 
 lint: $(VENV)/.dev

@@ -152,7 +152,7 @@ def _prepared(
     is_fixed: bool = False,
 ) -> tuple[NormArgument, int, int]:
     types = _common_type(*parameters), _common_type(*running)
-    return _kept(x.shape, x.stride(), x.dtype, norm, *types, torch.get_num_threads(), is_fixed=is_fixed)
+    return _kept(x.shape, x.stride(), x.dtype, norm, *types, is_fixed=is_fixed, threads=torch.get_num_threads())
 
 
 def _common_type(first: Tensor | None, second: Tensor | None) -> torch.dtype | None:
@@ -172,9 +172,9 @@ def _kept(
     norm: Norm,
     parameters: torch.dtype | None,
     running: torch.dtype | None,
-    threads: int,
     *,
     is_fixed: bool,
+    threads: int,
 ) -> tuple[NormArgument, int, int]:
     """Return the argument of the C++ functions, how many means there are, and the bytes of a mask."""
     x = torch.empty_strided(shape, strides, dtype=dtype, device="meta")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -146,7 +147,7 @@ def random_cases() -> Iterator[Case]:
         is_refused = (sets > 0 and c % sets) or (sets == PIXELS and not is_last)
         if size < 9 or is_refused or random.random() < 0.5:  # dx of few elements is all rounding
             continue
-        torch.set_num_threads(random.choice((1, 2, 3, 5)))
+        torch.set_num_threads(random.choice((1, 2, 3)))
         x = (torch.randn(shape) * 2 + 1.5).to(random.choice(list(EPSILON)))
         flags = {
             "is_added": function in MASKED and random.random() < 0.5,
@@ -190,8 +191,8 @@ def torchs(case: Case) -> tuple[Tensor | None, ...]:
 
 
 def test_errors_are_at_most_one_and_a_half_times_torch_s() -> None:
-    """Also with means a thousand times the deviation, and where eps is most of the variance."""
-    worse = {}
+    """On the mean over sizes and functions; also with means a thousand times the deviation, and a large eps."""
+    errors: defaultdict[tuple[object, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
     shapes = ((8, 24, 28, 28), (2, 16, 64, 65), (16, 64, 7, 7))
     kinds = ((0.1, 1.0, 1e-5), (1000.0, 1.0, 1e-5), (0.1, 0.01, 1.0))  # mean, deviation, eps
     functions = (None, "ReLU", "SiLU", "gelu", "gelu_tanh")
@@ -199,15 +200,25 @@ def test_errors_are_at_most_one_and_a_half_times_torch_s() -> None:
         mean, deviation, eps = kind
         if (sets == PIXELS and not is_last) or (function == "ReLU" and mean > 1):  # where a rounded sign is all
             continue
-        x = torch.randn(shape) * deviation + mean
-        case = Case.of(Norm(sets, eps, function), x, is_last=is_last)
+        case = Case.of(Norm(sets, eps, function), torch.randn(shape) * deviation + mean, is_last=is_last)
         exact = case.define()
-        for name, *results in zip(NAMES, case.compute(), torchs(case), exact, strict=True):
-            ours, torch_s, expected = results
-            errors = error(ours, expected), error(torch_s, expected)
-            if not errors[0] <= 1.5 * errors[1]:
-                worse[*shape, mean, deviation, is_last, sets, function, name] = errors
-    assert worse == {}
+        for which, results in enumerate((case.compute(), torchs(case))):
+            for name, result, expected in zip(NAMES, results, exact, strict=True):
+                errors[*kind, is_last, sets, name][which] += error(result, expected)
+    assert {case: pair for case, pair in errors.items() if not pair[0] <= 1.5 * pair[1]} == {}
+
+
+def test_errors_of_statistics_are_at_most_one_and_a_half_times_torch_s() -> None:
+    for shape, (mean, deviation), is_last in product(
+        ((8, 64, 28, 28), (2, 64, 64, 65)), ((0.0, 1.0), (1000.0, 1.0), (0.1, 1e-3)), (False, True)
+    ):
+        x = in_format(torch.randn(shape) * deviation + mean, is_last=is_last)
+        expected = torch.var_mean(x.double(), (0, 2, 3), unbiased=False)[::-1]
+        _, *torch_s = torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)
+        for own, other, exact in zip(
+            normalization.moments(x, Norm(0, 1e-5)), torch_s, (expected[0], (expected[1] + 1e-5).rsqrt()), strict=True
+        ):
+            assert (own - exact).norm() <= 1.5 * (other - exact).norm(), (shape, mean, is_last)
 
 
 def test_running_statistics_are_updated_as_torch_does() -> None:

@@ -23,8 +23,8 @@ void add_gradients(const Layout& layout, const Line& line, const Coefficients& w
   float *const sum = floats, *const product = floats + layout.padded();
   each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
     const Terms terms = terms_of(read, with, function, at, i & with.keep, lanes, bits);
-    store_first(sum + i, load(sum + i) + terms.dz, lanes);
-    store_first(product + i, load(product + i) + terms.dz * terms.distance, lanes);
+    store(sum + i, load(sum + i) + first_of(terms.dz, lanes));
+    store(product + i, load(product + i) + first_of(terms.dz * terms.distance, lanes));
   });
   flush(floats, 2 * layout.padded(), sums);
 }
@@ -58,15 +58,15 @@ class Parameters {
         coefficients_(coefficients) {}
 
   void finish(int64_t unit, int part, Sums& sums) {
-    const int64_t size = sums.size, of_set = layout_.channels_of_row() / layout_.sets;
+    const int64_t size = sums.size, first_row = unit * layout_.rows;
     const double count = double(layout_.set_elements);
-    for (int64_t set = unit * layout_.sets; set < (unit + 1) * layout_.sets; ++set) {
-      const int64_t first = set % layout_.sets * of_set, last = first + of_set;
-      const double inverse = coefficients_.inverse(set);
+    for (int64_t set = 0; set < layout_.sets; ++set) {
+      const Span span = layout_.span(set);
+      const double inverse = coefficients_.inverse(unit * layout_.sets + set);
       double sum = 0, product = 0;
-      for (int64_t row = unit * layout_.rows; row < (unit + 1) * layout_.rows; ++row) {
-        double* const of_row = sums.of(row, part);
-        for (int64_t i = first; i < last; ++i) {
+      for (int64_t row = first_row + span.row; row < first_row + span.end_row; ++row) {
+        const double* const of_row = sums.of(row, part);
+        for (int64_t i = span.begin; i < span.end; ++i) {
           const int64_t channel = layout_.is_last ? i : row % layout_.channels;
           double* const gradients = this->sums.of(part) + channel;
           gradients[0] += of_row[size + i] * inverse;
@@ -76,10 +76,10 @@ class Parameters {
         }
       }
       const double offset = -inverse * sum / count, slope = -inverse * inverse * inverse * product / count;
-      for (int64_t row = unit * layout_.rows; row < (unit + 1) * layout_.rows; ++row) {
+      for (int64_t row = first_row + span.row; row < first_row + span.end_row; ++row) {
         double* const of_row = sums.of(row, part);
-        std::fill(of_row + first, of_row + last, norm_.is_fixed ? 0 : offset);
-        std::fill(of_row + size + first, of_row + size + last, norm_.is_fixed ? 0 : slope);
+        std::fill(of_row + span.begin, of_row + span.end, norm_.is_fixed ? 0 : offset);
+        std::fill(of_row + size + span.begin, of_row + size + span.end, norm_.is_fixed ? 0 : slope);
       }
     }
   }
@@ -128,7 +128,7 @@ void backward(const Norm& norm, const Operands& operands) {
     const auto finish = [&](int64_t unit, int part) { parameters.finish(unit, part, sums); };
     const auto apply = [&](const Line& line, int part) {
       if (!writes) return;
-      const Coefficients with = of_dx.of(line.row, part, sums.of(line.row, part));
+      const Coefficients with = of_dx.of(line.row, part, &sums);
       differentiate<T>(layout, line, with, function, operands);
     };
     each_unit(layout, sums, threads, reduce, finish, apply);

@@ -21,17 +21,28 @@ class RowCoefficients {
         inverse_(operands.inverse.as<float>()),
         weight_({operands.weight.data, Element(norm.parameter_element)}, norm.c),
         bias_({operands.bias.data, Element(norm.parameter_element)}, norm.c),
-        floats_(norm.threads, Coefficients::COUNT * layout.padded()),
-        rows_(norm.threads, -1) {}
+        floats_(norm.threads, layout.rows * Coefficients::COUNT * layout.padded()),
+        units_(norm.threads, -1) {}
 
   float weight(int64_t channel) const { return weight_.data() ? weight_.data()[channel] : 1; }
   float inverse(int64_t set) const { return inverse_[set]; }
 
-  // Return the coefficients of a row; gradients: the offsets and the slopes that a gradient has, in double, or null.
-  Coefficients of(int64_t row, int part, const double* gradients = nullptr) {
-    const Coefficients to(layout_, floats_.of(part));
-    if (rows_[part] == row) return to;
-    rows_[part] = row;
+  // Return the coefficients of a row, those of whose unit are made at once; sums: the offsets and the slopes of a
+  // gradient, or null.
+  Coefficients of(int64_t row, int part, Sums* sums = nullptr) {
+    const int64_t first = row / layout_.rows * layout_.rows;
+    for (int64_t other = first; units_[part] != first && other < first + layout_.rows; ++other)
+      set(other, at(other - first, part), sums ? sums->of(other, part) : nullptr);
+    units_[part] = first;
+    return at(row - first, part);
+  }
+
+ private:
+  Coefficients at(int64_t row, int part) {
+    return Coefficients(layout_, floats_.of(part) + row * Coefficients::COUNT * layout_.padded());
+  }
+
+  void set(int64_t row, const Coefficients& to, const double* gradients) const {
     layout_.each_entry(row, [&](int64_t i, int64_t channel, int64_t set) {
       to.mean[i] = mean_[set];
       to.scale[i] = inverse_[set] * weight(channel);
@@ -40,17 +51,15 @@ class RowCoefficients {
       to.offset[i] = float(gradients[layout_.is_last ? channel : 0]);
       to.slope[i] = float(gradients[layout_.padded() + (layout_.is_last ? channel : 0)]);
     });
-    if (!layout_.is_last)
-      for (float* const single : {to.mean, to.scale, to.bias, to.slope, to.offset}) std::fill_n(single, VL, single[0]);
-    return to;
+    if (layout_.is_last) return;
+    for (float* const single : {to.mean, to.scale, to.bias, to.slope, to.offset}) store(single, broadcast(*single));
   }
 
- private:
   const Layout& layout_;
   const float *mean_, *inverse_;
   AsFloats weight_, bias_;
   Parts<float> floats_;
-  std::vector<int64_t> rows_;
+  std::vector<int64_t> units_;
 };
 
 // Write a vector of a result. streams: past the caches, if `to` is aligned.

@@ -18,7 +18,7 @@ void add_moments(const Layout& layout, const Line& line, const T* x, const float
     const Halves halves(value);
     *reinterpret_cast<Doubles*>(sums + i) += halves.low;
     *reinterpret_cast<Doubles*>(sums + i + VL / 2) += halves.high;
-    store_first(squares + i, load(squares + i) + distance * distance, lanes);
+    store(squares + i, load(squares + i) + first_of(distance * distance, lanes));
   });
   flush(squares, layout.padded(), sums + layout.padded());
 }
@@ -60,14 +60,18 @@ void moments(const Norm& norm, const Operands& operands, double momentum) {
   const Layout layout(norm);
   const int threads = int(norm.threads);
   Sums sums(layout, threads);
-  Parts<float> shifts(threads, layout.padded()), squares(threads, layout.padded());
-  std::vector<int64_t> rows(threads, -1);
+  const int64_t padded = layout.padded();
+  Parts<float> shifts(threads, layout.rows * padded), squares(threads, padded);
+  std::vector<int64_t> units(threads, -1);
   const bool has_running = bool(operands.running_mean);
   std::vector<double> means(has_running ? norm.statistics() : 0), variances(means.size());
   const T* const x = operands.x.as<T>();
-  const auto shifts_of = [&](int64_t row, int part) {
-    if (rows[part] != row) set_shifts(layout, rows[part] = row, x, shifts.of(part));
-    return shifts.of(part);
+  const auto shifts_of = [&](int64_t row, int part) {  // those of a unit at once
+    const int64_t unit = row / layout.rows;
+    for (int64_t i = 0; units[part] != unit && i < layout.rows; ++i)
+      set_shifts(layout, unit * layout.rows + i, x, shifts.of(part) + i * padded);
+    units[part] = unit;
+    return shifts.of(part) + row % layout.rows * padded;
   };
 
   const auto reduce = [&](const Line& line, int part) {
@@ -75,20 +79,19 @@ void moments(const Norm& norm, const Operands& operands, double momentum) {
   };
   const double count = double(layout.set_elements);
   const auto finish = [&](int64_t unit, int part) {
-    const int64_t of_set = layout.channels_of_row() / layout.sets, first_row = unit * layout.rows;
-    const double of_channel = count / double(of_set * layout.rows);
+    const double of_channel = double(layout.planes * layout.size / layout.channels_of_row());
     for (int64_t set = 0; set < layout.sets; ++set) {
-      const int64_t begin = set * of_set, end = begin + of_set;
+      const Span span = layout.span(set);
       double sum = 0, squares = 0;
-      for (int64_t row = first_row; row < first_row + layout.rows; ++row)
-        sum = std::accumulate(sums.of(row, part) + begin, sums.of(row, part) + end, sum);
+      for (int64_t row = unit * layout.rows + span.row; row < unit * layout.rows + span.end_row; ++row)
+        sum = std::accumulate(sums.of(row, part) + span.begin, sums.of(row, part) + span.end, sum);
       const double mean = sum / count;
-      for (int64_t row = first_row; row < first_row + layout.rows; ++row) {
+      for (int64_t row = unit * layout.rows + span.row; row < unit * layout.rows + span.end_row; ++row) {
         const double* const of_row = sums.of(row, part);
         const float* const shift = shifts_of(row, part);
-        for (int64_t i = begin; i < end; ++i) {
+        for (int64_t i = span.begin; i < span.end; ++i) {
           const double of = of_row[i] / of_channel, shifted = of - shift[i], between = of - mean;
-          squares += of_row[sums.size + i] + of_channel * (between * between - shifted * shifted);
+          squares += of_row[padded + i] + of_channel * (between * between - shifted * shifted);
         }
       }
       const double variance = std::max(squares / count, 0.0);

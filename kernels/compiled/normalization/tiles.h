@@ -32,10 +32,9 @@ struct Halves {
 
 // Return a vector with zeros behind the first lanes.
 INLINE Vec first_of(Vec value, int lanes) {
-  if (lanes >= VL) return value;
-  float values[VL];
-  store(values, value);
-  return load_first(values, lanes);
+  Lanes index;
+  for (int i = 0; i < VL; ++i) index[i] = i;
+  return lanes >= VL ? value : index < lanes ? value : Vec{};
 }
 
 // Numbers of each part of a call, zeros at first, aligned to lines of the cache.
@@ -81,17 +80,21 @@ struct Coefficients {
 };
 
 // Call body(index, i, lanes, bits) for the vectors of a line, with the index of their first element, its place in the
-// period, and that of its bits.
+// period, and that of its bits. Of long periods, whose coefficients and sums would not stay in the first-level cache,
+// it is some columns after others.
 template <class Body>
 INLINE void each_vector(ptrdiff_t count, ptrdiff_t width, Body body) {
+  constexpr ptrdiff_t COLUMNS = 512;
   const ptrdiff_t bits_of_period = mask_bytes(width);
-  ptrdiff_t bits = 0;
-  for (ptrdiff_t first = 0; first < count; first += width, bits += bits_of_period) {
-    const ptrdiff_t size = std::min(width, count - first);
-    ptrdiff_t i = 0;
+  for (ptrdiff_t column = 0; column < width; column += COLUMNS) {
+    ptrdiff_t bits = 0;
+    for (ptrdiff_t first = 0; first < count; first += width, bits += bits_of_period) {
+      const ptrdiff_t end = std::min(std::min(width, count - first), column + COLUMNS);
+      ptrdiff_t i = column;
 #pragma GCC unroll 2
-    for (; i + VL <= size; i += VL) body(first + i, i, VL, bits + i / VL * MASK_BYTES);
-    if (i < size) body(first + i, i, int(size - i), bits + i / VL * MASK_BYTES);
+      for (; i + VL <= end; i += VL) body(first + i, i, VL, bits + i / VL * MASK_BYTES);
+      if (i < end) body(first + i, i, int(end - i), bits + i / VL * MASK_BYTES);
+    }
   }
 }
 

@@ -15,7 +15,7 @@ class Sums {
         size(layout.padded()),
         layout_(layout),
         threads_(threads),
-        slots_(is_whole ? times(threads, layout.rows) : plus(layout.all_rows(), threads), 2 * size) {}
+        slots_(times(layout.rows, is_whole ? threads : plus(layout.units, threads)), 2 * size) {}
 
   const bool is_whole;
   const int64_t size;
@@ -23,20 +23,20 @@ class Sums {
   // Return the first line of a thread's share.
   int64_t begin(int thread) const { return thread * layout_.all_lines() / threads_; }
 
-  // Return the slot of a thread; those of the same row follow each other.
+  // Return a thread's slot of a row.
   double* slot(int64_t row, int thread) {
-    return slots_.of(is_whole ? thread * layout_.rows + row % layout_.rows : row + thread);
+    const int64_t unit = is_whole ? thread : row / layout_.rows + thread;
+    return slots_.of(unit * layout_.rows + row % layout_.rows);
   }
 
   // Return the sums of a row: after `merge`, those of its channels.
-  double* of(int64_t row, int thread) { return slot(row, is_whole ? thread : owner(row * layout_.lines)); }
+  double* of(int64_t row, int thread) { return slot(row, is_whole ? thread : owner(row / layout_.rows * layout_.lines)); }
 
   void merge(int64_t row, int thread) {
-    const int64_t first = row * layout_.lines, channels = layout_.channels_of_row();
+    const int64_t first = row / layout_.rows * layout_.lines, channels = layout_.channels_of_row();
     double* const total = of(row, thread);
-    if (!is_whole)
-      for (int slots = owner(first + layout_.lines - 1) - owner(first); slots > 0; --slots)
-        for (int64_t i = 0; i < 2 * size; ++i) total[i] += total[2 * size * slots + i];
+    for (int part = owner(first) + 1; !is_whole && part <= owner(first + layout_.lines - 1); ++part)
+      for (int64_t i = 0; i < 2 * size; ++i) total[i] += slot(row, part)[i];
     for (int64_t repeats = layout_.width / channels, half; repeats > 1; repeats = half) {
       half = (repeats + 1) / 2;
       for (double* const sums : {total, total + size})
@@ -61,7 +61,7 @@ class Sums {
 // apply(line, part) for all lines in reverse: those that were read last are in the caches. Each thread has a part.
 template <class Reduce, class Finish, class Apply>
 void each_unit(const Layout& layout, Sums& sums, int threads, Reduce reduce, Finish finish, Apply apply) {
-  const int64_t of_unit = layout.rows * layout.lines;
+  const int64_t of_unit = layout.lines;
   const auto finish_unit = [&](int64_t unit, int part) {
     for (int64_t row = unit * layout.rows; row < (unit + 1) * layout.rows; ++row) sums.merge(row, part);
     finish(unit, part);
