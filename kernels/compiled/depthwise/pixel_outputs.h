@@ -27,6 +27,25 @@ void compute_rows(const PixelOutputPlan& plan, const Band& band, const Run& run,
                     });
 }
 
+void add_moments(const Epilogue& epilogue, const Images& out, const Band& band, const Run& run) {
+  if (epilogue.moments)
+    epilogue.moments.add(out, {band.image, run.lane, band.first, 0, band.rows, out.w},
+                         std::min(run.blocks * VL, out.c - run.lane));
+}
+
+// Compute in pieces, whose moments are added while they are in the nearest caches.
+void compute_in_place(const PixelOutputPlan& plan, const Images& in, const Band& band, const Run& run,
+                      const float* filter, const float* bias, const Epilogue& epilogue, const Images& out) {
+  constexpr int NEAR_FLOATS = 16 * 1024;  // of a core's caches
+  const int most = epilogue.moments ? std::max(1, NEAR_FLOATS / (out.w * run.blocks * VL)) : band.rows;
+  for (int row = 0; row < band.rows; row += most) {
+    const Band piece{band.image, band.first + row, std::min(most, band.rows - row)};
+    compute_rows(plan, piece, run, in_place(in, band.image, run.lane), 0, filter, bias, epilogue ? &epilogue : nullptr,
+                 in_place(out, band.image, run.lane));
+    add_moments(epilogue, out, piece, run);
+  }
+}
+
 void compute_gathered(const PixelOutputPlan& plan, const Images& in, const Band& band, const Run& run,
                       const float* filter, const float* bias, const Epilogue& epilogue, const Images& out,
                       float* scratch) {
@@ -47,6 +66,7 @@ void compute_gathered(const PixelOutputPlan& plan, const Images& in, const Band&
     });
   else
     scatter(out, written, y, results);
+  add_moments(epilogue, out, band, run);
 }
 
 // Compute row by row, and round each row at once.
@@ -67,6 +87,7 @@ void compute_widened(const PixelOutputPlan& plan, const Images& in, const Band& 
       });
     });
   }
+  add_moments(epilogue, out, band, run);
 }
 
 void run_pixels(const PixelOutputPlan& plan, const Images& in, const float* filter, const float* bias,
@@ -82,16 +103,12 @@ void run_pixels(const PixelOutputPlan& plan, const Images& in, const float* filt
     const Run& run = plan.runs[task % runs];
     float* mine = scratch + omp_get_thread_num() * plan.thread_floats();
     if (run.reading == Reading::IN_PLACE) {
-      compute_rows(plan, rows, run, in_place(in, rows.image, run.lane), 0, filter, bias ? bias + run.lane : nullptr,
-                   epilogue ? &epilogue : nullptr, in_place(out, rows.image, run.lane));
+      compute_in_place(plan, in, rows, run, filter, bias ? bias + run.lane : nullptr, epilogue, out);
     } else if (run.reading == Reading::WIDENED) {
       compute_widened(plan, in, rows, run, filter, bias, epilogue, out, mine);
     } else {
       compute_gathered(plan, in, rows, run, filter, bias, epilogue, out, mine);
     }
-    if (epilogue.moments)
-      epilogue.moments.add(out, {rows.image, run.lane, first, 0, rows.rows, out.w},
-                           std::min(run.blocks * VL, out.c - run.lane));
   });
 }
 

@@ -13,8 +13,8 @@ struct MatrixPlace {
   int rows, columns;
   BFloat16* rounded = nullptr;
   bool streams = false;
-  LaneMoments moments = {};  // of what is written, or null
-  double before = 0;                   // values that have been added, but not counted
+  LaneMoments moments = {};  // if they are added
+  int before = 0;            // values that have been added, but not counted
 };
 
 template <int ROWS, int VECTORS>
@@ -122,7 +122,7 @@ __attribute__((noinline)) static void add_moments_of_stored(int rows, int vector
   }
 }
 
-template <int ROWS, int VECTORS>
+template <bool ADDS_MOMENTS, int ROWS, int VECTORS>
 INLINE void store_tile_of_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace& to, const TileFinish& finish) {
   const Epilogue* epilogue = finish.epilogue;
   const bool is_whole = !to.rounded && !finish.earlier && to.columns >= VECTORS * VL;
@@ -131,7 +131,7 @@ INLINE void store_tile_of_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace&
       stream_whole_pixels<ROWS, VECTORS>(sum, to, finish.bias);
     else
       store_whole_pixels<ROWS, VECTORS, false, false>(sum, to, finish.bias, nullptr, 0, 0);
-    if (to.moments) add_moments_of_whole_pixels<ROWS, VECTORS>(sum, to, finish.bias);
+    if constexpr (ADDS_MOMENTS) add_moments_of_whole_pixels<ROWS, VECTORS>(sum, to, finish.bias);
     return;
   }
   if (is_whole && epilogue->activation != SILU && !epilogue->added) {
@@ -147,26 +147,26 @@ INLINE void store_tile_of_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace&
       for (int j = 0; j < VECTORS; ++j) store(sums + (i * VECTORS + j) * VL, sum[i][j]);
     store_pixels(sums, ROWS, VECTORS, to, finish);
   }
-  if (to.moments) add_moments_of_stored(ROWS, VECTORS, to);
+  if constexpr (ADDS_MOMENTS) add_moments_of_stored(ROWS, VECTORS, to);
 }
 
-template <int ROWS, int VECTORS, class Step>
+template <bool ADDS_MOMENTS, int ROWS, int VECTORS, class Step>
 INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row, const float* b, ptrdiff_t b_stream,
                            const MatrixPlace& to, const TileFinish& finish) {
   if constexpr (ROWS > 1) {
-    if (rows < ROWS) return pixels_tile_of<ROWS - 1, VECTORS, Step>(rows, steps, a, a_row, b, b_stream, to, finish);
+    if (rows < ROWS)
+      return pixels_tile_of<ADDS_MOMENTS, ROWS - 1, VECTORS, Step>(rows, steps, a, a_row, b, b_stream, to, finish);
   }
   register_sums<ROWS, VECTORS, Step>(
       Layout<AT_RUN_TIME, 1>{a_row}, [&](int) { return a; }, 1, steps, b, b_stream,
-      [&](TileSums<ROWS, VECTORS> sum) INLINE_LAMBDA { store_tile_of_pixels<ROWS, VECTORS>(sum, to, finish); });
+      [&](TileSums<ROWS, VECTORS> sum)
+          INLINE_LAMBDA { store_tile_of_pixels<ADDS_MOMENTS, ROWS, VECTORS>(sum, to, finish); });
 }
 
-template <class Step>
-void Arithmetic<Step>::multiply_pixels(const Product& p, const ProductTask& task, int first_step, int steps,
-                                       const float* packed, const float* bias, float* input, const Results& results) {
-  const bool is_last = first_step + steps == p.in.c;
-  const Epilogue* epilogue = results.after(is_last);
-  const LaneMoments moments = is_last ? results.moments : LaneMoments{};
+template <bool ADDS_MOMENTS, class Step>
+void multiply_pixels_of(const Product& p, const ProductTask& task, int first_step, int steps, const float* packed,
+                        const float* bias, float* input, const Results& results) {
+  const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
   const Images in = channels_of(p.in, first_step, steps);
   const bool copies = p.copies_input();
   if (copies) copy_rows(in, task.first, task.count, input);
@@ -186,16 +186,24 @@ void Arithmetic<Step>::multiply_pixels(const Product& p, const ProductTask& task
         const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
         const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
         const ptrdiff_t offset = first * results.row + column;
-        const MatrixPlace to{results.data ? results.data + offset : nullptr, results.row, rows, p.channels() - channel,
-                             results.rounded ? results.rounded + offset : nullptr, results.streams,
-                             moments + column, double(first)};
+        MatrixPlace to{results.data ? results.data + offset : nullptr, results.row, rows, p.channels() - channel,
+                       results.rounded ? results.rounded + offset : nullptr, results.streams};
+        if constexpr (ADDS_MOMENTS) to.moments = results.moments + column, to.before = first;
         if (fetches)  // the results of the next pixels
           for (int i = 0; i < rows; ++i)
             prefetch_later(to.data + (PIXEL_ROWS + i) * results.row, vectors.value * VL);
-        pixels_tile_of<PIXEL_ROWS, vectors.value, Step>(rows, steps, a + first * a_row, a_row, b,
-                                                        ptrdiff_t(p.in.c) * VL, to, finish);
+        pixels_tile_of<ADDS_MOMENTS, PIXEL_ROWS, vectors.value, Step>(rows, steps, a + first * a_row, a_row, b,
+                                                                      ptrdiff_t(p.in.c) * VL, to, finish);
       });
     });
+}
+
+template <class Step>
+void Arithmetic<Step>::multiply_pixels(const Product& p, const ProductTask& task, int first_step, int steps,
+                                       const float* packed, const float* bias, float* input, const Results& results) {
+  const bool adds_moments = results.moments && first_step + steps == p.in.c;
+  const auto multiply = adds_moments ? multiply_pixels_of<true, Step> : multiply_pixels_of<false, Step>;
+  multiply(p, task, first_step, steps, packed, bias, input, results);
 }
 
 template <class Step>
