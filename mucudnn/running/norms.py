@@ -88,8 +88,9 @@ class _Calls(TorchFunctionMode):
         """Note the reason, if any, why torch computes a call, and return whether there is one."""
         if why is not None and self.choices.is_counting:
             self.choices.refusals.add(why)
-        if not self.is_recomputed:
-            self.choices.was_refused = why is not None
+        if self.is_recomputed:
+            return why is not None or self.choices.was_refused
+        self.choices.was_refused = why is not None
         return self.choices.was_refused
 
     def result(
