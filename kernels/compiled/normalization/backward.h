@@ -147,7 +147,7 @@ void forward(const Norm& norm, const Operands& operands) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int part = 0; part < threads; ++part) {  // in reverse: the end of each part was read last, by `moments`
       for (int64_t i = (part + 1) * layout.all_lines() / threads; i-- > part * layout.all_lines() / threads;) {
-        const Line line = layout.line(i);
+        const Line line = layout.reversed(i);
         normalize<T>(layout, line, coefficients.of(line.row, part), function, operands);
       }
       end_streams();

@@ -65,12 +65,12 @@ struct Layout {
       planes = are_channels ? norm.n : 1;
       size = norm.pixels;
       width = size < SMALL ? VL : 2 * VL;  // of large planes two sums, which do not wait for each other
-      const int64_t periods = ceil_divide(size, width), of_all = norm.n * channels;
+      const int64_t periods = ceil_divide(size, width);
       periods_ = ceil_divide(periods, ceil_divide(size, LINE));
       pieces_ = ceil_divide(periods, periods_);
       lines = rows * planes * pieces_;
       mask_ = mask_bytes(size);
-      total_mask_bytes = mask_ * of_all;
+      total_mask_bytes = mask_ * norm.n * channels;
       set_elements = planes * size * rows / sets;
     }
   }
@@ -103,6 +103,11 @@ struct Layout {
     const int64_t of_unit = pieces_ == 1 ? rest : rest / pieces_, begin = (rest - of_unit * pieces_) * periods_;
     const int64_t row = unit * rows + of_unit, mask = (row + at * channels) * mask_ + begin * mask_bytes(width);
     return {row, plane(row, at) + begin * width, mask, std::min(periods_ * width, size - begin * width)};
+  }
+
+  // Return the line of an index that counts down; the pieces of a plane still follow each other, as processors foresee.
+  Line reversed(int64_t index) const {
+    return line(is_last ? index : index - index % pieces_ + pieces_ - 1 - index % pieces_);
   }
 
  private:

@@ -74,7 +74,7 @@ void each_unit(const Layout& layout, Sums& sums, int threads, Reduce reduce, Fin
         sums.clear(unit, part);
         for (int64_t i = 0; i < of_unit; ++i) reduce(layout.line(unit * of_unit + i), part);
         finish_unit(unit, part);
-        for (int64_t i = of_unit; i-- > 0;) apply(layout.line(unit * of_unit + i), part);
+        for (int64_t i = of_unit; i-- > 0;) apply(layout.reversed(unit * of_unit + i), part);
       }
       end_streams();
     }
@@ -88,7 +88,7 @@ void each_unit(const Layout& layout, Sums& sums, int threads, Reduce reduce, Fin
         finish_unit(unit, part);
 #pragma omp for schedule(static)
     for (int part = 0; part < threads; ++part) {
-      for (int64_t i = sums.begin(part + 1); i-- > sums.begin(part);) apply(layout.line(i), part);
+      for (int64_t i = sums.begin(part + 1); i-- > sums.begin(part);) apply(layout.reversed(i), part);
       end_streams();
     }
   }
