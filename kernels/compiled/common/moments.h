@@ -14,7 +14,6 @@
 constexpr int DL = VL / 2;
 typedef double Doubles __attribute__((vector_size(DL * sizeof(double))));
 typedef double UnalignedDoubles __attribute__((vector_size(DL * sizeof(double)), aligned(8), may_alias));
-typedef int64_t DoubleLanes __attribute__((vector_size(DL * sizeof(double))));
 typedef float HalfVec __attribute__((vector_size(DL * sizeof(float))));
 
 INLINE Doubles load_doubles(const double* from) { return *reinterpret_cast<const UnalignedDoubles*>(from); }
