@@ -246,7 +246,7 @@ class Runner:
         for index, step in enumerate(self.draw.steps):
             if self.starts is not None and index == len(self.starts):
                 return  # PyTorch's own run has ended here
-            LOG.begin_step(index)
+            LOG.begin_step(index, sees_backward=step.way != "second order")
             if index == 0:
                 hooks = self._with_hooks(model)
             for event in step.events:
@@ -295,7 +295,7 @@ class Runner:
         record.has_groups = has_groups
         model.load_state_dict(state)
         LOG.record = record
-        LOG.begin_step(0)
+        LOG.begin_step(0, sees_backward=LOG.sees_backward)
 
     def _load(self, model: nn.Module, start: dict[str, Tensor]) -> None:
         generator = torch.Generator().manual_seed(self.noise)
@@ -589,6 +589,7 @@ class Comparison:
         is_checkpointed = any(one is not None for one in draw.checkpoints)
         self.torchs = replace(usual, is_checkpointed=False).run()
         self.again = replace(usual, starts=self.torchs.starts)
+        self.draw = draw
         self.dtype = torch.bfloat16 if draw.autocast else draw.dtype
         if is_checkpointed:
             once, self.torchs = self.torchs, self.again.run()
@@ -645,9 +646,9 @@ class Comparison:
         torchs, groups, exact = (one.values.get(name) for one in (self.torchs, self.groups, self.exact))
         if groups is None or exact is None or torchs is None or not torchs.shape == groups.shape == exact.shape:
             return None
+        if math.isnan(self.draw.offset) and re.search("gradient|parameter|hook", name):
+            return None  # PyTorch's operators differ in which gradients they take NaN for
         if not (torchs.isfinite().all() and exact.isfinite().all()):
-            if re.search("gradient|parameter|hook", name):
-                return None  # PyTorch's operators differ in which gradients they take NaN for
             return 0.0 if torch.equal(torchs.isnan(), groups.isnan()) else math.inf, 0.0
         runs = [torchs, *(one.values[name] for one in self.noisy if name in one.values)]
         noise = max((one - exact).norm().item() for one in runs if one.isfinite().all())
@@ -658,7 +659,8 @@ class Comparison:
         exact, finfo = self.exact.values.get(name), torch.finfo(self.dtype)
         size = 0.0 if exact is None else exact.nan_to_num(0, 0, 0).norm().item()
         # A sum that is zero but for rounding may be zero in PyTorch's runs.
-        rounding = 2 * finfo.eps * size + min(finfo.eps, torch.finfo(torch.float32).eps) * self.largest_gradient
+        least = finfo.eps / 16 if finfo.bits == 16 else finfo.eps
+        rounding = 2 * finfo.eps * size + least * self.largest_gradient
         return error <= FACTORS[self.dtype] * noise + rounding
 
     def _description(self, name: str) -> str:

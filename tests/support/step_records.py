@@ -59,18 +59,19 @@ class Log:
     """Where hooks, and the lines of random networks, write what they see in the present step.
 
     checkpoints: whether blocks are checkpointed.
+    sees_backward: whether the backward pass is recorded, too; not for gradients of gradients, whose graph may differ.
     """
 
     def __init__(self) -> None:
         self.begin(Record(), checkpoints=False)
 
     def begin(self, record: Record, *, checkpoints: bool) -> None:
-        self.record, self.checkpoints, self.step = record, checkpoints, 0
+        self.record, self.checkpoints, self.step, self.sees_backward = record, checkpoints, 0, True
         self.counts: Counter[str] = Counter()
         self.watched: list[tuple[str, Tensor]] = []
 
-    def begin_step(self, step: int) -> None:
-        self.step = step
+    def begin_step(self, step: int, *, sees_backward: bool = True) -> None:
+        self.step, self.sees_backward = step, sees_backward
         self.counts.clear()
         self.watched.clear()
 
@@ -90,6 +91,8 @@ class Log:
 
     def event(self, order: str, name: str, tensors: Any = ()) -> None:
         """Record that this has come to pass, as the next of its order, and the tensors that it has seen."""
+        if not (self.sees_backward or order == "forward hooks"):
+            return
         key = f"{order} {name}"
         count = self.counts[key]
         self.counts[key] += 1
