@@ -434,7 +434,7 @@ class Writer:
             [f"n = {norm}({c})", "with torch.no_grad():", "    m = F.relu(n)", "y = F.relu(n) * m"],
             [f"n = {norm}({c})", "with torch.no_grad():", "    m = F.relu(n + x)", "y = n + m"],
             [f"n = {norm}({c})", "with torch.no_grad():", "    n.mul_(2)", "y = F.relu(n)"],
-            [f"n = {norm}({c}.detach())", "y = F.relu(n + x)"],
+            [f"n = {norm}({c}.detach().contiguous())", "y = F.relu(n + x)"],  # PyTorch 2.13 fails in channels_last
             [
                 "with torch.no_grad():",
                 f"    n = {norm}({c})",
@@ -625,7 +625,7 @@ def initialize(model: nn.Module, seed: int) -> None:
                     statistic.copy_(draw(statistic.shape) + (0.5 if name == "running_var" else -0.5))
             weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
             is_norm = isinstance(weight, Tensor) and weight.dim() == 1 and isinstance(bias, Tensor)
-            if is_norm and draw(()).item() < 0.3:
+            if is_norm and draw(()).item() < 0.5:
                 kinks = torch.tensor([0.0, 0.0, 6.0, 3.0, -3.0, 1.0])[torch.randint(6, bias.shape, generator=generator)]
                 fixed = draw(bias.shape) < 0.4
                 weight[fixed], bias[fixed] = 0.0, kinks.to(bias.dtype)[fixed]

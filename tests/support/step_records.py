@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,53 +20,69 @@ class Record:
     facts: what must be the same: orders of events, shapes, types.
     starts: the state dict before each step.
     raised: the exception that ended the run.
+    has_groups: whether groups were turned on.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     starts: list[dict[str, Tensor]] = field(default_factory=list)
     raised: Exception | None = None
+    has_groups: bool = False
 
 
-def looks(tensor: Any) -> Any:
-    """Return what of a tensor must be the same, beside its values."""
+def looks(tensor: Any, *, is_inside: bool = False, is_gradient: bool = False) -> Any:
+    """Return what of a tensor must be the same, beside its values.
+
+    is_inside: whether it is seen inside the model, where pending tensors are.
+    is_gradient: whether it may have another memory format.
+    """
     if not isinstance(tensor, Tensor):
         return type(tensor).__name__
-    formats = tuple(
-        tensor.is_contiguous(memory_format=memory_format)
-        for memory_format, dims in (
-            (torch.contiguous_format, None),
-            (torch.channels_last, 4),
-            (torch.channels_last_3d, 5),
+    formats = (
+        ()
+        if is_gradient
+        else tuple(
+            tensor.is_contiguous(memory_format=memory_format)
+            for memory_format, dims in (
+                (torch.contiguous_format, None),
+                (torch.channels_last, 4),
+                (torch.channels_last_3d, 5),
+            )
+            if dims in (None, tensor.dim())
         )
-        if dims in (None, tensor.dim())
     )
-    return (type(tensor).__name__, tuple(tensor.shape), str(tensor.dtype), formats, tensor.requires_grad)
+    kind = "Tensor" if is_inside else type(tensor).__name__
+    return (kind, tuple(tensor.shape), str(tensor.dtype), formats, tensor.requires_grad)
 
 
 class Log:
     """Where hooks, and the lines of random networks, write what they see in the present step.
 
     checkpoints: whether blocks are checkpointed.
+    sees_backward: whether the backward pass is recorded, too; not for gradients of gradients, whose graph may differ.
     """
 
     def __init__(self) -> None:
         self.begin(Record(), checkpoints=False)
 
     def begin(self, record: Record, *, checkpoints: bool) -> None:
-        self.record, self.checkpoints, self.step = record, checkpoints, 0
+        self.record, self.checkpoints, self.step, self.sees_backward = record, checkpoints, 0, True
         self.counts: Counter[str] = Counter()
         self.watched: list[tuple[str, Tensor]] = []
 
-    def begin_step(self, step: int) -> None:
-        self.step = step
+    def begin_step(self, step: int, *, sees_backward: bool = True) -> None:
+        self.step, self.sees_backward = step, sees_backward
         self.counts.clear()
         self.watched.clear()
 
     def value(self, name: str, tensor: Any) -> None:
         """Record a tensor, and how it looks."""
+        is_inside, is_gradient = (
+            "hook" in name or "kept" in name,
+            bool(re.search("gradient|backward|tensor hook", name)),
+        )
         name = f"step {self.step}: {name}"
-        self.record.facts[f"{name} looks"] = looks(tensor)
+        self.record.facts[f"{name} looks"] = looks(tensor, is_inside=is_inside, is_gradient=is_gradient)
         if isinstance(tensor, Tensor):
             self.record.values[name] = tensor.detach().clone().double()
 
@@ -74,6 +91,8 @@ class Log:
 
     def event(self, order: str, name: str, tensors: Any = ()) -> None:
         """Record that this has come to pass, as the next of its order, and the tensors that it has seen."""
+        if not (self.sees_backward or order == "forward hooks"):
+            return
         key = f"{order} {name}"
         count = self.counts[key]
         self.counts[key] += 1
