@@ -379,16 +379,19 @@ def _differentiable_gradients(
         operands = ones, x, ctx.norm, mean, inverse, weight, bias, mask
         _, derivative, _, _ = normalization.backward(*operands, needs_dx=False, needs_dadded=True)
         dz = dy * cast(Tensor, derivative)
-    # With x among them, since torch's group norm crashes without that gradient
-    differentiable = x if x.requires_grad else x.detach().requires_grad_()
-    wanted = [operand for operand in (differentiable, weight, bias) if operand is not None and operand.requires_grad]
     norm = ctx.norm if mask is None else replace(ctx.norm, function=None)
     statistics = (mean, inverse.pow(-2) - norm.eps) if ctx.is_fixed else None
     with torch.enable_grad():
-        y = by_torch(norm, differentiable, weight, bias, statistics, is_fixed=ctx.is_fixed)
+        # Aliases, since x may depend on the weight; x among them, since torch's group norm crashes without its gradient
+        image = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+        scale, shift = (
+            parameter if parameter is None else parameter.view_as(parameter) for parameter in (weight, bias)
+        )
+        wanted = [operand for operand in (image, scale, shift) if operand is not None and operand.requires_grad]
+        y = by_torch(norm, image, scale, shift, statistics, is_fixed=ctx.is_fixed)
         gradients = torch.autograd.grad(y, wanted, dz, create_graph=True)
     results = dict(zip(map(id, wanted), gradients, strict=True))
-    return *(results.get(id(operand)) for operand in (differentiable, weight, bias)), dz
+    return *(results.get(id(operand)) for operand in (image, scale, shift)), dz
 
 
 def by_torch(
@@ -472,7 +475,8 @@ class Pending(Tensor):
         latest = self.latest()
         if not isinstance(latest, Pending):
             return latest
-        latest.tensor = latest.activated(None)
+        with torch.enable_grad():  # what runs later may need it
+            latest.tensor = latest.activated(None)
         return latest.tensor
 
     def latest(self) -> Tensor:
@@ -540,6 +544,8 @@ _METADATA = {
 def _activate(input: Any, function: str, *, in_place: bool, slope: float = 0.01) -> Any:
     """Return the activation of a pending tensor; NotImplemented if it is computed by torch."""
     pending = input.latest() if isinstance(input, Pending) else input
+    if in_place and not torch.is_grad_enabled():  # which changes values that autograd does not know of
+        return NotImplemented
     if not isinstance(pending, Pending) or (pending.added is not None and function not in _WITH_MASKS):
         return NotImplemented
     y = pending.activated(function, slope)
@@ -587,7 +593,7 @@ def _add(input: Any, other: Any, *, alpha: float = 1) -> Any:
 
 def _add_(input: Any, other: Any, *, alpha: float = 1) -> Any:
     latest = input.latest() if isinstance(input, Pending) else input
-    if alpha != 1 or not isinstance(latest, Pending):
+    if alpha != 1 or not isinstance(latest, Pending) or not torch.is_grad_enabled():
         return NotImplemented
     result = _sum(latest, other)
     if result is not NotImplemented:
