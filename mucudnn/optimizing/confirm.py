@@ -335,14 +335,16 @@ def compare_heaps(steps: ModelSteps) -> HeapComparison | None:
     whether the gain is real.
 
     Returns None, and changes nothing, if the config or the C library decides, if the heap is kept already, if the peak
-    of memory must not rise, or if a step has too few page faults to gain from it. All ranks do the same.
+    of memory must not rise, or if a step has too few page faults to gain from it, and spends too little time in the
+    kernel. All ranks do the same.
     """
     config, of_rank_0 = steps.config, steps.ranks.of_rank_0
     is_open = config.keep_heap is None and not config.has_headroom_limit and not is_heap_kept()
     if not steps.ranks.everywhere(holds=is_open and steps.times.device_type == "cpu" and why_fixed() is None):
         return None
     trial = steps.run(ours=True, recorded=False)
-    if of_rank_0(trial.faults * FAULT_S < LEAST_GAIN * trial.time_s):
+    has_few = trial.faults * FAULT_S < LEAST_GAIN * trial.time_s  # of which each may zero a huge page
+    if of_rank_0(has_few and trial.kernel_share < LEAST_GAIN):
         return None
 
     def run(*, kept: bool) -> StepTimes:
