@@ -7,12 +7,20 @@
 
 namespace normalization {
 
+// The coefficients of a vector of the elements of a period.
+struct Constants {
+  Vec mean, scale, bias;
+
+  INLINE_MEMBER Constants(const Coefficients& with, ptrdiff_t i)
+      : mean(load(with.mean + i)), scale(load(with.scale + i)), bias(load(with.bias + i)) {}
+};
+
 template <class T, class Function>
-INLINE Terms terms_of(const Read<T>& read, const Coefficients& with, Function function, ptrdiff_t at, ptrdiff_t i,
-                      int lanes, ptrdiff_t bits) {
-  const Vec distance = load_first(read.x + at, lanes) - load(with.mean + i), dy = load_first(read.dy + at, lanes);
-  const Vec z = distance * load(with.scale + i) + load(with.bias + i);
-  return {distance, function.gradient(dy, z, read.mask ? load_bits(read.mask + bits) : Lanes{})};
+INLINE Terms terms_of(const Read<T>& read, const Constants& with, Function function, ptrdiff_t at, int lanes,
+                      ptrdiff_t bits) {
+  const Vec distance = load_first(read.x + at, lanes) - with.mean, dy = load_first(read.dy + at, lanes);
+  return {distance, function.gradient(dy, distance * with.scale + with.bias,
+                                      read.mask ? load_bits(read.mask + bits) : Lanes{})};
 }
 
 // Add the sums of dz, and of dz * (x - mean), of the elements of a line to those of their places in the period.
@@ -21,10 +29,20 @@ void add_gradients(const Layout& layout, const Line& line, const Coefficients& w
                    const Operands& operands, float* floats, double* sums) {
   const Read<T> read(line, operands);
   float *const sum = floats, *const product = floats + layout.padded();
-  each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
-    const Terms terms = terms_of(read, with, function, at, i & with.keep, lanes, bits);
-    store(sum + i, load(sum + i) + first_of(terms.dz, lanes));
-    store(product + i, load(product + i) + first_of(terms.dz * terms.distance, lanes));
+  const ptrdiff_t bits_of_period = mask_bytes(layout.width);
+  each_vector(line.count, layout.width, [&](auto periods, ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits)
+                                             INLINE_LAMBDA {
+    const Constants constants(with, i & with.keep);
+    Vec dz{}, dz_distance{};
+#pragma GCC unroll 4
+    for (int period = 0; period < decltype(periods)::value; ++period) {
+      const ptrdiff_t there = at + period * layout.width;
+      const Terms terms = terms_of(read, constants, function, there, lanes, bits + period * bits_of_period);
+      dz += terms.dz;
+      dz_distance += terms.dz * terms.distance;
+    }
+    store(sum + i, load(sum + i) + first_of(dz, lanes));
+    store(product + i, load(product + i) + first_of(dz_distance, lanes));
   });
   flush(floats, 2 * layout.padded(), sums);
 }
@@ -37,13 +55,19 @@ void differentiate(const Layout& layout, const Line& line, const Coefficients& w
   T* const dx = operands.dx ? operands.dx.as<T>() + line.first : nullptr;
   T* const dadded = operands.dadded ? operands.dadded.as<T>() + line.first : nullptr;
   const bool is_streamed = streams(layout.width, dx ? dx : dadded, operands.x.bytes);
-  each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
+  const ptrdiff_t bits_of_period = mask_bytes(layout.width);
+  each_vector(line.count, layout.width, [&](auto periods, ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits)
+                                             INLINE_LAMBDA {
     i &= with.keep;
-    const Terms terms = terms_of(read, with, function, at, i, lanes, bits);
-    if (dadded) write(dadded + at, terms.dz, lanes, is_streamed);
-    if (!dx) return;
-    const Vec value = terms.dz * load(with.scale + i) + load(with.offset + i);
-    write(dx + at, terms.distance * load(with.slope + i) + value, lanes, is_streamed);
+    const Constants constants(with, i);
+    const Vec slope = load(with.slope + i), offset = load(with.offset + i);
+#pragma GCC unroll 4
+    for (int period = 0; period < decltype(periods)::value; ++period) {
+      const ptrdiff_t there = at + period * layout.width;
+      const Terms terms = terms_of(read, constants, function, there, lanes, bits + period * bits_of_period);
+      if (dadded) write(dadded + there, terms.dz, lanes, is_streamed);
+      if (dx) write(dx + there, terms.distance * slope + (terms.dz * constants.scale + offset), lanes, is_streamed);
+    }
   });
 }
 

@@ -103,12 +103,19 @@ void normalize(const Layout& layout, const Line& line, const Coefficients& with,
   T* const y = operands.y.as<T>() + line.first;
   uint8_t* const mask = operands.mask ? operands.mask.as<uint8_t>() + line.mask : nullptr;
   const bool is_streamed = streams(layout.width, y, operands.y.bytes);
-  each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
+  const ptrdiff_t bits_of_period = mask_bytes(layout.width);
+  each_vector(line.count, layout.width, [&](auto periods, ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits)
+                                             INLINE_LAMBDA {
     i &= with.keep;
-    Vec z = (load_first(x + at, lanes) - load(with.mean + i)) * load(with.scale + i) + load(with.bias + i);
-    if (added) z += load_first(added + at, lanes);
-    if (mask) store_bits(mask + bits, function.passes(z));
-    write(y + at, function.value(z), lanes, is_streamed);
+    const Vec mean = load(with.mean + i), scale = load(with.scale + i), bias = load(with.bias + i);
+#pragma GCC unroll 4
+    for (int period = 0; period < decltype(periods)::value; ++period) {
+      const ptrdiff_t there = at + period * layout.width;
+      Vec z = (load_first(x + there, lanes) - mean) * scale + bias;
+      if (added) z += load_first(added + there, lanes);
+      if (mask) store_bits(mask + bits + period * bits_of_period, function.passes(z));
+      write(y + there, function.value(z), lanes, is_streamed);
+    }
   });
 }
 

@@ -13,12 +13,22 @@ template <class T>
 void add_moments(const Layout& layout, const Line& line, const T* x, const float* shift, float* squares, double* sums) {
   const ptrdiff_t keep = Coefficients::kept(layout);
   x += line.first;
-  each_vector(line.count, layout.width, [&](ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t) INLINE_LAMBDA {
-    const Vec value = load_first(x + at, lanes), distance = value - load(shift + (i & keep));
-    const Halves halves(value);
-    *reinterpret_cast<Doubles*>(sums + i) += halves.low;
-    *reinterpret_cast<Doubles*>(sums + i + VL / 2) += halves.high;
-    store(squares + i, load(squares + i) + first_of(distance * distance, lanes));
+  each_vector(line.count, layout.width, [&](auto periods, ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t)
+                                             INLINE_LAMBDA {
+    const Vec from = load(shift + (i & keep));
+    Doubles low{}, high{};
+    Vec square{};
+#pragma GCC unroll 4
+    for (int period = 0; period < decltype(periods)::value; ++period) {
+      const Vec value = load_first(x + at + period * layout.width, lanes), distance = value - from;
+      const Halves halves(value);
+      low += halves.low;
+      high += halves.high;
+      square += distance * distance;
+    }
+    *reinterpret_cast<Doubles*>(sums + i) += low;
+    *reinterpret_cast<Doubles*>(sums + i + VL / 2) += high;
+    store(squares + i, load(squares + i) + first_of(square, lanes));
   });
   flush(squares, layout.padded(), sums + layout.padded());
 }

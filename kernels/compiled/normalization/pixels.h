@@ -35,11 +35,11 @@ void moments_of_pixels(const Norm& norm, const Operands& operands) {
     const T* const x = operands.x.as<T>() + pixel * norm.c;
     const Vec shift = broadcast(value_of(*x));
     Vec sum = {}, squares = {};
-    each_vector(norm.c, norm.c, [&](ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t) INLINE_LAMBDA {
+    each_vector(norm.c, norm.c, [&](auto, ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t) INLINE_LAMBDA {
       sum += first_of(load_first(x + i, lanes) - shift, lanes);
     });
     const float mean = float(double(shift[0]) + total(sum) / double(norm.c));
-    each_vector(norm.c, norm.c, [&](ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t) INLINE_LAMBDA {
+    each_vector(norm.c, norm.c, [&](auto, ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t) INLINE_LAMBDA {
       const Vec distance = first_of(load_first(x + i, lanes) - mean, lanes);
       squares += distance * distance;
     });
@@ -78,7 +78,7 @@ void normalize_pixels(const Norm& norm, const Operands& operands, Function funct
     uint8_t* const mask = operands.mask ? operands.mask.as<uint8_t>() + pixel * mask_bytes(norm.c) : nullptr;
     const float mean = operands.mean.as<float>()[pixel], inverse = operands.inverse.as<float>()[pixel];
     const bool is_streamed = streams(norm.c, y, operands.y.bytes);
-    each_vector(norm.c, norm.c, [&](ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
+    each_vector(norm.c, norm.c, [&](auto, ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
       Vec z = (load_first(x + i, lanes) - mean) * inverse * with.weight(i, lanes) + with.bias(i, lanes);
       if (added) z += load_first(added + i, lanes);
       if (mask) store_bits(mask + bits, function.passes(z));
@@ -109,7 +109,7 @@ void differentiate_pixels(const Norm& norm, const Operands& operands, Function f
                                                read.mask ? load_bits(read.mask + bits) : Lanes{})};
     };
     Vec sum = {}, product = {};
-    each_vector(norm.c, norm.c, [&](ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
+    each_vector(norm.c, norm.c, [&](auto, ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
       const Terms terms = terms_at(i, lanes, bits);
       const Vec weighted = first_of(terms.dz * with.weight(i, lanes), lanes);
       sum += weighted;
@@ -124,7 +124,7 @@ void differentiate_pixels(const Norm& norm, const Operands& operands, Function f
     T* const dx = operands.dx ? operands.dx.as<T>() + pixel * norm.c : nullptr;
     T* const dadded = operands.dadded ? operands.dadded.as<T>() + pixel * norm.c : nullptr;
     const bool is_streamed = streams(norm.c, dx ? dx : dadded, operands.x.bytes);
-    each_vector(norm.c, norm.c, [&](ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
+    each_vector(norm.c, norm.c, [&](auto, ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
       const Terms terms = terms_at(i, lanes, bits);
       if (dadded) write(dadded + i, terms.dz, lanes, is_streamed);
       const Vec value = terms.dz * with.weight(i, lanes) * inverse + offset;

@@ -79,21 +79,32 @@ struct Coefficients {
   }
 };
 
-// Call body(index, i, lanes, bits) for the vectors of a line, with the index of their first element, its place in the
-// period, and that of its bits. Of long periods, whose coefficients and sums would not stay in the first-level cache,
-// it is some columns after others.
+template <int COUNT>
+using Periods = std::integral_constant<int, COUNT>;
+
+// Call body(periods, index, i, lanes, bits) for the vectors of a line, with the index of their first element, its place in
+// the period, and that of its bits: of some periods at a time, of which each is `width` elements behind the one before,
+// so that coefficients and sums are read once for all. Of long periods, whose coefficients and sums would not stay in the
+// first-level cache, it is some columns after others.
 template <class Body>
 INLINE void each_vector(ptrdiff_t count, ptrdiff_t width, Body body) {
-  constexpr ptrdiff_t COLUMNS = 512;
+  constexpr ptrdiff_t COLUMNS = 1024, MANY = 4;
   const ptrdiff_t bits_of_period = mask_bytes(width);
   for (ptrdiff_t column = 0; column < width; column += COLUMNS) {
-    ptrdiff_t bits = 0;
-    for (ptrdiff_t first = 0; first < count; first += width, bits += bits_of_period) {
+    ptrdiff_t first = 0, bits = 0;
+    for (; first + MANY * width <= count; first += MANY * width, bits += MANY * bits_of_period) {
+      const ptrdiff_t end = std::min(width, column + COLUMNS);
+      ptrdiff_t i = column;
+      for (; i + VL <= end; i += VL) body(Periods<MANY>(), first + i, i, VL, bits + i / VL * MASK_BYTES);
+      for (ptrdiff_t period = 0; i < end && period < MANY; ++period)
+        body(Periods<1>(), first + period * width + i, i, int(end - i),
+             bits + period * bits_of_period + i / VL * MASK_BYTES);
+    }
+    for (; first < count; first += width, bits += bits_of_period) {
       const ptrdiff_t end = std::min(std::min(width, count - first), column + COLUMNS);
       ptrdiff_t i = column;
-#pragma GCC unroll 2
-      for (; i + VL <= end; i += VL) body(first + i, i, VL, bits + i / VL * MASK_BYTES);
-      if (i < end) body(first + i, i, int(end - i), bits + i / VL * MASK_BYTES);
+      for (; i + VL <= end; i += VL) body(Periods<1>(), first + i, i, VL, bits + i / VL * MASK_BYTES);
+      if (i < end) body(Periods<1>(), first + i, i, int(end - i), bits + i / VL * MASK_BYTES);
     }
   }
 }
