@@ -32,6 +32,7 @@ void add_gradients(const Layout& layout, const Line& line, const Coefficients& w
   const ptrdiff_t bits_of_period = mask_bytes(layout.width);
   each_vector(line.count, layout.width, [&](auto periods, ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits)
                                              INLINE_LAMBDA {
+    if (periods > 1) read.prefetch(at + (periods - 1) * i + periods * layout.width, periods);
     const Constants constants(with, i & with.keep);
     Vec dz{}, dz_distance{};
 #pragma GCC unroll 4
@@ -58,6 +59,7 @@ void differentiate(const Layout& layout, const Line& line, const Coefficients& w
   const ptrdiff_t bits_of_period = mask_bytes(layout.width);
   each_vector(line.count, layout.width, [&](auto periods, ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits)
                                              INLINE_LAMBDA {
+    if (periods > 1) read.prefetch(at + (periods - 1) * i + periods * layout.width, periods);
     i &= with.keep;
     const Constants constants(with, i);
     const Vec slope = load(with.slope + i), offset = load(with.offset + i);

@@ -88,6 +88,11 @@ struct Read {
       : x(operands.x.as<T>() + line.first),
         dy(operands.dy.as<T>() + line.first),
         mask(operands.mask ? operands.mask.as<uint8_t>() + line.mask : nullptr) {}
+
+  INLINE_MEMBER void prefetch(ptrdiff_t next, int periods) const {
+    normalization::prefetch(x + next, periods);
+    normalization::prefetch(dy + next, periods);
+  }
 };
 
 // x - mean, and dz.
@@ -106,6 +111,9 @@ void normalize(const Layout& layout, const Line& line, const Coefficients& with,
   const ptrdiff_t bits_of_period = mask_bytes(layout.width);
   each_vector(line.count, layout.width, [&](auto periods, ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t bits)
                                              INLINE_LAMBDA {
+    const ptrdiff_t next = at + (periods - 1) * i + periods * layout.width;
+    if (periods > 1) prefetch(x + next, periods);
+    if (periods > 1 && added) prefetch(added + next, periods);
     i &= with.keep;
     const Vec mean = load(with.mean + i), scale = load(with.scale + i), bias = load(with.bias + i);
 #pragma GCC unroll 4

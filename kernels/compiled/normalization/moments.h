@@ -15,6 +15,7 @@ void add_moments(const Layout& layout, const Line& line, const T* x, const float
   x += line.first;
   each_vector(line.count, layout.width, [&](auto periods, ptrdiff_t at, ptrdiff_t i, int lanes, ptrdiff_t)
                                              INLINE_LAMBDA {
+    if (periods > 1) prefetch(x + at + (periods - 1) * i + periods * layout.width, periods);
     const Vec from = load(shift + (i & keep));
     Doubles low{}, high{};
     Vec square{};

@@ -82,9 +82,16 @@ struct Coefficients {
 template <int COUNT>
 using Periods = std::integral_constant<int, COUNT>;
 
+// Fetch the vectors of the next periods, in their order in memory, of which processors foresee only one at a time.
+template <class T>
+INLINE void prefetch(const T* next, int periods) {
+  for (int period = 0; period < periods; ++period) __builtin_prefetch(next + period * VL);
+}
+
 // Call body(periods, index, i, lanes, bits) for the vectors of a line, with the index of their first element, its place in
 // the period, and that of its bits: of some periods at a time, of which each is `width` elements behind the one before,
-// so that coefficients and sums are read once for all. Of long periods, whose coefficients and sums would not stay in the
+// so that coefficients and sums are read once for all. Of the next ones, `prefetch` may get those from index + (periods -
+// 1) * i + periods * width on. Of long periods, whose coefficients and sums would not stay in the
 // first-level cache, it is some columns after others.
 template <class Body>
 INLINE void each_vector(ptrdiff_t count, ptrdiff_t width, Body body) {
