@@ -143,7 +143,9 @@ def _comparisons(calls: Sequence[GroupCall], config: Config, progress: Progress)
         for number, call in enumerate(calls):
             progress(f"measuring {call}, {tuple(call.shape)}", number / len(calls))
             by_operators, as_group = _steps(call)
-            comparisons[call] = timings.compared(f"group {call!r}", by_operators, [as_group], _ROUNDS)[0]
+            comparisons[call] = timings.compared(
+                f"group {call!r}, version {normalization.VERSION}", by_operators, [as_group], _ROUNDS
+            )[0]
     return comparisons
 
 
