@@ -107,10 +107,15 @@ def test_each_kind_is_timed_once_and_stored(config: Config) -> None:
     assert "step" not in timed
 
 
-def test_groups_that_slow_the_step_are_taken_out(config: Config, speedups: dict[str, float]) -> None:
+@pytest.mark.parametrize("is_faster_kept", [False, True])
+def test_groups_that_slow_the_step_keep_their_results_or_are_taken_out(
+    config: Config, speedups: dict[str, float], is_faster_kept: bool
+) -> None:
     def slow(self: ModelSteps, *, ours: bool, recorded: bool, groups: bool = True) -> StepTimes:
-        has_groups = any(norm.choices is not None for norm in self.norms.values())
-        return StepTimes(0.2 if ours and groups and has_groups else 0.1)
+        choices = [norm.choices for norm in self.norms.values() if norm.choices is not None]
+        is_kept = not any(of_norm.computes_again for of_norm in choices)
+        step_s = 0.05 if is_faster_kept and is_kept else 0.2
+        return StepTimes(step_s if ours and groups and choices else 0.1)
 
     def rounds(steps: ModelSteps, kinds: Sequence[object], *_: object) -> object:
         return [tuple(kind() for kind in kinds)] * 5  # type: ignore[operator]
@@ -121,6 +126,9 @@ def test_groups_that_slow_the_step_are_taken_out(config: Config, speedups: dict[
         mock.patch.object(ModelSteps, "peak_bytes", lambda self, *, ours: 10 if ours else 20),
     ):
         net = mucudnn.optimize(Net(), X, replace(config, confirm=True))
+    if is_faster_kept:
+        assert not net.first.choices.computes_again
+        return
     assert net.first.choices is net.second.choices is None
     report = mucudnn.report(net)
     assert report.confirmation is not None
