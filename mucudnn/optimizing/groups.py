@@ -101,7 +101,9 @@ def _let_compute_moments(convolutions: Sequence[TunedModule], config: Config, te
 
 def _gains_of_moments(convolutions: Sequence[TunedModule], config: Config, progress: Progress) -> list[bool]:
     """Return whether each convolution is faster if it computes the moments of y than the two by themselves."""
-    gains = []
+    gains: list[bool] = []
+    if not convolutions:
+        return gains
     with _timings(config, progress) as timings:
         for number, convolution in enumerate(convolutions):
             progress("measuring moments in convolutions", number / len(convolutions))
@@ -138,7 +140,9 @@ def _with_moments(executable: Executable, timings: Timings) -> Comparison:
 
 def _comparisons(calls: Sequence[GroupCall], config: Config, progress: Progress) -> dict[GroupCall, Comparison]:
     """Compare groups with PyTorch's operators, forward and backward; what is stored is not measured again."""
-    comparisons = {}
+    comparisons: dict[GroupCall, Comparison] = {}
+    if not calls:
+        return comparisons
     with _timings(config, progress) as timings:
         for number, call in enumerate(calls):
             progress(f"measuring {call}, {tuple(call.shape)}", number / len(calls))

@@ -152,6 +152,7 @@ def _optimize_modules(
                 vars(module).update(confirmation=None, unconfirmed=None)
                 _put_in(module, [tuned[task] for task in tasks], config, kept_bytes)
             tune_groups(model, sample_input, config, team.again(), progress)
+            progress("done", 1.0)
         confirm_model(
             model,
             sample_input,

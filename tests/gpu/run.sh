@@ -90,8 +90,9 @@ bench network-vgg16 convolutions vgg16 --batch 32 --time-limit 1s
 for network in alexnet resnet50 vgg16; do
 	bench "training-$network" training $network --time-limit 1s --variants torch-benchmark,mucudnn --run-time-limit "$(seconds)s"
 done
-# The paper's experiments, the shorter ones first.
-for recipe in conv2-desirable-set three-policies reuse-against-division budget-division memory-per-layer deepbench; do
+# The paper's experiments and training steps, the shorter ones first.
+for recipe in conv2-desirable-set three-policies training-steps-short reuse-against-division budget-division \
+	memory-per-layer deepbench training-steps; do
 	part "recipe-$recipe" mucudnn bench recipe $recipe --device cuda --out "$OUT/recipe-$recipe"
 done
 exit $failed
