@@ -35,6 +35,7 @@ from mucudnn.bench.results.variants import Communication
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
 from mucudnn.enabling import switch
+from mucudnn.running.choices import Choices
 from mucudnn.running.modules import TunedModule
 
 SAMPLES, SIZE, CLASSES = 4, 10, 5  # of a rank's batch
@@ -240,7 +241,7 @@ class Trainer:
         torchs = [str(one) for _, one in mucudnn.report(ours).layers if one.configuration.is_baseline]
         assert not torchs, "\n".join(torchs)
         for module in ours.modules():
-            if isinstance(module, TunedModule) and module.choices is not None:
+            if isinstance(module, TunedModule) and isinstance(module.choices, Choices):
                 module.choices.executables.clear()
         return ours
 

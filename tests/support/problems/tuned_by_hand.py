@@ -37,7 +37,8 @@ def _choices(problem: ConvProblem, n: int, algorithm: str) -> Choices:
 def ran(model: nn.Module) -> set[str]:
     """The operations that ran a configuration anywhere in the model."""
     choices = [module.choices for module in model.modules() if isinstance(module, TunedModule)]
-    executables = [executable for chosen in choices if chosen is not None for executable in chosen.executables.values()]
+    chosen = [choice for choice in choices if isinstance(choice, Choices)]
+    executables = [executable for choice in chosen for executable in choice.executables.values()]
     return {executable.problem.operation for executable in executables if executable is not None}
 
 
