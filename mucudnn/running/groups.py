@@ -195,8 +195,13 @@ def remember(y: Tensor, normalized: Normalized, added: Tensor | None) -> None:
         _groups[y] = Group(normalized, group), y._version
 
 
-def group_of(y: Tensor) -> Group | None:
-    """Return what has computed y and can do so again; None for other tensors, or if y has changed since."""
+def group_of(y: Any) -> Group | None:
+    """Return what has computed y and can do so again.
+
+    Returns None for all else, for a tensor that has changed since, and while torch compiles.
+    """
+    if torch.compiler.is_compiling() or not isinstance(y, Tensor):
+        return None
     group, version = _groups.get(y, (None, 0))  # type: ignore[no-untyped-call]
     return group if group is not None and y._version == version else None
 

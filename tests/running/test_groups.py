@@ -259,6 +259,9 @@ def test_groups_survive_copies_and_pickles_and_leave_eval_and_compiled_models_al
         assert isinstance(copied.norm, TunedNorm)
         require_alike(copy.deepcopy(block), copied, x)
     require_alike(block, grouped, x)
+    make_tunable(grouped.conv)  # without choices
+    with pytest.raises(TypeError, match="conv2d"):
+        grouped.conv(5)
     compiled = torch.compile(grouped, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), copy.deepcopy(block)(x))
     block.load_state_dict(grouped.state_dict())
