@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import new_class
 from typing import Any, NoReturn, cast
@@ -352,8 +352,13 @@ def make_tunable(module: nn.Module) -> None:
 
 def why_left_alone(module: nn.Module) -> str | None:
     """Return the reason why a module cannot be turned into one of mucudnn; None if it can or already is one."""
+    return why_fixed(module, _tuned_class)
+
+
+def why_fixed(module: nn.Module, class_of: Callable[[nn.Module], _Class]) -> str | None:
+    """Return the reason why the class of a module cannot become that of ``class_of``, which may raise it; or None."""
     try:
-        tuned_class = _tuned_class(module)
+        tuned_class = class_of(module)
         dummy = object.__new__(type(module))  # without state, to test whether the class can be changed
         object.__setattr__(dummy, "__class__", tuned_class)
     except InvalidInputError as error:

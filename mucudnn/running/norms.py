@@ -21,12 +21,12 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from mucudnn.core.errors import InvalidInputError, raise_interruption
+from mucudnn.core.errors import InvalidInputError
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
 from mucudnn.running.eager.hot_path import is_plain
 from mucudnn.running.groups import GroupChoices, Normalized, Pending, compute, moments_of, noting_sources, source_of
-from mucudnn.running.modules import TunedModule, derived_tuned, require_free_names
+from mucudnn.running.modules import TunedModule, derived_tuned, require_free_names, why_fixed
 
 NORMS = _NormBase, nn.GroupNorm, nn.LayerNorm  # torch's modules that call norms
 
@@ -191,26 +191,28 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Any:
     norm = _norm(0, eps)
-    if calls.are_torchs(_why_torchs(input, weight, bias, norm, with_autocast=True)):
+    why = _why_torchs(input, weight, bias, norm, with_autocast=True)
+    if why is None and training and input.numel() == input.shape[1]:
+        why = "a channel has a single value"
+    if calls.are_torchs(why or _why_not_running(running_mean, running_var, input, training)):
         return NotImplemented
-    statistics = _running(running_mean, running_var, input)
-    if training and input.numel() > input.shape[1] and statistics is not NotImplemented:
-        return calls.result(input, weight, bias, norm, statistics and (*statistics, momentum))
-    if not training and isinstance(statistics, tuple):
-        return calls.result(input, weight, bias, norm, fixed=statistics)
-    return NotImplemented
+    if running_mean is None or running_var is None:
+        return calls.result(input, weight, bias, norm)
+    if training:
+        return calls.result(input, weight, bias, norm, (running_mean, running_var, momentum))
+    return calls.result(input, weight, bias, norm, fixed=(running_mean, running_var))
 
 
-def _running(mean: Tensor | None, variance: Tensor | None, x: Tensor) -> Any:
-    """Return the running statistics; None if there are none, NotImplemented if torch's own handles them."""
-    if mean is None and variance is None:
+def _why_not_running(mean: Tensor | None, variance: Tensor | None, x: Tensor, training: Any) -> str | None:
+    """Return why torch's own handles running statistics; None if ours does, or if there are none to handle."""
+    if training and mean is None and variance is None:
         return None
     for statistic in (mean, variance):
         if statistic is None or not is_plain(statistic) or statistic.shape != (x.shape[1],):
-            return NotImplemented
+            return "its running statistics are not two plain vectors of channels"
         if not statistic.is_contiguous() or statistic.dtype not in (x.dtype, torch.float32) or statistic.requires_grad:
-            return NotImplemented
-    return mean, variance
+            return "its running statistics are of another dtype, not contiguous, or differentiable"
+    return None
 
 
 def _instance_norm(
@@ -224,11 +226,17 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    is_own = not use_input_stats or running_mean is not None or input.dim() < 3 or input.shape[2:].numel() == 1
-    if is_own or not input.is_contiguous():  # of which torch's result is contiguous
-        return NotImplemented
+    if input.dim() < 2:
+        return NotImplemented  # torch reports the error
     norm = _norm(input.shape[1], eps)
-    if calls.are_torchs(_why_torchs(input, weight, bias, norm)):
+    why = _why_torchs(input, weight, bias, norm)
+    if not use_input_stats or running_mean is not None:
+        why = "an instance norm has running statistics"
+    elif why is None and (input.dim() < 3 or input.shape[2:].numel() == 1):
+        why = "a channel has a single value"
+    elif why is None and not input.is_contiguous():
+        why = "torch's instance norm returns another memory format"
+    if calls.are_torchs(why):
         return NotImplemented
     return calls.result(input, weight, bias, norm)
 
@@ -241,12 +249,15 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    is_valid = input.dim() > 1 and num_groups > 0 and input.shape[1] % num_groups == 0
-    is_kept = input.is_contiguous() or (len(input) > 1 and input.dim() > 3)  # the format, by torch's operator
-    if not is_valid or not is_kept or input.numel() == input.shape[0] * num_groups:
-        return NotImplemented
+    if input.dim() < 2 or num_groups < 1 or input.shape[1] % num_groups:
+        return NotImplemented  # torch reports the error
     norm = _norm(num_groups, eps)
-    if calls.are_torchs(_why_torchs(input, weight, bias, norm)):
+    why = _why_torchs(input, weight, bias, norm)
+    if why is None and input.numel() == input.shape[0] * num_groups:
+        why = "a group has a single value"
+    elif why is None and not input.is_contiguous() and (len(input) == 1 or input.dim() < 4):
+        why = "torch's group norm returns another memory format"
+    if calls.are_torchs(why):
         return NotImplemented
     return calls.result(input, weight, bias, norm)
 
@@ -261,9 +272,10 @@ def _layer_norm(
 ) -> Any:
     """Normalize pixels over their channels, which are the last dimension."""
     if len(normalized_shape) != 1 or not is_plain(input) or not input.is_contiguous() or input.dim() < 2:
+        calls.are_torchs("a layer norm is over more than the last dimension, or its input is not contiguous")
         return NotImplemented
     if input.shape[-1:] != tuple(normalized_shape):
-        return NotImplemented
+        return NotImplemented  # torch reports the error
     norm, pixels = _norm(PIXELS, eps), input.flatten(0, -2)
     if calls.are_torchs(_why_torchs(pixels, weight, bias, norm)):
         return NotImplemented
@@ -319,16 +331,7 @@ def _returned(pending: Pending) -> Tensor:
 
 def why_not_grouped(module: nn.Module) -> str | None:
     """Return the reason why the norms that a module calls cannot run as groups; None if they can."""
-    try:
-        tuned_class = _tuned_class(module)
-        dummy = object.__new__(type(module))  # without state, to test whether the class can be changed
-        object.__setattr__(dummy, "__class__", tuned_class)
-    except InvalidInputError as error:
-        return str(error)
-    except Exception as error:  # the class may raise anything when it is asked for attributes
-        raise_interruption(error)
-        return f"{type(module).__name__} cannot be changed: {error}"
-    return None
+    return why_fixed(module, _tuned_class)
 
 
 def _tuned_class(module: nn.Module) -> type[nn.Module]:

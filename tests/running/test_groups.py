@@ -284,6 +284,15 @@ def test_what_cannot_run_as_a_group_says_why() -> None:
     (norm,) = make_groups(block, lambda model: model(x.double()))
     assert norm.choices is not None
     assert "float64" in "".join(norm.choices.refusals)
+    for layer, why in (
+        (nn.InstanceNorm2d(4, track_running_stats=True), "an instance norm has running statistics"),
+        (nn.LayerNorm([3, 3]), "a layer norm is over more than the last dimension, or its input is not contiguous"),
+        (nn.BatchNorm1d(4), "its input is not a plain tensor with channels"),
+    ):
+        y = torch.randn(2, 4, 3, 3) if not isinstance(layer, nn.BatchNorm1d) else torch.randn(0, 4)
+        (norm,) = make_groups(layer, lambda model, y=y: model(y))
+        assert norm.choices is not None
+        assert norm.choices.refusals == {why}
 
 
 def test_norms_take_the_moments_that_convolutions_compute() -> None:
