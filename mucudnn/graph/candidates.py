@@ -30,11 +30,11 @@ from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels import registry
 from mucudnn.kernels.algorithm import Algorithm, why_unsupported
 from mucudnn.kernels.memory import aligned_buffer
+from mucudnn.measuring.timings import Seconds, Timings
 from mucudnn.measuring.turns import Rounds
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.solver.plans import Plan
 from mucudnn.store.database import Database
-from mucudnn.tuning.timings import Seconds, Timings
 from mucudnn.tuning.tuner import tune_tasks
 
 _BAND_ROWS = 24  # of the bands on which convolutions are measured: whole tiles of every Winograd algorithm

@@ -24,8 +24,8 @@ from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.algorithm import Algorithm
 from mucudnn.kernels.memory import aligned_buffer, format_of, peak_allocated_bytes
 from mucudnn.measuring.clocks import wall_clock
+from mucudnn.measuring.timings import Timings
 from mucudnn.solver.bands import Costs
-from mucudnn.tuning.timings import Timings
 
 _ROWS = 4, 32  # two heights of bands, between which costs are linear
 _CALLS = 3

@@ -31,13 +31,13 @@ from mucudnn.graph.operators.operator import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule
 from mucudnn.graph.variants import costed_graph
 from mucudnn.kernels.memory import is_free, peak_allocated_bytes
+from mucudnn.measuring.timings import Timings
 from mucudnn.measuring.turns import Rounds
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.solver.plans import Plan, plans, undominated
 from mucudnn.solver.recompute import orders_within
 from mucudnn.tuning.model_state import is_training, undisturbed
-from mucudnn.tuning.timings import Timings
 from mucudnn.tuning.tuner import machine_and_database
 
 _CONTENDERS = 4  # plans that are run whole

@@ -12,8 +12,8 @@ from mucudnn.graph.costs import CALL_S, convolution_costs, every_cost, operator_
 from mucudnn.graph.operators.convolution import Convolution, convolutions_of
 from mucudnn.graph.operators.operator import Captured
 from mucudnn.kernels.algorithm import Algorithm
+from mucudnn.measuring.timings import Timings
 from mucudnn.solver.bands import Costs
-from mucudnn.tuning.timings import Timings
 
 _SHARES = 1.0, 0.35, 0.0  # of the fastest algorithm's prepared filter, which the algorithms of each variant may have
 _TORCHS_LEAD = 0.9  # of the time of ours, below which torch's own runs

@@ -24,15 +24,16 @@ from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.compiled.normalization import Norm
 from mucudnn.kernels.memory import dense_strides, torch_dtype
 from mucudnn.measuring.heap import kept_heap
+from mucudnn.measuring.timings import Timings
 from mucudnn.measuring.turns import Rounds
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.executable import Executable
-from mucudnn.running.groups import ChangedError, GroupCall, GroupChoices, Normalized, by_torch, compute
+from mucudnn.running.groups import GroupCall, GroupChoices, Normalized, by_torch, compute
 from mucudnn.running.modules import TunedModule
 from mucudnn.running.norms import make_groups, moments_from
+from mucudnn.running.pending import ChangedError
 from mucudnn.tuning.choose import with_noise
 from mucudnn.tuning.model_state import is_training, leaf
-from mucudnn.tuning.timings import Timings
 from mucudnn.tuning.tuner import machine_and_database
 
 _ROUNDS = Rounds(3, 7, 0.3, sure=3)  # of a kind of call, forward and backward, beside PyTorch's operators

@@ -1,9 +1,7 @@
 """Groups: a norm with the addition and the activation that follow it, as one node of autograd.
 
 A group keeps x, the statistics of the norm, and one bit an element where something is added; PyTorch's operators also
-keep what they write. The statistics are computed when the norm is called. The result is a ``Pending`` tensor: its
-values have not been computed. An addition or an activation that is called on it, by any of PyTorch's names, computes
-everything in one pass. Anything else computes the values of the norm first.
+keep what they write. Pending tensors find out which operations belong to a group (``pending``).
 """
 
 from __future__ import annotations
@@ -21,10 +19,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mucudnn.core.errors import MucudnnError
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
 from mucudnn.running.eager.hot_path import is_plain
@@ -32,12 +28,6 @@ from mucudnn.running.eager.hot_path import is_plain
 _groups = WeakIdKeyDictionary()  # of tensors that can be computed again, each with its version
 _moments = WeakIdKeyDictionary()  # of results of convolutions, each with its version
 _sources: WeakIdKeyDictionary | None = None
-_WITH_MASKS = {"ReLU", "ReLU6", "leaky_relu"}  # whose derivatives have two values
-_ADVICE = "optimize the model with Config(fuse=False), which leaves norms alone"
-
-
-class ChangedError(MucudnnError, RuntimeError):
-    """An operand of a group was changed in place before the group was computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +102,7 @@ class GroupChoices:
     is_counting: bool = False
     calls: Counter[GroupCall] = field(default_factory=Counter)
     sources: list[Any] = field(default_factory=list)
-    pendings: list[weakref.ref[Pending]] = field(default_factory=list)
+    pendings: list[weakref.ref[Tensor]] = field(default_factory=list)
     was_refused: bool = False
     refusals: set[str] = field(default_factory=set)
 
@@ -215,12 +205,12 @@ def remember_moments(y: Tensor, moments: Tensor) -> None:
 
 
 @contextmanager
-def noting_sources() -> Iterator[WeakIdKeyDictionary]:
-    """Note the module of each convolution's result inside the block, in the dictionary."""
+def noting_sources() -> Iterator[None]:
+    """Note the module of each convolution's result inside the block, for ``source_of``."""
     global _sources
     _sources = WeakIdKeyDictionary()
     try:
-        yield _sources
+        yield
     finally:
         _sources = None
 
@@ -278,7 +268,7 @@ def _call_of(normalized: Normalized, norm: Norm, added: Tensor | None) -> GroupC
     )
 
 
-class _Node(torch.autograd.Function):
+class Node(torch.autograd.Function):
     """The gradients of a group, of which subclasses compute the result."""
 
     boxed_grads_call = False  # torch looks it up in every call, and an existing attribute is found faster
@@ -299,13 +289,19 @@ class _Node(torch.autograd.Function):
         return None, None, *(gradient if is_needed else None for is_needed, gradient in needed)
 
 
-def _save(ctx: Any, normalized: Normalized, norm: Norm, mask: Tensor | None) -> None:
+def save(ctx: Any, normalized: Normalized, norm: Norm, mask: Tensor | None) -> None:
+    """Keep what the gradients need."""
     operands = normalized.x, normalized.weight, normalized.bias
     ctx.save_for_backward(*operands, normalized.mean, normalized.inverse, mask)
     ctx.norm, ctx.is_fixed = norm, normalized.is_fixed
 
 
-class _Group(_Node):
+def c_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return the C function behind ``apply``, which takes half the time without the handling of torch.func."""
+    return cast(Callable[..., Any], super(torch.autograd.Function, node).apply)  # type: ignore[misc]
+
+
+class _Group(Node):
     @staticmethod
     def forward(
         ctx: Any,
@@ -319,45 +315,11 @@ class _Group(_Node):
         keeps_mask = added is not None and norm.function is not None
         statistics = normalized.mean, normalized.inverse
         y, mask = normalization.forward(x, norm, *statistics, weight, bias, added, keeps_mask=keeps_mask)
-        _save(ctx, normalized, norm, mask)
+        save(ctx, normalized, norm, mask)
         return y
 
 
-class _Deferred(_Node):
-    """The node of a pending tensor, for what PyTorch computes of it without asking ``Pending``."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        normalized: Normalized,
-        norm: Norm,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        added: Tensor | None,
-    ) -> Tensor:
-        _save(ctx, normalized, norm, None)
-        return Pending._make_wrapper_subclass(Pending, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
-
-
-class _Replaced(torch.autograd.Function):
-    """The node of a pending tensor that an operation in place has changed: its gradient is that of the result."""
-
-    @staticmethod
-    def forward(ctx: Any, pending: Tensor, result: Tensor) -> Tensor:
-        ctx.mark_dirty(pending)
-        return pending
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor]:
-        return None, dy
-
-
-# The C functions behind ``apply``: without the handling of torch.func, they take half the time.
-_apply_group, _apply_deferred, _apply_replaced = (
-    cast(Callable[..., Any], super(torch.autograd.Function, node).apply)  # type: ignore[misc]
-    for node in (_Group, _Deferred, _Replaced)
-)
+_apply_group = c_apply(_Group)
 
 
 def _like(dy: Tensor, x: Tensor) -> Tensor:
@@ -432,202 +394,3 @@ def by_torch(
             return F.gelu(y, approximate="tanh")
         case function:
             return cast(Tensor, getattr(F, function.lower())(y))
-
-
-# Pending tensors
-
-
-class Pending(Tensor):
-    """The result of a norm, or of a norm and an addition, before its values are computed.
-
-    normalized: the norm.
-    added: what is added to it, or None.
-    versions: of the operands when this object was made.
-    tensor: the computed tensor, or another pending tensor, once there is one.
-    aliases: pending tensors that this one has replaced, in operations in place.
-    """
-
-    normalized: Normalized
-    added: Tensor | None
-    versions: list[int]
-    tensor: Tensor | None
-    aliases: list[Pending]
-
-    @classmethod
-    def of(cls, normalized: Normalized, added: Tensor | None = None) -> Pending:
-        operands = normalized.x, normalized.weight, normalized.bias, added
-        pending: Pending = _apply_deferred(normalized, normalized.norm, *operands)
-        with torch._C.DisableTorchFunctionSubclass():
-            pending.normalized, pending.added, pending.tensor, pending.aliases = normalized, added, None, []
-            pending.versions = pending._versions_now()
-        return pending
-
-    def _versions_now(self) -> list[int]:
-        operands = self.normalized.x, self.normalized.weight, self.normalized.bias, self.added
-        return [operand._version for operand in operands if operand is not None]
-
-    def replace(self, result: Tensor) -> None:
-        """Let the result of an operation in place be this tensor's value, and that of its aliases, for autograd too."""
-        self.tensor = result
-        with torch._C.DisableTorchFunctionSubclass():
-            for pending in (self, *self.aliases):
-                _apply_replaced(pending, result)
-        if isinstance(result, Pending):
-            result.aliases = [self, *self.aliases]
-
-    def computed(self) -> Tensor:
-        """Return the tensor that this one stands for, differentiable."""
-        latest = self.latest()
-        if not isinstance(latest, Pending):
-            return latest
-        with torch.enable_grad():  # what runs later may need it
-            latest.tensor = latest.activated(None)
-        return latest.tensor
-
-    def latest(self) -> Tensor:
-        """Return what has this tensor's place after operations in place; the computed tensor if there is one."""
-        latest: Tensor = self
-        while isinstance(latest, Pending) and latest.tensor is not None:
-            latest = latest.tensor
-        return latest
-
-    def activated(self, function: str | None, slope: float = 0.01) -> Tensor:
-        """Compute this tensor and an activation of it, as one group."""
-        if self._versions_now() != self.versions:
-            raise ChangedError(f"an operand of a norm was changed in place before its result was used: {_ADVICE}")
-        return compute(self.normalized, self.added, function, slope)
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        take = _TAKEN.get(func)
-        if take is not None:
-            result = take(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        elif func in _METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        pendings = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Pending)]
-        tensors = [pending.computed() for pending in pendings]
-        versions = [tensor._version for tensor in tensors]
-        args, kwargs = tree_map_only(Pending, Pending.computed, (args, kwargs))
-        result = func(*args, **kwargs)
-        for pending, tensor, version in zip(pendings, tensors, versions, strict=True):
-            if tensor._version != version:
-                pending.replace(tensor)
-        return result
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Compute what reaches torch's dispatcher without ``__torch_function__``; autograd has recorded it already."""
-        if func._schema.is_mutable:
-            raise ChangedError(f"{func} changes the result of a norm, out of sight of groups: {_ADVICE}")
-        args, kwargs = tree_map_only(Pending, Pending._values, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    def _values(self) -> Tensor:
-        latest = self.latest()
-        if not isinstance(latest, Pending):
-            return latest.detach()
-        with torch.no_grad():
-            return latest.activated(None)
-
-
-_METADATA = {
-    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "layout", "ndim", "requires_grad")),
-    *(getattr(Tensor, name).__get__ for name in ("is_cuda", "is_cpu", "is_sparse", "is_quantized", "is_meta")),
-    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_contiguous, Tensor.is_floating_point),
-    *(Tensor.is_complex, Tensor.__len__, Tensor.ndimension, Tensor.nelement, Tensor.element_size),
-}
-
-
-def _activate(input: Any, function: str, *, in_place: bool, slope: float = 0.01) -> Any:
-    """Return the activation of a pending tensor; NotImplemented if it is computed by torch."""
-    pending = input.latest() if isinstance(input, Pending) else input
-    if in_place and not torch.is_grad_enabled():  # which changes values that autograd does not know of
-        return NotImplemented
-    if not isinstance(pending, Pending) or (pending.added is not None and function not in _WITH_MASKS):
-        return NotImplemented
-    y = pending.activated(function, slope)
-    if in_place:
-        pending.replace(y)
-    return y
-
-
-def _relu(input: Any, inplace: Any = False) -> Any:
-    return _activate(input, "ReLU", in_place=inplace)
-
-
-def _relu_(input: Any) -> Any:
-    return _activate(input, "ReLU", in_place=True)
-
-
-def _relu6(input: Any, inplace: Any = False) -> Any:
-    return _activate(input, "ReLU6", in_place=inplace)
-
-
-def _hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: Any = False) -> Any:
-    return _relu6(input, inplace) if (min_val, max_val) == (0, 6) else NotImplemented
-
-
-def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: Any = False) -> Any:
-    return _activate(input, "leaky_relu", in_place=inplace, slope=float(negative_slope))
-
-
-def _silu(input: Any, inplace: Any = False) -> Any:
-    return _activate(input, "SiLU", in_place=inplace)
-
-
-def _hardswish(input: Any, inplace: Any = False) -> Any:
-    return _activate(input, "hardswish", in_place=inplace)
-
-
-def _gelu(input: Any, *, approximate: str = "none") -> Any:
-    return _activate(input, "gelu" if approximate == "none" else "gelu_tanh", in_place=False)
-
-
-def _add(input: Any, other: Any, *, alpha: float = 1) -> Any:
-    """Return the pending sum of a pending tensor and another one; NotImplemented if it is computed by torch."""
-    return _sum(input, other) if alpha == 1 else NotImplemented
-
-
-def _add_(input: Any, other: Any, *, alpha: float = 1) -> Any:
-    latest = input.latest() if isinstance(input, Pending) else input
-    if alpha != 1 or not isinstance(latest, Pending) or not torch.is_grad_enabled():
-        return NotImplemented
-    result = _sum(latest, other)
-    if result is not NotImplemented:
-        latest.replace(result)
-    return result
-
-
-def _sum(first: Any, second: Any) -> Any:
-    terms = [term.latest() if isinstance(term, Pending) else term for term in (first, second)]
-    pending = next((term for term in terms if isinstance(term, Pending) and term.added is None), None)
-    if pending is None:
-        return NotImplemented
-    other = terms[0] if terms[1] is pending else terms[1]
-    if isinstance(other, Pending):
-        other = other.computed()
-    x = pending.normalized.x
-    if not isinstance(other, Tensor) or not is_plain(other):
-        return NotImplemented
-    if (other.shape, other.stride(), other.dtype) != (x.shape, x.stride(), x.dtype):
-        return NotImplemented
-    result = Pending.of(pending.normalized, other)
-    return result if pending.normalized.choices.joins_additions else result.computed()
-
-
-_TAKEN: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), _relu),
-    **dict.fromkeys((torch.relu_, Tensor.relu_), _relu_),
-    **{F.relu6: _relu6, F.hardtanh: _hardtanh, F.leaky_relu: _leaky_relu},
-    **{F.silu: _silu, F.hardswish: _hardswish, F.gelu: _gelu},
-    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
-    **dict.fromkeys((Tensor.add_, Tensor.__iadd__), _add_),
-}

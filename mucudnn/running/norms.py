@@ -25,8 +25,9 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
 from mucudnn.running.eager.hot_path import is_plain
-from mucudnn.running.groups import GroupChoices, Normalized, Pending, compute, moments_of, noting_sources, source_of
+from mucudnn.running.groups import GroupChoices, Normalized, compute, moments_of, noting_sources, source_of
 from mucudnn.running.modules import TunedModule, derived_tuned, require_free_names, why_fixed
+from mucudnn.running.pending import Pending
 
 NORMS = _NormBase, nn.GroupNorm, nn.LayerNorm  # torch's modules that call norms
 

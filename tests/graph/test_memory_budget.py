@@ -33,8 +33,8 @@ from mucudnn.graph.operators.convolution import Filters, convolutions_of
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.memory import peak_allocated_bytes
+from mucudnn.measuring.timings import Timings
 from mucudnn.solver.plans import Plan
-from mucudnn.tuning.timings import Timings
 
 MIB = 2**20
 

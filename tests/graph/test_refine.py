@@ -21,10 +21,10 @@ from mucudnn.graph.operators.convolution import convolutions_of
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
+from mucudnn.measuring.timings import Timings
 from mucudnn.solver.bands import Cut, Segment
 from mucudnn.solver.plans import Plan
 from mucudnn.store.database import Database
-from mucudnn.tuning.timings import Timings
 
 
 def test_each_convolution_gets_the_fastest_of_the_candidates() -> None:

@@ -31,9 +31,9 @@ from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithms
 from mucudnn.measuring.heap import settle_heap
+from mucudnn.measuring.timings import Timings
 from mucudnn.measuring.whole_runs import Machine, run_torch, whole_run
 from mucudnn.store.database import Database
-from mucudnn.tuning.timings import Timings
 
 TWO = "implicit-gemm", "winograd-4x4"
 _CAPTURED: WeakKeyDictionary[nn.Module, dict[Any, Captured]] = WeakKeyDictionary()

@@ -15,11 +15,11 @@ import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.core.records import Comparison
 from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.measuring.timings import Timings
 from mucudnn.optimizing import confirm as confirm_module
 from mucudnn.optimizing import groups as groups_module
 from mucudnn.optimizing.steps import ModelSteps, StepTimes
 from mucudnn.running.norms import TunedNorm
-from mucudnn.tuning.timings import Timings
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 

@@ -20,9 +20,10 @@ from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running import norms
 from mucudnn.running.choices import Choices
-from mucudnn.running.groups import ChangedError, Pending, group_of
+from mucudnn.running.groups import group_of
 from mucudnn.running.modules import make_tunable
 from mucudnn.running.norms import TunedNorm, make_groups, moments_from, why_not_grouped
+from mucudnn.running.pending import ChangedError, Pending
 from mucudnn.running.problems import problem_of_call
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")

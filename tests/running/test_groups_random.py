@@ -12,7 +12,6 @@ import pytest
 from support.effort import seeds
 from support.random_training import Comparison, differences, draw
 
-pytest.importorskip("mucudnn.running.norms")
 pytestmark = pytest.mark.fuzz
 
 CHUNK = 100

@@ -32,6 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mucudnn.running.modules import make_tunable, why_left_alone
+from mucudnn.running.norms import make_groups
+from mucudnn.running.pending import ChangedError
 
 WithGroups = Callable[[nn.Module, Callable[[nn.Module], object]], bool]  # of a model, and of what runs it
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, OwnNorm)
@@ -568,9 +570,6 @@ def _laid_out(x: Tensor, name: str) -> Tensor:
 
 def with_groups(model: nn.Module, run: Callable[[nn.Module], object]) -> bool:
     """Turn groups on in a model, and return whether they are: not if it writes what a norm has read."""
-    from mucudnn.running.groups import ChangedError
-    from mucudnn.running.norms import make_groups
-
     try:
         make_groups(model, run)
     except ChangedError:
