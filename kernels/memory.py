@@ -6,6 +6,7 @@ On the CPU, torch and some libraries raise a plain ``RuntimeError`` when out of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch.autograd.profiler import record_function
 
 from mucudnn.core.errors import LibraryError
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat
@@ -140,26 +142,66 @@ def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu
     such as the workspace of a cuBLAS handle; to exclude them, call ``function`` once before. Raises the errors of
     ``function``, including ``torch.OutOfMemoryError``.
     """
+    return max(peaks_between_marks(function, device_type, in_blocks=in_blocks))
+
+
+def peaks_between_marks(
+    function: Callable[[], object], device_type: str = "cpu", *, in_blocks: bool = True
+) -> list[int]:
+    """Return the peaks as of ``peak_allocated_bytes`` before, between and after the calls of ``mark`` in ``function``."""
+    global _marked
     if device_type == "cuda":
         kind = f"{'allocated' if in_blocks else 'requested'}_bytes.all"
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_stats()
-        function()
+        before = torch.cuda.memory_stats()[f"{kind}.current"]
+        _marked = on_cuda = _MarksOnCuda([], f"{kind}.peak", before)
+        try:
+            function()
+        finally:
+            _marked = None
         torch.cuda.synchronize()
-        return int(torch.cuda.memory_stats()[f"{kind}.peak"] - before[f"{kind}.current"])
+        on_cuda.mark()
+        return on_cuda.peaks
     memory_only = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
     _enable_profiler_legacy(memory_only)
     try:
         function()
     finally:
         threads = _disable_profiler_legacy()
-    live = peak = 0
+    live, peaks = 0, [0]
     for event in (event for thread in threads for event in thread):
-        if str(event.kind()) == "memory_alloc":
+        kind = str(event.kind())
+        if kind == "memory_alloc":
             live += event.cpu_memory_usage()
-            peak = max(peak, live)
-    return int(peak)
+            peaks[-1] = max(peaks[-1], live)
+        elif kind == "push" and event.name() == _MARK:
+            peaks.append(live)
+    return [int(peak) for peak in peaks]
+
+
+def mark() -> None:
+    """Begin another interval of ``peaks_between_marks``."""
+    if _marked is not None:
+        _marked.mark()
+    elif torch.autograd._profiler_enabled():
+        with record_function(_MARK):
+            pass
+
+
+@dataclass(slots=True)
+class _MarksOnCuda:
+    peaks: list[int]
+    statistic: str
+    before: int
+
+    def mark(self) -> None:
+        self.peaks.append(int(torch.cuda.memory_stats()[self.statistic] - self.before))
+        torch.cuda.reset_peak_memory_stats()
+
+
+_MARK = "mucudnn: allocations"
+_marked: _MarksOnCuda | None = None
 
 
 def aligned_buffer(size_bytes: int, device_type: str = "cpu") -> torch.Tensor:

@@ -1,0 +1,262 @@
+"""A model whose training steps stay within a budget of memory: what its forward passes keep is chosen and counted.
+
+A step is run once, with all that PyTorch keeps, to see the values of the forward pass, when the backward pass reads
+them, and what else is allocated meanwhile. ``solver/keeping.py`` chooses. Then steps are counted: what was predicted too
+low is corrected, and chosen again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.values import format_bytes, format_seconds
+from mucudnn.kernels.memory import mark, peaks_between_marks
+from mucudnn.running.tape import Call, Tape, Value, make_keeping
+from mucudnn.solver import keeping as solver
+from mucudnn.solver.keeping import Choice
+from mucudnn.tuning.model_state import undisturbed
+
+_COUNTS = 4  # steps that are counted to correct the prediction
+Step = Callable[[nn.Module], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What the forward passes of a model keep. Prints as one line.
+
+    choices: of the values of a forward pass, each with the operator that computes it.
+    budget_bytes: of a step beside parameters, gradients and the input.
+    predicted_bytes, peak_bytes: what was predicted and counted.
+    time_s: of what is computed again.
+    all_bytes: the peak of a step that keeps all that PyTorch keeps.
+    """
+
+    choices: tuple[tuple[str, Choice], ...]
+    budget_bytes: int
+    predicted_bytes: int
+    peak_bytes: int
+    time_s: float
+    all_bytes: int
+
+    def __str__(self) -> str:
+        kept = sum(choice is Choice.KEPT for _, choice in self.choices)
+        return (
+            f"steps within {format_bytes(self.budget_bytes)}: peak {format_bytes(self.peak_bytes)}, predicted "
+            f"{format_bytes(self.predicted_bytes)}, {format_bytes(self.all_bytes)} if all is kept; {kept} of "
+            f"{len(self.choices)} tensors are kept, the others computed again in {format_seconds(self.time_s)}"
+        )
+
+
+def keep_within(model: nn.Module, step: Step, budget_bytes: int, device_type: str) -> Keeping:
+    """Choose what forward passes of a model in training keep, so that a step stays within a budget; return the choices.
+
+    The budget is for what a step allocates beside the parameters' gradients.
+
+    Raises ``InfeasibleError`` with the least budget, and any error of the step.
+    """
+    with undisturbed(model):
+        traced = _traced(model, step, device_type)
+        module, allowed_bytes = make_keeping(model), budget_bytes
+        for _ in range(_COUNTS):
+            solved = solver.least_time(traced.values, allowed_bytes)
+            if solved is None:
+                vars(module)["keeping"] = None
+                least_bytes = solver.least_budget(traced.values) + budget_bytes - allowed_bytes
+                raise InfeasibleError(
+                    f"memory_budget is {format_bytes(budget_bytes)}; a step of this model needs at least "
+                    f"{format_bytes(least_bytes)}: give that, or a smaller batch"
+                )
+            choices = traced.choices(solved.choices)
+            made = Keeping(choices, budget_bytes, solved.peak_bytes, 0, solved.time_s, traced.peak_bytes)
+            vars(module)["keeping"] = made
+            peak_bytes = max(_peaks(model, step, device_type))
+            vars(module)["keeping"] = made = replace(made, peak_bytes=peak_bytes)
+            if peak_bytes <= budget_bytes:
+                break
+            allowed_bytes -= peak_bytes - budget_bytes
+        return made
+
+
+def _peaks(model: nn.Module, step: Step, device_type: str) -> list[int]:
+    """Return the peaks of a step between marks, beside the gradients of the parameters."""
+    for parameter in model.parameters():
+        if parameter.grad is None and parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    return peaks_between_marks(lambda: step(model), device_type)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A value of a forward pass, as seen in a step.
+
+    uses: the intervals between marks that begin when the backward pass reads it.
+    storage: what it shares with other values if it is a view.
+    """
+
+    name: str
+    size_bytes: int
+    time_s: float
+    reads: list[int]
+    made: int
+    is_view: bool
+    is_saved: bool = False
+    freed: int = -1
+    uses: list[int] = field(default_factory=list)
+
+
+class _Observer(Tape):
+    """A tape that keeps what PyTorch keeps, and notes when it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[_Seen] = []
+        self.marks = 0
+
+    def mark(self) -> None:
+        self.marks += 1
+        mark()
+
+    def note(self, results: Sequence[Any], name: str, call: Call, begun_s: float) -> None:
+        time_s = perf_counter() - begun_s
+        reads = [value for value in call.reads() if value.index >= 0]
+        known = self.count
+        super().note(results, name, call, begun_s)
+        self.mark()
+        for tensor in results:
+            value = self.value_of(tensor) if isinstance(tensor, Tensor) else None
+            if value is None or value.index < known:
+                continue
+            value.call = None
+            is_view = not call.is_in_place and any(
+                read.tensor is not None and _memory(read.tensor) == _memory(tensor) for read in reads
+            )
+            indices = [read.index for read in reads]
+            self.seen.append(_Seen(name, tensor.nbytes, time_s, indices, self.marks, is_view))
+            weakref.finalize(value, self._freed, value.index)
+
+    def pack(self, tensor: Tensor) -> Any:
+        value = self.value_of(tensor)
+        if value is None:
+            return tensor
+        value.store(tensor)
+        self.seen[value.index].is_saved = True
+        return value
+
+    def unpack(self, kept: Any) -> Tensor:
+        self.mark()
+        if isinstance(kept, Value):
+            self.seen[kept.index].uses.append(self.marks)
+        return super().unpack(kept)
+
+    def _freed(self, index: int) -> None:
+        self.seen[index].freed = self.marks
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """A step as the solver sees it.
+
+    values: those to choose for; numbers: of each, its index in the forward pass.
+    """
+
+    names: list[str]
+    values: list[solver.Value]
+    numbers: list[int]
+    peak_bytes: int
+
+    def choices(self, chosen: Sequence[Choice]) -> tuple[tuple[str, Choice], ...]:
+        """Return the choices of all values of the forward pass; those that are not saved are computed each time."""
+        choices = [Choice.EACH_TIME] * len(self.names)
+        for number, choice in zip(self.numbers, chosen, strict=True):
+            choices[number] = choice
+        return tuple(zip(self.names, choices, strict=True))
+
+
+def _traced(model: nn.Module, step: Step, device_type: str) -> _Traced:
+    """Run a step of the model twice, the second time to see what it keeps and allocates."""
+    observer = _Observer()
+
+    def observed(module: nn.Module, arguments: Any) -> None:
+        observer.__enter__()
+
+    before = model.register_forward_pre_hook(observed)
+    after = model.register_forward_hook(lambda *_: observer.__exit__(None, None, None), always_call=True)
+    try:
+        peaks = _peaks(model, step, device_type)
+    finally:
+        before.remove()
+        after.remove()
+    return _simplified(observer.seen, peaks)
+
+
+def _simplified(seen: list[_Seen], peaks: list[int]) -> _Traced:
+    """Return the values for which there is a choice, in terms of each other.
+
+    Views, and values that only one other is computed from, are computed with those that read them.
+    """
+    readers: list[list[int]] = [[] for _ in seen]
+    for index, value in enumerate(seen):
+        for read in dict.fromkeys(value.reads):
+            readers[read].append(index)
+    is_joined = [value.is_view or (not value.is_saved and len(readers[i]) <= 1) for i, value in enumerate(seen)]
+    kept = [0] * (len(peaks) + 1)  # bytes of the saved values at each mark
+    for index, value in enumerate(seen):
+        if value.is_saved and not value.is_view:
+            for interval in range(value.made, value.freed if value.freed >= 0 else len(peaks)):
+                kept[interval] += value.size_bytes
+    else_bytes = [peak - of_kept for peak, of_kept in zip(peaks, kept, strict=False)]
+    highest = -1  # of the values that are read at an interval or later
+    of_backward: dict[int, int] = {}
+    last_forward = max((value.made for value in seen), default=0)
+    uses = {interval: index for index, value in enumerate(seen) for interval in value.uses}
+    for interval in range(len(peaks) - 1, last_forward, -1):
+        highest = max(highest, uses.get(interval, -1))
+        of_backward[highest] = max(of_backward.get(highest, 0), else_bytes[interval])
+    numbers = [index for index in range(len(seen)) if not is_joined[index]]
+    places = {index: place for place, index in enumerate(numbers)}
+    values = []
+    below = 0
+    for place, index in enumerate(numbers):
+        reads, time_s = _joined(seen, is_joined, index)
+        upto = numbers[place]
+        backward = max((size for at, size in of_backward.items() if below <= at <= upto), default=0)
+        forward = max(else_bytes[seen[k].made] for k in range(below, upto + 1))
+        below = upto + 1
+        value = seen[index]
+        values.append(
+            solver.Value(
+                size_bytes=value.size_bytes,
+                time_s=time_s,
+                reads=tuple(sorted(places[read] for read in reads)),
+                is_used=bool(value.uses),
+                backward_bytes=max(backward, 0),
+                forward_bytes=max(forward, 0),
+                may_be_dropped=len(readers[index]) <= 3,
+            )
+        )
+    return _Traced([value.name for value in seen], values, numbers, max(peaks))
+
+
+def _joined(seen: list[_Seen], is_joined: list[bool], index: int) -> tuple[set[int], float]:
+    """Return from which values for which there is a choice a value is computed, and how long that takes."""
+    reads, time_s = set[int](), seen[index].time_s
+    for read in seen[index].reads:
+        if is_joined[read]:
+            more, more_s = _joined(seen, is_joined, read)
+            reads |= more
+            time_s += more_s
+        else:
+            reads.add(read)
+    return reads, time_s

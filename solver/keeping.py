@@ -1,0 +1,273 @@
+"""What a training step keeps of its forward pass within a budget, and what it computes again.
+
+    memory at a value = all else + kept values before it + computed ones of its run + the value, if it is not stored
+    time              = sum of the times of what is computed again
+
+The backward pass reads values in the reverse of the order in which the forward pass has computed them. A *run* is a
+series of values of which some are dropped, between points at which whatever is read later has been kept. When the
+backward pass first reads a dropped value of a run, it is computed from what was kept, and so is what that needs (Chen
+et al., *Training Deep Nets with Sublinear Memory Cost*, 2016).
+
+``least_time`` finds the choices by dynamic programming over the values, with states (kept bytes, bytes of the run) and
+the least time of each, for each set of choices of the values that are read later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mucudnn.core.errors import InvalidInputError
+
+CELLS = 96  # parts of a budget
+FEW = 300  # states, up to which all that may be of use are told apart
+
+
+class Choice(Enum):
+    """Whether a value is kept, computed again once, when it is first read, or each time it is read."""
+
+    KEPT = "kept"
+    ONCE = "computed again"
+    EACH_TIME = "computed again each time"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the forward pass.
+
+    size_bytes: of the tensor.
+    time_s: to compute it again.
+    reads: the values from which it is computed, by index.
+    is_used: whether the backward pass reads it, not only to compute others again.
+    backward_bytes: of all else while the backward pass uses it.
+    forward_bytes: of all else when the forward pass has computed it.
+    may_be_dropped: whether it can be computed again.
+    """
+
+    size_bytes: int
+    time_s: float
+    reads: tuple[int, ...] = ()
+    is_used: bool = True
+    backward_bytes: int = 0
+    forward_bytes: int = 0
+    may_be_dropped: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """The choices of all values.
+
+    time_s: of what is computed again.
+    peak_bytes: predicted.
+    proven: whether no other choices within the budget take less time.
+    """
+
+    choices: tuple[Choice, ...]
+    time_s: float
+    peak_bytes: int
+    proven: bool = True
+
+
+def least_time(values: Sequence[Value], budget_bytes: int, cells: int = CELLS) -> Keeping | None:
+    """Return the choices within the budget that take the least time; None if there are none.
+
+    cells: parts of the budget by which states are told apart if there are many: of those in the same part, in kept
+        bytes and in bytes of the run, the fastest goes on. No state exceeds the budget.
+
+    Raises ``InvalidInputError`` if a value reads itself or a later one, or if too many are read later at a time.
+    """
+    for index, value in enumerate(values):
+        if any(not 0 <= read < index for read in value.reads):
+            raise InvalidInputError(f"value {index} reads {value.reads}; it may read earlier values only")
+    slots = _Slots(values)
+    states, proven = _States.first(), True
+    steps: list[_States] = []
+    for index, value in enumerate(values):
+        choices = list(Choice) if value.may_be_dropped else [Choice.KEPT]
+        reached = [_after(states, values, index, choice, budget_bytes, slots) for choice in choices]
+        steps.append(states)
+        states, is_exact = _States.joined(reached).undominated(budget_bytes, cells)
+        proven &= is_exact
+        if not len(states.time_s):
+            return None
+    place = int(np.lexsort((states.kept, states.time_s))[0])
+    time_s, choices = float(states.time_s[place]), []
+    for before in reversed(steps):
+        choices.append(list(Choice)[states.choice[place]])
+        states, place = before, int(states.origin[place])
+    made = tuple(reversed(choices))
+    return Keeping(made, time_s, peak_bytes(values, made), proven)
+
+
+def least_budget(values: Sequence[Value], cells: int = CELLS) -> int:
+    """Return the least bytes within which there are choices, up to a part in ``cells``."""
+    values = [replace(value, time_s=0.0) for value in values]
+    low, high = 0, peak_bytes(values, [Choice.KEPT] * len(values))
+    while high - low > max(1, high // cells):
+        middle = (low + high) // 2
+        keeping = least_time(values, middle, cells)
+        low, high = (middle, high) if keeping is None else (low, min(middle, keeping.peak_bytes))
+    return high
+
+
+def peak_bytes(values: Sequence[Value], choices: Sequence[Choice]) -> int:
+    """Return the memory that a step needs with these choices, at its peak."""
+    last, read_later = last_reads(values), {}
+    kept = run = peak = 0
+    for index, (value, choice) in enumerate(zip(values, choices, strict=True)):
+        kept += value.size_bytes * (choice is Choice.KEPT)
+        run += value.size_bytes * (choice is Choice.ONCE)
+        peak = max(peak, kept + value.forward_bytes, kept + run + _beside(value, choice))
+        read_later[index] = _is_open(choice, (read_later[read] for read in value.reads))
+        if not any(is_open for read, is_open in read_later.items() if last[read] > index):
+            run = 0
+    return peak
+
+
+def last_reads(values: Sequence[Value]) -> list[int]:
+    """Return the last value that reads each value; the value itself if there is none."""
+    last = list(range(len(values)))
+    for index, value in enumerate(values):
+        for read in value.reads:
+            last[read] = index
+    return last
+
+
+def _beside(value: Value, choice: Choice) -> int:
+    """Return the bytes in use while the backward pass uses a value, beside what is stored."""
+    if not value.is_used:
+        return 0
+    return value.backward_bytes + value.size_bytes * (choice is Choice.EACH_TIME)
+
+
+def _is_open(choice: Choice, reads: Iterable[bool]) -> bool:
+    """Return whether a run goes on with a value, of whose reads it goes on with those that are true."""
+    return choice is Choice.ONCE or (choice is Choice.EACH_TIME and any(reads))
+
+
+# States
+
+
+class _Slots:
+    """Where states have the choices of the values that are read later: two bits each, 0 for what is kept.
+
+    The lower bit is set if a run goes on with the value, the higher one if it is computed each time.
+    """
+
+    MOST = 31
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self.last = last_reads(values)
+        self.of: list[int] = []
+        free, used = list(range(self.MOST)), set[int]()
+        self.freed: list[int] = []  # by each value, as a mask
+        for index in range(len(values)):
+            ended = [of for of in used if self.last[of] == index]
+            if self.last[index] > index:
+                if not free:
+                    raise InvalidInputError(f"more than {self.MOST} values are read later at the same time")
+                self.of.append(free.pop())
+                used.add(index)
+            else:
+                self.of.append(-1)
+            self.freed.append(sum(3 << 2 * self.of[of] for of in ended))
+            free += [self.of[of] for of in ended]
+            used -= set(ended)
+
+
+_OPEN = int("01" * _Slots.MOST, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """States after a value, as columns.
+
+    choices: of the values that are read later, as in ``_Slots``.
+    kept, run: bytes that are kept, and those of the run.
+    time_s: the least time.
+    choice, origin: the last choice, and the state before it.
+    """
+
+    choices: NDArray[np.int64]
+    kept: NDArray[np.int64]
+    run: NDArray[np.int64]
+    time_s: NDArray[np.float64]
+    choice: NDArray[np.int8]
+    origin: NDArray[np.int64]
+
+    @classmethod
+    def first(cls) -> _States:
+        zero = np.zeros(1, np.int64)
+        return cls(zero, zero, zero, np.zeros(1), np.zeros(1, np.int8), zero)
+
+    @classmethod
+    def joined(cls, parts: Sequence[_States]) -> _States:
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+
+    def at(self, places: NDArray[Any]) -> _States:
+        return _States(*(getattr(self, name)[places] for name in self.__slots__))
+
+    def undominated(self, budget_bytes: int, cells: int) -> tuple[_States, bool]:
+        """Return the states that may be of use, and whether none of the others would have been."""
+        if len(self.kept) <= FEW:
+            return self.at(_pareto(self)), True
+        step = max(1, -(-budget_bytes // cells))
+        kept, run = self.kept // step, self.run // step
+        order = np.lexsort((self.run, self.kept, self.time_s, run, kept, self.choices))
+        columns = np.stack((self.choices, kept, run))[:, order]
+        is_first = np.r_[True, np.any(columns[:, 1:] != columns[:, :-1], axis=0)]
+        first = order[is_first][np.cumsum(is_first) - 1]  # of each cell
+        is_exact = bool(np.all((self.kept[first] <= self.kept[order]) & (self.run[first] <= self.run[order])))
+        fastest = order[is_first]
+        useful = []
+        starts = np.flatnonzero(np.r_[True, np.diff(self.choices[fastest]) != 0])
+        for alike in np.split(fastest, starts[1:]):
+            times = np.full((cells + 2, cells + 2), np.inf)
+            rows, columns = kept[alike] + 1, run[alike] + 1
+            times[rows, columns] = self.time_s[alike]
+            least = np.minimum.accumulate(np.minimum.accumulate(times, 0), 1)
+            useful.append(alike[least[rows - 1, columns - 1] > self.time_s[alike]])
+        return self.at(np.concatenate(useful)), is_exact
+
+
+def _pareto(states: _States) -> NDArray[np.int64]:
+    """Return the places of the states that none with the same choices betters in bytes and time."""
+    columns = np.stack((states.kept, states.run, states.time_s))
+    order = np.lexsort((*columns, states.choices))
+    useful: list[int] = []
+    for place in order:
+        others = [other for other in useful if states.choices[other] == states.choices[place]]
+        if not np.any(np.all(columns[:, others] <= columns[:, [place]], axis=0)):
+            useful.append(int(place))
+    return np.array(useful, np.int64)
+
+
+def _after(
+    states: _States, values: Sequence[Value], index: int, choice: Choice, budget_bytes: int, slots: _Slots
+) -> _States:
+    """Return the states after a choice for a value, those that are within the budget."""
+    value, is_kept = values[index], choice is Choice.KEPT
+    kept = states.kept + value.size_bytes * is_kept
+    run = states.run + value.size_bytes * (choice is Choice.ONCE)
+    time_s = states.time_s.copy()
+    is_open = np.full(len(kept), choice is Choice.ONCE)
+    within = (kept + value.forward_bytes <= budget_bytes) & (kept + run + _beside(value, choice) <= budget_bytes)
+    if not is_kept:
+        time_s += value.time_s * (choice is Choice.ONCE or value.is_used)
+        for read in value.reads:
+            of_read = states.choices >> 2 * slots.of[read]
+            if choice is Choice.EACH_TIME:  # not of what is computed each time, or times would multiply
+                within &= of_read & 2 == 0
+                is_open |= of_read & 1 == 1
+            time_s += values[read].time_s * (of_read >> 1 & 1)
+    choices = states.choices & ~slots.freed[index]
+    if slots.of[index] >= 0:
+        choices |= (is_open.astype(np.int64) | 2 * (choice is Choice.EACH_TIME)) << 2 * slots.of[index]
+    run = np.where(choices & _OPEN, run, 0)
+    of_choice = np.full(len(kept), list(Choice).index(choice), np.int8)
+    return _States(choices, kept, run, time_s, of_choice, np.arange(len(kept))).at(within)
