@@ -8,7 +8,7 @@ low is corrected, and chosen again.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -16,16 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.records import Comparison
+from mucudnn.core.terminal import Progress
 from mucudnn.core.values import format_bytes, format_seconds
 from mucudnn.kernels.memory import mark, peaks_between_marks
-from mucudnn.running.tape import Call, Tape, Value, make_keeping
+from mucudnn.measuring.turns import Rounds, in_turns
+from mucudnn.optimizing.steps import Step
+from mucudnn.running.devices import device_of_convolutions
+from mucudnn.running.dispatcher import untouched
+from mucudnn.running.modules import TunedModule, running_torchs_own
+from mucudnn.running.tape import Call, KeepingModule, Tape, Value, make_keeping
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
-from mucudnn.tuning.model_state import undisturbed
+from mucudnn.tuning.choose import with_noise
+from mucudnn.tuning.model_state import OwnStep, undisturbed
 
 _COUNTS = 4  # steps that are counted to correct the prediction
-Step = Callable[[nn.Module], object]
+_ROUNDS = Rounds(3, 9, 10.0)  # of steps within the budget and PyTorch's
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +46,16 @@ class Keeping:
     predicted_bytes, peak_bytes: what was predicted and counted.
     time_s: of what is computed again.
     all_bytes: the peak of a step that keeps all that PyTorch keeps.
+    step: the time of a step, compared with PyTorch's operators without a budget.
     """
 
     choices: tuple[tuple[str, Choice], ...]
     budget_bytes: int
     predicted_bytes: int
-    peak_bytes: int
     time_s: float
     all_bytes: int
+    peak_bytes: int = 0
+    step: Comparison | None = None
 
     def __str__(self) -> str:
         kept = sum(choice is Choice.KEPT for _, choice in self.choices)
@@ -52,19 +63,30 @@ class Keeping:
             f"steps within {format_bytes(self.budget_bytes)}: peak {format_bytes(self.peak_bytes)}, predicted "
             f"{format_bytes(self.predicted_bytes)}, {format_bytes(self.all_bytes)} if all is kept; {kept} of "
             f"{len(self.choices)} tensors are kept, the others computed again in {format_seconds(self.time_s)}"
+            f"{'' if self.step is None else f'; {with_noise(self.step)} of PyTorch without a budget'}"
         )
 
 
-def keep_within(model: nn.Module, step: Step, budget_bytes: int, device_type: str) -> Keeping:
-    """Choose what forward passes of a model in training keep, so that a step stays within a budget; return the choices.
+def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step | None, progress: Progress) -> None:
+    """Choose what forward passes of a model in training keep, so that a step stays within ``config.memory_budget``.
 
-    The budget is for what a step allocates beside the parameters' gradients.
+    The budget is for what a step allocates beside the gradients of the parameters.
 
-    Raises ``InfeasibleError`` with the least budget, and any error of the step.
+    step: the user's step, or None for a forward and backward pass on the sample input.
+
+    Raises ``InfeasibleError`` with the least budget; ``InvalidInputError`` if the class of the model cannot be changed;
+    and any error of the step.
     """
+    budget_bytes = config.memory_budget_bytes
+    assert budget_bytes is not None
+    step = step or OwnStep(sample_input, keeps_gradients=True)
+    device_type = device_of_convolutions(model).type
+    module = make_keeping(model)
+    vars(module)["keeping"] = None
     with undisturbed(model):
-        traced = _traced(model, step, device_type)
-        module, allowed_bytes = make_keeping(model), budget_bytes
+        progress("tracing what a step keeps", 1.0)
+        _peaks(model, step, device_type)  # once, so that libraries have what they keep
+        traced, allowed_bytes = _traced(model, step, device_type), budget_bytes
         for _ in range(_COUNTS):
             solved = solver.least_time(traced.values, allowed_bytes)
             if solved is None:
@@ -74,15 +96,50 @@ def keep_within(model: nn.Module, step: Step, budget_bytes: int, device_type: st
                     f"memory_budget is {format_bytes(budget_bytes)}; a step of this model needs at least "
                     f"{format_bytes(least_bytes)}: give that, or a smaller batch"
                 )
-            choices = traced.choices(solved.choices)
-            made = Keeping(choices, budget_bytes, solved.peak_bytes, 0, solved.time_s, traced.peak_bytes)
-            vars(module)["keeping"] = made
-            peak_bytes = max(_peaks(model, step, device_type))
-            vars(module)["keeping"] = made = replace(made, peak_bytes=peak_bytes)
-            if peak_bytes <= budget_bytes:
+            keeping = Keeping(
+                choices=traced.choices(solved.choices),
+                budget_bytes=budget_bytes,
+                predicted_bytes=solved.peak_bytes,
+                time_s=solved.time_s,
+                all_bytes=traced.peak_bytes,
+            )
+            vars(module)["keeping"] = keeping
+            keeping = replace(keeping, peak_bytes=max(_peaks(model, step, device_type)))
+            if keeping.peak_bytes <= budget_bytes:
                 break
-            allowed_bytes -= peak_bytes - budget_bytes
-        return made
+            allowed_bytes -= keeping.peak_bytes - budget_bytes
+        progress("comparing steps within the budget", 1.0)
+        vars(module)["keeping"] = replace(keeping, step=_compared(module, step, config))
+
+
+def _compared(model: KeepingModule, step: Step, config: Config) -> Comparison:
+    """Compare steps within the budget with those of PyTorch's operators, which keep all."""
+    tuned = [module for module in model.modules() if isinstance(module, TunedModule) and module is not model]
+    keeping = model.keeping
+
+    def by_torch() -> float:
+        vars(model)["keeping"] = None
+        with running_torchs_own(tuned), untouched:
+            return _timed(model, step)
+
+    def within() -> float:
+        vars(model)["keeping"] = keeping
+        return _timed(model, step)
+
+    times: list[list[float]] = []
+    for of_round in in_turns([by_torch, within]):
+        times.append(of_round)
+        if _ROUNDS.is_enough(len(times), sum(map(sum, times))):
+            break
+    return Comparison.of(*zip(*times, strict=True))
+
+
+def _timed(model: nn.Module, step: Step) -> float:
+    begun_s = perf_counter()
+    step(model)
+    if next(model.parameters()).is_cuda:
+        torch.cuda.synchronize()
+    return perf_counter() - begun_s
 
 
 def _peaks(model: nn.Module, step: Step, device_type: str) -> list[int]:

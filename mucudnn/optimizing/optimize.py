@@ -28,12 +28,13 @@ from mucudnn.core.values import grouped, instance, shown
 from mucudnn.measuring.heap import settle_heap
 from mucudnn.optimizing.confirm import confirm_model
 from mucudnn.optimizing.groups import tune_groups
+from mucudnn.optimizing.keeping import keep_within
 from mucudnn.optimizing.steps import Step
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import DEVICE_TYPES, untouched
 from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
-from mucudnn.tuning.model_state import undisturbed
+from mucudnn.tuning.model_state import is_training, undisturbed
 from mucudnn.tuning.result import configurations_of
 from mucudnn.tuning.trace import trace
 from mucudnn.tuning.tuner import openmp_threads_ended, team_of, tune_tasks
@@ -98,7 +99,8 @@ def optimize(
     they are errors.
     """
     config = config_or_default(config)
-    runs_modules = config.memory_budget_bytes is None and not config.fuse
+    fits_steps = config.memory_budget_bytes is not None and is_training(model)
+    runs_modules = fits_steps or (config.memory_budget_bytes is None and not config.fuse)
     if runs_modules:
         config = without_cache_budget(config)
     if not (step is None or callable(step)):
@@ -121,6 +123,8 @@ def optimize(
         if runs_modules:
             team = team_of(process_group) if config.share_tuning else ALONE
             _optimize_modules(model, sample_input, config, step, team, report_progress)
+            if fits_steps:
+                keep_within(model, sample_input, config, step, report_progress)
             return model
         return _as_graph(model, sample_input, config, step, process_group, report_progress)
 

@@ -51,16 +51,15 @@ class Value:
     number: of the call's results.
     choice: whether the tensor is stored.
     tensor: None while it is dropped.
-    version: of the tensor when it was stored.
+    source: what was stored, as long as it is there, with its version then.
     index: in the order of the tape; -1 for operands that existed before.
     """
 
-    __slots__ = ("__weakref__", "call", "choice", "index", "number", "tensor", "version")
+    __slots__ = ("__weakref__", "call", "choice", "index", "number", "source", "tensor", "version")
 
     def __init__(self, call: Call | None, number: int, choice: Choice, index: int) -> None:
         self.call, self.number, self.choice, self.index = call, number, choice, index
         self.tensor: Tensor | None = None
-        self.version = 0
 
     @classmethod
     def of(cls, tensor: Tensor) -> Value:
@@ -71,7 +70,8 @@ class Value:
 
     def store(self, tensor: Tensor) -> None:
         """Keep the tensor instead of the call."""
-        self.tensor, self.version = tensor.detach(), tensor._version
+        self.tensor = tensor.detach()  # not the tensor: it may have a node of autograd that keeps this value
+        self.source, self.version = weakref.ref(tensor), tensor._version
 
     def computed(self) -> Tensor:
         """Return the tensor, computed again if it was dropped, with all that it is computed from."""
@@ -108,7 +108,8 @@ class Value:
     def kept(self) -> Tensor:
         """Return the stored tensor. Raises ``ChangedOperandError`` if it was changed since."""
         assert self.tensor is not None
-        if self.tensor._version != self.version:
+        source = self.source()
+        if source is not None and source._version != self.version:
             raise ChangedOperandError(
                 f"a tensor of shape {tuple(self.tensor.shape)} was changed in place after the forward pass had read it, "
                 "and a result is to be computed from it again; change it out of place, or optimize without "

@@ -34,7 +34,7 @@ CONTAINERS = dict, list, set, deque
 _OPAQUE = {"torch", "logging", "threading", "weakref", "multiprocessing", "concurrent", "asyncio", "queue", "mucudnn"}
 _EMPTY_CELL = CellType()
 _MISSING = object()
-_OF_TUNING = {"__class__", "groups", "why_torchs", *TunedModule.__annotations__}  # attributes that a tuned module keeps
+_OF_TUNING = {"__class__", "groups", "keeping", "why_torchs", *TunedModule.__annotations__}  # attributes that a tuned module keeps
 
 Owners = list[tuple[Any, dict[Any, Any]]]  # containers and objects, each with what it holds by key or name
 
@@ -306,13 +306,15 @@ class OwnStep:
 
     arguments: the model's only argument, or a tuple of all positional ones. Each differentiable output gets a random
     gradient, drawn once: a gradient of ones would vanish behind a normalization, and zeros may change the time. Without
-    differentiable outputs, the step is the forward pass. Gradients are None at the start, and are kept after the step.
+    differentiable outputs, the step is the forward pass. Gradients are kept after the step; at the start they are None,
+    unless ``keeps_gradients``.
 
     Raises any error of the model.
     """
 
-    def __init__(self, arguments: Any) -> None:
+    def __init__(self, arguments: Any, *, keeps_gradients: bool = False) -> None:
         self.arguments = arguments if isinstance(arguments, tuple) else (arguments,)
+        self.keeps_gradients = keeps_gradients
         self._gradients: dict[int, Tensor] = {}
 
     def __call__(self, model: nn.Module) -> None:
@@ -321,7 +323,8 @@ class OwnStep:
             with torch.no_grad():
                 model(*arguments)
             return
-        set_gradients((parameter, None) for parameter in model.parameters())
+        if not self.keeps_gradients:
+            set_gradients((parameter, None) for parameter in model.parameters())
         if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
             torch.clear_autocast_cache()
         output = model(*arguments)
