@@ -27,10 +27,11 @@ from mucudnn.measuring.heap import kept_heap
 from mucudnn.measuring.timings import Timings
 from mucudnn.measuring.turns import Rounds
 from mucudnn.running.devices import device_of_convolutions
+from mucudnn.running.eager.bound_norm import BoundNorm
 from mucudnn.running.executable import Executable
 from mucudnn.running.groups import GroupCall, GroupChoices, Normalized, by_torch, compute
 from mucudnn.running.modules import TunedModule
-from mucudnn.running.norms import make_groups, moments_from
+from mucudnn.running.norms import make_groups, moments_from, statistics_of
 from mucudnn.running.pending import ChangedError
 from mucudnn.tuning.choose import with_noise
 from mucudnn.tuning.model_state import is_training, leaf
@@ -181,13 +182,16 @@ def _steps(call: GroupCall) -> tuple[Callable[[], object], Callable[[], object]]
         y = by_torch(call.norm, x, weight, bias, running, added, is_fixed=call.is_fixed)
         return torch.autograd.grad(y, operands, dy)
 
+    choices, bound = GroupChoices(), BoundNorm(call.norm, call.is_fixed)
+    if running is not None:
+        bound = bound.with_operands(x, weight, running[0])
+
     def as_group() -> object:
         if call.is_fixed:
             mean, inverse = torch.zeros(channels), torch.ones(channels)
         else:
-            mean, inverse = normalization.moments(x.detach(), call.norm, running and (*running, 0.1))
-        normalized = Normalized(x, weight, bias, mean, inverse, call.norm, call.is_fixed, GroupChoices())
-        y = compute(normalized, added, call.norm.function, call.norm.slope)
+            mean, inverse = statistics_of(x.detach(), bound, running and (*running, 0.1))
+        y = compute(Normalized(x, weight, bias, mean, inverse, bound, choices), added)
         return torch.autograd.grad(y, operands, dy)
 
     return by_operators, as_group

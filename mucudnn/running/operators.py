@@ -14,10 +14,9 @@ configuration up by the integer ``tuning``, the handle of a ``Choices``.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.eager.hot_path import extension, is_eager, run_known
 from mucudnn.running.executable import Executable, StepError
-from mucudnn.running.groups import Group, group_of, remember_moments
+from mucudnn.running.groups import Group, c_apply, group_of, remember_moments
 from mucudnn.running.problems import is_backward_data, torchs_memory_format, transposed_shape
 from mucudnn.running.workspace import make_room, note_lack_of_memory
 
@@ -182,7 +181,8 @@ def convolve_plain(
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
         group = group_of(x) if operation is Operation.FORWARD else None
         if group is not None:
-            return cast(Tensor, _OnGroup.apply(x, w, third, settings, group))  # type: ignore[no-untyped-call]
+            on_group: Tensor = _apply_on_group(x, w, third, settings, group)
+            return on_group
         result: Tensor = _APPLY[operation](x, w, third, settings)
         return result
     return (_values if observer is None and settings[-1] is not None else values)(operation, x, w, third, settings)
@@ -266,10 +266,12 @@ _APPLY = {
 class _OnGroup(torch.autograd.Function):
     """A convolution of the result of a group, which does not keep that result, but has it computed again for dw."""
 
+    boxed_grads_call = False
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], group: Group) -> Tensor:
         ctx.save_for_backward(w, *group.tensors())
-        ctx.group, ctx.rest = group.with_tensors(itertools.repeat(None)), settings
+        ctx.norms, ctx.rest = group.norms(), settings
         return _values_for(settings)(Operation.FORWARD, x, w, bias, settings)
 
     @staticmethod
@@ -279,7 +281,7 @@ class _OnGroup(torch.autograd.Function):
         *geometry, choices = ctx.rest
         y = x  # of which dx only needs the shape
         if needs_dw:
-            y = ctx.group.with_tensors(iter((x, *others))).computed()
+            y = Group.of(ctx.norms, iter((x, *others))).computed()
         if choices is None:
             stride, padding, dilation, groups = geometry
             mask, sizes = (needs_dx, needs_dw, needs_bias), [w.shape[0]] if needs_bias else None
@@ -288,9 +290,16 @@ class _OnGroup(torch.autograd.Function):
                 g, y, w, sizes, stride, padding, dilation, False, none, groups, mask
             )
             return *gradients, None, None
+        if observer is None and _compiled is not None and g.dim() == 4:
+            known = _compiled.gradients_of((y, w), ctx.needs_input_grad[:4], ctx.rest, g)
+            if known is not NotImplemented:
+                return *known, None
         dx = convolve(Operation.BACKWARD_DATA, y, w, g, *ctx.rest) if needs_dx else None
         dw = convolve(Operation.BACKWARD_FILTER, y, w, g, *ctx.rest) if needs_dw else None
         return dx, dw, bias_gradient(g) if needs_bias else None, None, None
+
+
+_apply_on_group = c_apply(_OnGroup)
 
 
 # Registered operators

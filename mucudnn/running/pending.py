@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mucudnn.core.errors import MucudnnError
-from mucudnn.kernels.compiled.normalization import Norm
+from mucudnn.kernels.pages import on_huge_pages
 from mucudnn.running.eager.hot_path import is_plain
-from mucudnn.running.groups import Node, Normalized, c_apply, compute, save
+from mucudnn.running.groups import Node, Normalized, c_apply, compute, gradients_of, note_group, save
 
 _WITH_MASKS = {"ReLU", "ReLU6", "leaky_relu"}  # whose derivatives have two values
 _ADVICE = "optimize the model with Config(fuse=False), which leaves norms alone"
@@ -28,12 +28,34 @@ class ChangedError(MucudnnError, RuntimeError):
 
 
 class _Deferred(Node):
-    """The node of a pending tensor, for what PyTorch computes of it without asking ``Pending``."""
+    """The node of a pending tensor, for what PyTorch computes of it without asking ``Pending``.
+
+    The node of a norm is also that of the first activation of it, which has the second result.
+    """
 
     @staticmethod
-    def forward(ctx: Any, normalized: Normalized, norm: Norm, x: Tensor, *operands: Tensor | None) -> Tensor:
-        save(ctx, normalized, norm, None)
-        return Pending._make_wrapper_subclass(Pending, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
+    def forward(ctx: Any, normalized: Normalized, _: None, *operands: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        save(ctx, normalized, None)
+        ctx.set_materialize_grads(False)
+        x = normalized.x
+        pending = Pending._make_wrapper_subclass(Pending, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
+        if operands[-1] is not None:  # of which the gradients may need a mask
+            return pending, None
+        y = pending.unfilled = on_huge_pages(torch.empty_like(x))
+        pending.node = ctx
+        return pending, y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        of_pending, of_y = gradients
+        saved, results = ctx.saved_tensors, []
+        if of_pending is not None:
+            results.append(gradients_of(ctx, saved, ctx.bound, of_pending))
+        if of_y is not None:
+            results.append(gradients_of(ctx, saved, ctx.activated, of_y))
+        if len(results) < 2:
+            return results[0] if results else (None,) * len(ctx.needs_input_grad)
+        return (*(None if first is None else first + second for first, second in zip(*results, strict=True)),)
 
 
 class _Replaced(torch.autograd.Function):
@@ -58,6 +80,7 @@ class Pending(Tensor):
     normalized: the norm.
     added: what is added to it, or None.
     versions: of the operands when this object was made.
+    node, unfilled: the node of autograd, and its result without values, until there is an activation; None for sums.
     tensor: the computed tensor, or another pending tensor, once there is one.
     aliases: pending tensors that this one has replaced, in operations in place.
     """
@@ -65,16 +88,18 @@ class Pending(Tensor):
     normalized: Normalized
     added: Tensor | None
     versions: list[int]
+    node: Any
+    unfilled: Tensor | None
     tensor: Tensor | None
     aliases: list[Pending]
 
     @classmethod
     def of(cls, normalized: Normalized, added: Tensor | None = None) -> Pending:
+        pending: Pending
         operands = normalized.x, normalized.weight, normalized.bias, added
-        pending: Pending = _apply_deferred(normalized, normalized.norm, *operands)
-        with torch._C.DisableTorchFunctionSubclass():
-            pending.normalized, pending.added, pending.tensor, pending.aliases = normalized, added, None, []
-            pending.versions = pending._versions_now()
+        pending, y = _apply_deferred(normalized, None, *operands)
+        pending.normalized, pending.added, pending.tensor, pending.aliases = normalized, added, None, []
+        pending.versions, pending.unfilled = pending._versions_now(), y
         return pending
 
     def _versions_now(self) -> list[int]:
@@ -108,9 +133,19 @@ class Pending(Tensor):
 
     def activated(self, function: str | None, slope: float = 0.01) -> Tensor:
         """Compute this tensor and an activation of it, as one group."""
+        normalized, y = self.unchanged().with_function(function, slope), self.unfilled
+        if y is None or not torch.is_grad_enabled():
+            return compute(normalized, self.added)
+        normalized.values(y=y)
+        self.node.activated, self.node, self.unfilled = normalized.bound, None, None
+        note_group(y, normalized, None)
+        return y
+
+    def unchanged(self) -> Normalized:
+        """Return the norm. Raises ``ChangedError`` if an operand has changed since this object was made."""
         if self._versions_now() != self.versions:
             raise ChangedError(f"an operand of a norm was changed in place before its result was used: {_ADVICE}")
-        return compute(self.normalized, self.added, function, slope)
+        return self.normalized
 
     @classmethod
     def __torch_function__(
@@ -236,8 +271,10 @@ def _sum(first: Any, second: Any) -> Any:
         return NotImplemented
     if (other.shape, other.stride(), other.dtype) != (x.shape, x.stride(), x.dtype):
         return NotImplemented
-    result = Pending.of(pending.normalized, other)
-    return result if pending.normalized.choices.joins_additions else result.computed()
+    if not pending.normalized.choices.joins_additions:
+        return compute(pending.unchanged(), other)
+    pending.node = pending.unfilled = None
+    return Pending.of(pending.normalized, other)
 
 
 _TAKEN: dict[Any, Callable[..., Any]] = {

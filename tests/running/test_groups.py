@@ -104,7 +104,12 @@ GROUPS: list[tuple[Callable[[Tensor, Tensor], Tensor], str]] = [
 ]
 
 
-def test_groups_compute_what_torch_computes_by_whatever_name_it_is_called() -> None:
+@pytest.mark.parametrize("extension", ["extension", "Python alone"])
+def test_groups_compute_what_torch_computes_by_whatever_name_it_is_called(
+    extension: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if extension == "Python alone":
+        monkeypatch.setattr(norms, "batch_norm_key", lambda *_: None)
     for after, kind in GROUPS:
         block, grouped, x = seeded(after)
         assert isinstance(grouped.norm, TunedNorm)
@@ -112,6 +117,52 @@ def test_groups_compute_what_torch_computes_by_whatever_name_it_is_called() -> N
         assert kind in map(str, grouped.norm.choices.calls)
         require_alike(block, grouped, x)
         require_alike(block.to(memory_format=torch.channels_last), grouped.to(memory_format=torch.channels_last), x)
+
+
+class Tripled(torch.autograd.Function):
+    """A function that PyTorch applies to pending tensors without asking them."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y * 3
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return dy * 3
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda y, x: F.relu(y) + Tripled.apply(y),
+        lambda y, x: Tripled.apply(y) + F.relu(y),
+        lambda y, x: F.relu(y) + F.silu(y) + y,
+        lambda y, x: F.relu(y + x) + Tripled.apply(y),
+    ],
+)
+def test_a_norm_is_used_beside_its_activation(after: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Its node of autograd unpacks what it has saved once, as checkpoints demand."""
+    block, grouped, x = seeded(after)
+    require_alike(block, grouped, x)
+    norm, grouped.norm = grouped.norm, nn.Sequential()
+    grouped.after = lambda y, x: checkpoint(lambda y, x: after(norm(y), x), y, x, use_reentrant=False)
+    for theirs, ours in zip(gradients_of(block, x)[:2], gradients_of(grouped, x)[:2], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_running_statistics_of_two_dtypes_are_torchs() -> None:
+    block, grouped, x = seeded(activated)
+    for model in (block, grouped):
+        model.bfloat16()
+        model.norm.running_mean = torch.zeros(4)
+    results: list[Any] = []
+    for model in (block, grouped):
+        try:
+            results.append(model(x.bfloat16()))
+        except RuntimeError as error:
+            results.append(str(error))
+    assert type(results[1]) is type(results[0])
+    assert results[1] == results[0] if isinstance(results[0], str) else torch.equal(*results)
 
 
 class Activated(nn.BatchNorm2d):

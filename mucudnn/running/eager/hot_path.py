@@ -106,6 +106,10 @@ run_known: Callable[..., Any] = (lambda *_: NotImplemented) if extension is None
 # arguments are those of ``run_known`` without executables.
 known_key: Callable[..., bytes | None] = (lambda *_: None) if extension is None else extension.key
 
+# Returns a key for what is known of a call of batch norm in training, or None if Python has to check the call.
+# Arguments: the norm, which must be kept for ever, x, weight, bias, running mean, running variance.
+batch_norm_key: Callable[..., bytes | None] = (lambda *_: None) if extension is None else extension.batch_norm_key
+
 # Returns whether no subsystem of torch intercepts calls, and x, w and the bias (or None) or dy are plain tensors. Must
 # not be called while torch compiles.
 is_eager: Callable[[Tensor, Tensor, Tensor | None], bool] = (
