@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -61,40 +62,47 @@ class TunedNorm(TunedModule, nn.Module):
         is_recomputed = torch._C._current_graph_task_id() != -1  # in a backward pass, as checkpoints do
         if not torch.is_grad_enabled() and not is_recomputed:
             return super().forward(*arguments, **named)
-        calls = _Calls(self, self.choices, is_recomputed=is_recomputed)
+        calls = _Calls(self, self.choices, is_recomputed)
         is_torchs = super(TunedNorm, type(self)).forward is _BatchNorm.forward
         if is_torchs and not is_recomputed and len(arguments) == 1 and not named:
             y = calls.batch_norm(arguments[0])
             if y is not NotImplemented:
                 return y
-        with calls:
+        with _Mode(calls):
             return super().forward(*arguments, **named)
 
 
-class _Calls(TorchFunctionMode):
-    """The mode in which a module's calls of norms are computed by ours.
+class _Mode(TorchFunctionMode):
+    """The mode in which a module's calls of norms are computed by ours."""
+
+    def __init__(self, calls: _Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        calls, kwargs, normalize = self.calls, kwargs or {}, _COMPUTED.get(func)
+        if normalize is not None:
+            y = normalize(calls, *args, **kwargs)
+            if y is not NotImplemented:
+                return y
+        if calls.is_recomputed:
+            if func is Tensor.add_ and args[0] is getattr(calls.module, "num_batches_tracked", None):
+                return args[0]
+            if normalize is not None:
+                args, kwargs = tree_map_only(Tensor, calls.unless_buffer, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls of norms in a call of a module.
 
     is_recomputed: whether they have been computed before, so that running statistics have been updated.
     """
 
-    def __init__(self, module: TunedNorm, choices: GroupChoices, *, is_recomputed: bool) -> None:
-        super().__init__()
-        self.module, self.choices, self.is_recomputed = module, choices, is_recomputed
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        normalize = _COMPUTED.get(func)
-        if normalize is not None:
-            y = normalize(self, *args, **kwargs)
-            if y is not NotImplemented:
-                return y
-            if self.is_recomputed:
-                args, kwargs = tree_map_only(Tensor, self._unless_buffer, (args, kwargs))
-        elif (
-            self.is_recomputed and func is Tensor.add_ and args[0] is getattr(self.module, "num_batches_tracked", None)
-        ):
-            return args[0]
-        return func(*args, **kwargs)
+    module: TunedNorm
+    choices: GroupChoices
+    is_recomputed: bool
 
     def batch_norm(self, x: Tensor) -> Any:
         """Return what the forward of PyTorch's batch norm does; NotImplemented in unusual cases."""
@@ -109,7 +117,7 @@ class _Calls(TorchFunctionMode):
             count.add_(1)
         return y
 
-    def _unless_buffer(self, tensor: Tensor) -> Tensor:
+    def unless_buffer(self, tensor: Tensor) -> Tensor:
         """Return the tensor, or a copy if it is a buffer of the module, which torch's norms would update."""
         return tensor.clone() if any(tensor is buffer for buffer in self.module.buffers()) else tensor
 

@@ -41,9 +41,8 @@ class _Deferred(Node):
         pending = Pending._make_wrapper_subclass(Pending, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
         if operands[-1] is not None:  # of which the gradients may need a mask
             return pending, None
-        y = pending.unfilled = on_huge_pages(torch.empty_like(x))
         pending.node = ctx
-        return pending, y
+        return pending, on_huge_pages(torch.empty_like(x))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -86,25 +85,24 @@ class Pending(Tensor):
     """
 
     normalized: Normalized
-    added: Tensor | None
+    added: Tensor | None = None
     versions: list[int]
-    node: Any
-    unfilled: Tensor | None
-    tensor: Tensor | None
-    aliases: list[Pending]
+    node: Any = None
+    unfilled: Tensor | None = None
+    tensor: Tensor | None = None
+    aliases: tuple[Pending, ...] = ()
 
     @classmethod
     def of(cls, normalized: Normalized, added: Tensor | None = None) -> Pending:
         pending: Pending
         operands = normalized.x, normalized.weight, normalized.bias, added
         pending, y = _apply_deferred(normalized, None, *operands)
-        pending.normalized, pending.added, pending.tensor, pending.aliases = normalized, added, None, []
-        pending.versions, pending.unfilled = pending._versions_now(), y
+        pending.normalized, pending.versions = normalized, _versions(*operands)
+        if added is None:
+            pending.unfilled = y
+        else:
+            pending.added = added
         return pending
-
-    def _versions_now(self) -> list[int]:
-        operands = self.normalized.x, self.normalized.weight, self.normalized.bias, self.added
-        return [operand._version for operand in operands if operand is not None]
 
     def replace(self, result: Tensor) -> None:
         """Let the result of an operation in place be this tensor's value, and that of its aliases, for autograd too."""
@@ -113,7 +111,7 @@ class Pending(Tensor):
             for pending in (self, *self.aliases):
                 _apply_replaced(pending, result)
         if isinstance(result, Pending):
-            result.aliases = [self, *self.aliases]
+            result.aliases = (self, *self.aliases)
 
     def computed(self) -> Tensor:
         """Return the tensor that this one stands for, differentiable."""
@@ -143,9 +141,10 @@ class Pending(Tensor):
 
     def unchanged(self) -> Normalized:
         """Return the norm. Raises ``ChangedError`` if an operand has changed since this object was made."""
-        if self._versions_now() != self.versions:
+        n = self.normalized
+        if _versions(n.x, n.weight, n.bias, self.added) != self.versions:
             raise ChangedError(f"an operand of a norm was changed in place before its result was used: {_ADVICE}")
-        return self.normalized
+        return n
 
     @classmethod
     def __torch_function__(
@@ -186,6 +185,10 @@ class Pending(Tensor):
             return latest.detach()
         with torch.no_grad():
             return latest.activated(None)
+
+
+def _versions(*operands: Tensor | None) -> list[int]:
+    return [operand._version for operand in operands if operand is not None]
 
 
 # What PyTorch calls on pending tensors

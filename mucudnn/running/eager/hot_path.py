@@ -21,7 +21,7 @@ from mucudnn.running.workspace import kept_by_each_thread
 _keys_of = torch._C._dispatch_keys  # looked up once, since every call needs it
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
-_WATCHING = (  # a true result means that a subsystem of torch intercepts calls
+_WATCHING = (  # a true result means that a subsystem of torch intercepts calls; autocast is first, as in C++
     torch._C._is_any_autocast_enabled,
     torch._C._len_torch_dispatch_stack,
     torch._C._len_torch_function_stack,
