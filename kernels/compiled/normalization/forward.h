@@ -35,7 +35,6 @@ class LineCoefficients {
     const double* const gradients = sums ? sums->of(line.unit, part) : nullptr;
     if (!layout_.is_last) {
       set(to, 0, line.unit, layout_.channel(line.unit, line.entry), line.entry, gradients);
-      for (float* const each : {to.mean, to.scale, to.bias, to.slope, to.offset}) store(each, broadcast(*each));
     } else if (units_[part] != line.unit) {
       units_[part] = line.unit;
       for (int64_t i = 0; i < layout_.width;)
@@ -49,12 +48,16 @@ class LineCoefficients {
  private:
   void set(const Coefficients& to, int64_t i, int64_t set, int64_t channel, int64_t entry,
            const double* gradients) const {
-    to.mean[i] = mean_[set];
-    to.scale[i] = inverse_[set] * weight(channel);
-    to.bias[i] = bias_.data() ? bias_.data()[channel] : 0;
+    const auto put = [&](float* row, float value) {
+      if (layout_.is_last) return void(row[i] = value);
+      store(row, broadcast(value));
+    };
+    put(to.mean, mean_[set]);
+    put(to.scale, inverse_[set] * weight(channel));
+    put(to.bias, bias_.data() ? bias_.data()[channel] : 0);
     if (!gradients) return;
-    to.offset[i] = float(gradients[entry]);
-    to.slope[i] = float(gradients[layout_.padded() + entry]);
+    put(to.offset, float(gradients[entry]));
+    put(to.slope, float(gradients[layout_.padded() + entry]));
   }
 
   const Layout& layout_;

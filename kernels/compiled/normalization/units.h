@@ -67,7 +67,7 @@ void each_unit(const Layout& layout, Sums& sums, int threads, Reduce reduce, Fin
   };
 #pragma omp parallel num_threads(threads)
   if (sums.is_whole) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int part = 0; part < threads; ++part) {
       for (int64_t unit = part * layout.units / threads; unit < (part + 1) * layout.units / threads; ++unit) {
         sums.clear(unit, part);
@@ -85,7 +85,7 @@ void each_unit(const Layout& layout, Sums& sums, int threads, Reduce reduce, Fin
     for (int part = 0; part < threads; ++part)  // an equal share of the sets of each unit
       for (int64_t unit = 0; unit < layout.units; ++unit)
         finish_sets(unit, part * layout.sets / threads, (part + 1) * layout.sets / threads, part);
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int part = 0; part < threads; ++part) {
       for (int64_t i = sums.begin(part + 1); i-- > sums.begin(part);) apply(layout.reversed(i), part);
       end_streams();
