@@ -44,7 +44,7 @@ struct Layout {
       const int64_t repeats = channels < MOST_VECTORS * VL ? VL / std::gcd<int64_t>(channels, VL) : 1;
       entries = width = std::min(repeats * channels, size);
       const int64_t periods = ceil_divide(size, width);
-      periods_ = std::clamp<int64_t>(periods * units / least_lines, 1, std::max<int64_t>(4 * LINE / width, 32));
+      periods_ = std::clamp<int64_t>(periods * units / least_lines, 1, std::max<int64_t>(16384 / width, 32));
       planes = planes_of_line_ = bunches_ = 1;
       lines = pieces_ = ceil_divide(periods, periods_);
       plane_mask = mask_bytes(width) * periods;
@@ -103,7 +103,7 @@ struct Layout {
   }
 
  private:
-  static constexpr int64_t LINE = 4096;       // most elements of a line of planes, which few sums in float share
+  static constexpr int64_t LINE = 256 * VL;    // most elements of a line of planes: sums in float are short
   static constexpr int64_t MOST_VECTORS = 8;  // of a pixel that is repeated to fill vectors
 
   int64_t pieces_, periods_;          // lines of a plane, periods of a line
