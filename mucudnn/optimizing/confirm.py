@@ -394,7 +394,7 @@ def _compare_groups(steps: ModelSteps) -> Comparison | None:
     for norm in steps.norms.values():
         vars(norm).update(choices=None, why_torchs=f"steps were slower, {with_noise(comparison)}")
     for module in steps.modules.values():
-        vars(module)["computes_moments"] = False
+        vars(module).update(computes_moments=False, normalizes=frozenset())
     steps.put_in(steps.tuned)
     return comparison
 

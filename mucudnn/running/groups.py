@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
+from mucudnn.kernels.algorithm import Prologue
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
 from mucudnn.running.eager.bound_norm import BoundNorm
@@ -109,6 +110,7 @@ class GroupChoices:
     calls: the number of calls of each kind in a step.
     results: of these calls, while they are being counted.
     sources: the modules of convolutions whose results batch norm reads, while calls are being counted.
+    readers: the modules of convolutions that read the results.
     pendings: those that have been returned, while calls are being counted.
     was_refused: whether torch has computed the last call, which a recomputation has to repeat.
     refusals: reasons why torch computes other calls.
@@ -122,6 +124,7 @@ class GroupChoices:
     is_counting: bool = False
     calls: Counter[GroupCall] = field(default_factory=Counter)
     sources: list[Any] = field(default_factory=list)
+    readers: list[Any] = field(default_factory=list)
     pendings: list[weakref.ref[Tensor]] = field(default_factory=list)
     was_refused: bool = False
     refusals: set[str] = field(default_factory=set)
@@ -208,6 +211,13 @@ class Group:
         normalized = Normalized(x, weight, bias, mean, inverse, norms[0], _NO_CHOICES)
         return cls(normalized, cls.of(norms[1:], tensors) if len(norms) > 1 else next(tensors))
 
+    def prologue(self) -> Prologue | None:
+        """Return the tensor as what a convolution computes of x as it reads x; None if it cannot."""
+        n = self.normalized
+        if n.norm.sets != 0 or self.added is not None:
+            return None
+        return Prologue(n.mean, n.inverse, n.weight, n.bias, n.norm.function, n.norm.slope)
+
     def computed(self) -> Tensor:
         """Return the tensor, differentiable if gradients are being recorded."""
         added = self.added.computed() if isinstance(self.added, Group) else self.added
@@ -261,6 +271,13 @@ def note_source(y: Tensor, convolution: object) -> None:
     """Note the module that has computed y, if sources are being noted."""
     if _sources is not None:
         _sources.note(y, convolution)
+
+
+def note_reader(x: Tensor, convolution: object) -> None:
+    """Note that a module convolves x, if x is the result of a group whose calls are being counted."""
+    group = group_of(x)
+    if group is not None and group.normalized.choices.is_counting:
+        group.normalized.choices.readers.append(convolution)
 
 
 def source_of(x: Tensor) -> object | None:

@@ -26,7 +26,7 @@ from mucudnn.kernels.torch_convolution import functions
 from mucudnn.running import operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.eager.hot_path import is_eager
-from mucudnn.running.groups import group_of, note_source
+from mucudnn.running.groups import group_of, note_reader, note_source
 from mucudnn.running.problems import transposed_shape
 
 _TORCHS: Any = Tensor.__torch_function__
@@ -58,6 +58,7 @@ class TunedModule:
     tuned: the choice for each operation, as reported.
     choices: the choices to run; None to run torch's convolution for every input.
     computes_moments: whether the choices compute the moments of y, since a norm reads it.
+    normalizes: the operations that normalize x as they read x, since x is the result of a norm.
     confirmation: the comparison of whole steps of the model with torch's, or None.
     unconfirmed: the reason why there was no comparison.
     """
@@ -66,6 +67,7 @@ class TunedModule:
     tuned: tuple[TunedProblem, ...] = ()
     choices: Choices | None = None
     computes_moments: bool = False
+    normalizes: frozenset[Operation] = frozenset()
     confirmation: object | None = None
     unconfirmed: str | None = None
 
@@ -101,12 +103,12 @@ def running_torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
 
 
 @contextmanager
-def running_without_moments(modules: Iterable[TunedModule]) -> Iterator[None]:
-    """Make the modules compute no moments inside the block."""
-    before = [(module, module.choices) for module in modules if module.computes_moments]
+def running_without_norms(modules: Iterable[TunedModule]) -> Iterator[None]:
+    """Make the modules compute nothing of norms inside the block."""
+    before = [(module, module.choices) for module in modules if module.computes_moments or module.normalizes]
     try:
         for module, choices in before:
-            vars(module)["choices"] = choices and choices.with_moments(computes=False)
+            vars(module)["choices"] = choices and choices.fusing(computes_moments=False, normalizes=())
         yield
     finally:
         for module, choices in before:
@@ -181,6 +183,7 @@ class TunedConvolution(TunedModule, _ConvNd):
                 y = self._tuned_forward(input, weight, bias)
                 if y is not None:
                     note_source(y, self)
+                    note_reader(input, self)
                     return y
             else:
                 _say_replaced(self._untuned_class)

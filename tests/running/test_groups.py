@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from mucudnn.core.problem import Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running import norms
 from mucudnn.running.choices import Choices
-from mucudnn.running.groups import group_of
+from mucudnn.running.groups import Group, group_of
 from mucudnn.running.modules import make_tunable
 from mucudnn.running.norms import TunedNorm, make_groups, moments_from, why_not_grouped
 from mucudnn.running.pending import ChangedError, Pending
@@ -366,5 +367,28 @@ def test_norms_take_the_moments_that_convolutions_compute() -> None:
         for _ in range(2):
             require_alike(block.to(memory_format=torch.channels_last), grouped, x)
     assert len(taken) == 2
-    assert choices.with_moments(computes=False) is not choices
+    assert choices.fusing(computes_moments=False, normalizes=()) is not choices
+    assert pickle.loads(pickle.dumps(choices)) is choices
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_backward_filter_normalizes_what_it_reads(memory_format: torch.memory_format) -> None:
+    """dw of a convolution behind a group is that of its result, which is not computed again."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3, padding=1, groups=8))
+    x = torch.randn(3, 8, 6, 5).contiguous(memory_format=memory_format)
+    grouped = copy.deepcopy(model)
+    convolution = grouped[2]
+    make_tunable(convolution)
+    make_groups(grouped, lambda module: module(x))
+    grouped.load_state_dict(model.state_dict())
+    forward = problem_of_call(x, convolution.weight, (1, 1), (1, 1), (1, 1), 8)
+    assert forward is not None
+    problem = forward.with_operation(Operation.BACKWARD_FILTER)
+    parts = (MicroConfig("depthwise", 2), MicroConfig("depthwise", 1))
+    choices = Choices.of({problem: {3: Configuration(parts, 1.0, 10**6)}}, normalizes=[Operation.BACKWARD_FILTER])
+    vars(convolution)["choices"] = choices
+    with mock.patch.object(Group, "computed", side_effect=AssertionError("the result was computed again")):
+        require_alike(model, grouped, x)
+    assert choices.normalizing
     assert pickle.loads(pickle.dumps(choices)) is choices
