@@ -111,6 +111,9 @@ def _let_normalize(norms: Sequence[GroupChoices], config: Config, team: Team, pr
     for convolution, operations in zip(readers, gains, strict=True):
         vars(convolution)["normalizes"] = operations
         _set_fused(convolution)
+    for of_norm in norms:
+        fuse = (Operation.FORWARD in convolution.normalizes for convolution in of_norm.readers)
+        of_norm.defers_activations = of_norm.has_one_reader and _norm_read(of_norm) is not None and all(fuse)
 
 
 def _norm_read(of_norm: GroupChoices) -> Norm | None:

@@ -34,6 +34,7 @@ from mucudnn.running.dispatcher import untouched
 from mucudnn.running.eager.hot_path import extension, is_eager, run_known
 from mucudnn.running.executable import Executable, StepError
 from mucudnn.running.groups import Group, c_apply, group_of, remember_moments
+from mucudnn.running.pending import Pending
 from mucudnn.running.problems import is_backward_data, torchs_memory_format, transposed_shape
 from mucudnn.running.workspace import make_room, note_lack_of_memory
 
@@ -200,6 +201,16 @@ def convolve_plain(
     return (_values if observer is None and settings[-1] is not None else values)(operation, x, w, third, settings)
 
 
+def convolve_group(x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], group: Group) -> Tensor | None:
+    """Return the convolution of a pending tensor, which a group computes; None if it is to be computed before."""
+    *geometry, choices = settings
+    known = choices, Operation.FORWARD, group.normalized.x, w, bias, tuple(geometry)
+    if not torch.is_grad_enabled() or group.prologue() is None or normalizing_executable_of(*known) is None:
+        return None
+    y: Tensor = _apply_on_group(x, w, bias, settings, group)
+    return y
+
+
 def _gradients(
     compute: Callable[..., Tensor], operation: Operation, ctx: Any, g: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -284,6 +295,13 @@ class _OnGroup(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], group: Group) -> Tensor:
         ctx.save_for_backward(w, *group.tensors())
         ctx.norms, ctx.rest = group.norms(), settings
+        if isinstance(x, Pending):
+            *geometry, choices = settings
+            of_x = Operation.FORWARD, group.normalized.x, w, bias
+            y = computed(*of_x, tuple(geometry), choices, group.prologue())
+            if y is not None:
+                return y
+            x = group.computed()
         return _values_for(settings)(Operation.FORWARD, x, w, bias, settings)
 
     @staticmethod
