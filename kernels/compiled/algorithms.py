@@ -433,6 +433,6 @@ POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=7, normalizes=la
 # Depthwise, and small groups of channels, by direct sums (depthwise.cpp). Every output is a sum over the few channels
 # of its group. Each register tile of outputs reads neighbouring columns from zero-padded windows, or neighbouring
 # channels in place. Any stride, padding, dilation and channel multiplier.
-DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=6, normalizes=lambda p: p.c == p.k == p.groups)
+DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=7, normalizes=lambda p: p.c == p.k == p.groups)
 LOOP_NEST = LoopNest("loop-nest")
 ALGORITHMS = (IMPLICIT_GEMM, POINTWISE, DEPTHWISE)

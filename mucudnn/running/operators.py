@@ -263,7 +263,7 @@ def _differentiable(name: str, operation: Operation) -> Callable[..., Any]:
 
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         may_run = is_forward and observer is None and _compiled is not None and g.dim() == 4
-        if may_run and not torch.compiler.is_compiling():
+        if may_run and not torch.compiler.is_compiling() and not torch.is_grad_enabled():  # which unpacks what is saved
             gradients: tuple[Tensor | None, ...] = _compiled.gradients(ctx, g)
             if gradients is not NotImplemented:
                 return gradients

@@ -97,8 +97,7 @@ void run_pixels(const PixelOutputPlan& plan, const Images& in, const float* filt
                 const Prologue& prologue, const Epilogue& epilogue, const Images& out, float* scratch, int threads) {
   const int64_t runs = int64_t(plan.runs.size());
   const int64_t wanted = ceil_div(TASKS_OF_THREAD * int64_t{threads}, out.n * runs);
-  const int most = plan.copied_lanes() && !prologue ? plan.band : out.h;
-  const int band = std::min<int64_t>(most, ceil_div(int64_t{out.h}, wanted)), bands = ceil_div(out.h, band);
+  const int band = int(ceil_div(int64_t{out.h}, wanted)), bands = ceil_div(out.h, band);
 #pragma omp parallel num_threads(threads)
   share_tasks(out.n * bands * runs, epilogue.moments || may_stay_in_caches(in, out, threads), [&](int64_t task) {
     const int first = int(task / runs % bands) * band;

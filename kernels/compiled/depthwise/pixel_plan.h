@@ -9,10 +9,8 @@
 
 namespace depthwise {
 
-constexpr int64_t GATHERED_FLOATS = 16 * 1024;     // of an image's rows, gathered for one block of channels
-constexpr int64_t COPIED_FLOATS = 48 * 1024;       // of rows in half precision, widened for COPIED channels
-constexpr int64_t NORMALIZED_FLOATS = 128 * 1024;  // of rows that are normalized, for RUN channels: half of a core's L2
-constexpr int COPIED = 64;                         // channels at a time: whole cache lines of each pixel
+constexpr int64_t GATHERED_FLOATS = 16 * 1024;  // of an image's rows, gathered for one block of channels
+constexpr int64_t COPIED_FLOATS = 128 * 1024;   // of rows that are copied, for RUN channels: half of a core's L2
 
 // The outputs of one phase of the rows and one of the columns.
 template <class Loops>
@@ -77,11 +75,10 @@ struct PixelPlan {
 };
 
 // Cut the channels into runs. A block is gathered if its channels are not contiguous or do not fill a vector.
-// copied: as many at a time at most, if they are copied.
-std::vector<Run> runs_of(int lanes, Reading reading, int copied) {
+std::vector<Run> runs_of(int lanes, Reading reading) {
   std::vector<Run> runs;
   const int whole = reading == Reading::GATHERED ? 0 : lanes / VL;
-  const int most = (reading == Reading::COPIED ? copied : RUN) / VL, count = ceil_div(whole, most);
+  const int most = RUN / VL, count = ceil_div(whole, most);
   for (int i = 0, block = 0; i < count; ++i) {
     const int blocks = (whole - block) / (count - i);
     runs.push_back({block * VL, blocks, reading});
@@ -107,12 +104,10 @@ PixelPlan<Loops> pixel_plan(const Geometry& g, const Axes& axes, const TensorArg
   const bool is_copied = normalizes || in.element != FLOAT32;
   plan.runs = runs_of(channels.lanes(), !neighbours ? Reading::GATHERED
                                         : is_copied ? Reading::COPIED
-                                                    : Reading::IN_PLACE,
-                      normalizes ? RUN : COPIED);
+                                                    : Reading::IN_PLACE);
   const int lanes = std::max(VL, plan.copied_lanes());
   const int64_t row = times(times(in.w, channels.group.in), lanes);
-  const int64_t floats = lanes == VL ? GATHERED_FLOATS : normalizes ? NORMALIZED_FLOATS : COPIED_FLOATS;
-  const int64_t inputs = std::max<int64_t>(floats / row - rows.extent, 0);
+  const int64_t inputs = std::max<int64_t>((lanes > VL ? COPIED_FLOATS : GATHERED_FLOATS) / row - rows.extent, 0);
   plan.band = int(std::clamp<int64_t>((inputs / rows.stride + 1) * rows.every, 1, out.h));
   return plan;
 }
