@@ -35,6 +35,7 @@ SIZES: dict[str, list[dict[str, Any]]] = {
     "depthwise": [
         {"c": 37, "h": 15, "w": 13, "k": 37, "r": 3, "s": 3, "padding": (1, 1), "groups": 37},
         {"c": 96, "h": 56, "w": 50, "k": 96, "r": 3, "s": 3, "padding": (1, 1), "groups": 96, "stride": (2, 2)},
+        {"c": 64, "h": 40, "w": 200, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "groups": 64},
         {"c": 16, "h": 9, "w": 41, "k": 16, "r": 5, "s": 7, "padding": (4, 3), "groups": 16, "dilation": (2, 1)},
         {"c": 20, "h": 19, "w": 18, "k": 20, "r": 5, "s": 5, "padding": (2, 2), "groups": 20, "stride": (3, 3)},
     ],
