@@ -146,13 +146,13 @@ def test_groups_that_slow_the_step_keep_their_results_or_are_taken_out(
 
 @pytest.mark.parametrize("faster", [Operation.FORWARD, Operation.BACKWARD_FILTER])
 def test_a_convolution_normalizes_in_the_operations_that_are_faster(config: Config, faster: Operation) -> None:
-    model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8))
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1))
     x, convolution = torch.randn(3, 8, 6, 5), cast(Any, model[2])
     make_tunable(convolution)
     [norm] = make_groups(model, lambda module: module(x))
-    problem = problem_of_call(x, convolution.weight, (1, 1), (1, 1), (1, 1), 8)
+    problem = problem_of_call(x, convolution.weight, (1, 1), (0, 0), (1, 1), 1)
     assert problem is not None
-    parts = Configuration((MicroConfig("depthwise", 3),), 1.0, 10**6)
+    parts = Configuration((MicroConfig("pointwise", 3),), 1.0, 10**6)
     vars(convolution)["choices"] = Choices.of({problem.with_operation(one): {3: parts} for one in Operation})
     compared_texts = []
 

@@ -376,15 +376,15 @@ def test_norms_take_the_moments_that_convolutions_compute() -> None:
 def normalizing(after: nn.Module, x: Tensor, *operations: Operation) -> tuple[nn.Sequential, nn.Sequential]:
     """Return a norm, an activation and a convolution, and a copy whose convolution normalizes in these operations."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.BatchNorm2d(8), after, nn.Conv2d(8, 8, 3, padding=1, groups=8))
+    model = nn.Sequential(nn.BatchNorm2d(8), after, nn.Conv2d(8, 8, 1))
     grouped = copy.deepcopy(model)
     convolution: Any = grouped[2]
     make_tunable(convolution)
     make_groups(grouped, lambda module: module(x))
     grouped.load_state_dict(model.state_dict())
-    forward = problem_of_call(x, convolution.weight, (1, 1), (1, 1), (1, 1), 8)
+    forward = problem_of_call(x, convolution.weight, (1, 1), (0, 0), (1, 1), 1)
     assert forward is not None
-    parts = Configuration((MicroConfig("depthwise", 2), MicroConfig("depthwise", 1)), 1.0, 10**6)
+    parts = Configuration((MicroConfig("pointwise", 2), MicroConfig("pointwise", 1)), 1.0, 10**6)
     chosen = {forward.with_operation(operation): {3: parts} for operation in operations}
     vars(convolution)["choices"] = Choices.of(chosen, normalizes=operations)
     return model, grouped
