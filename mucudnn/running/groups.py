@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
+from mucudnn.kernels.algorithm import Prologue
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
 from mucudnn.running.eager.bound_norm import BoundNorm
@@ -104,12 +105,16 @@ class GroupChoices:
     joins_additions: whether additions return pending tensors, since activations take them.
     computes_again: whether convolutions of the results have them computed again in the backward pass, since nothing
         else keeps them.
+    defers_activations: whether activations return pending tensors, since convolutions normalize and activate what they
+        read.
     is_returned: whether the model has returned a pending tensor.
     is_counting: whether calls are being counted, from which ``settle`` makes the choices.
     calls: the number of calls of each kind in a step.
     results: of these calls, while they are being counted.
     sources: the modules of convolutions whose results batch norm reads, while calls are being counted.
+    readers: the modules of convolutions that read the results, and whether they are read elsewhere.
     pendings: those that have been returned, while calls are being counted.
+    activations: those that activations have returned.
     was_refused: whether torch has computed the last call, which a recomputation has to repeat.
     refusals: reasons why torch computes other calls.
     """
@@ -117,12 +122,16 @@ class GroupChoices:
     defers: bool = True
     joins_additions: bool = True
     computes_again: bool = True
+    defers_activations: bool = False
     is_returned: bool = False
     results: list[_Result] = field(default_factory=list)
     is_counting: bool = False
     calls: Counter[GroupCall] = field(default_factory=Counter)
     sources: list[Any] = field(default_factory=list)
+    readers: list[Any] = field(default_factory=list)
+    is_read_elsewhere: bool = False
     pendings: list[weakref.ref[Tensor]] = field(default_factory=list)
+    activations: list[weakref.ref[Tensor]] = field(default_factory=list)
     was_refused: bool = False
     refusals: set[str] = field(default_factory=set)
 
@@ -136,7 +145,13 @@ class GroupChoices:
         is_kept = any(pending() is not None for pending in self.pendings)
         self.defers = has_group and not (self.is_returned or is_kept)
         self.computes_again = all(result.is_dropped() for result in self.results)
-        self.is_counting, self.results, self.pendings = False, [], []
+        self.is_read_elsewhere |= any(activation() is not None for activation in self.activations)
+        self.is_counting, self.results, self.pendings, self.activations = False, [], [], []
+
+    @property
+    def has_one_reader(self) -> bool:
+        """Whether each result of the calls that have been counted is read by one convolution, and by nothing else."""
+        return not self.is_read_elsewhere and len(self.readers) == sum(self.calls.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,6 +223,13 @@ class Group:
         normalized = Normalized(x, weight, bias, mean, inverse, norms[0], _NO_CHOICES)
         return cls(normalized, cls.of(norms[1:], tensors) if len(norms) > 1 else next(tensors))
 
+    def prologue(self) -> Prologue | None:
+        """Return the tensor as what a convolution computes of x as it reads x; None if it cannot."""
+        n = self.normalized
+        if n.bound.norm.sets != 0 or self.added is not None:
+            return None
+        return Prologue(n.mean, n.inverse, n.weight, n.bias, n.bound.norm.function, n.bound.norm.slope)
+
     def computed(self) -> Tensor:
         """Return the tensor, differentiable if gradients are being recorded."""
         added = self.added.computed() if isinstance(self.added, Group) else self.added
@@ -261,6 +283,13 @@ def note_source(y: Tensor, convolution: object) -> None:
     """Note the module that has computed y, if sources are being noted."""
     if _sources is not None:
         _sources.note(y, convolution)
+
+
+def note_reader(x: Tensor, convolution: object) -> None:
+    """Note that a module convolves x, if x is the result of a group whose calls are being counted."""
+    group = group_of(x)
+    if group is not None and group.normalized.choices.is_counting:
+        group.normalized.choices.readers.append(convolution)
 
 
 def source_of(x: Tensor) -> object | None:

@@ -62,6 +62,7 @@ class TunedNorm(TunedModule, nn.Module):
         is_recomputed = torch._C._current_graph_task_id() != -1  # in a backward pass, as checkpoints do
         if not torch.is_grad_enabled() and not is_recomputed:
             return super().forward(*arguments, **named)
+        arguments = _computed(arguments)
         calls = _Calls(self, self.choices, is_recomputed)
         is_torchs = super(TunedNorm, type(self)).forward is _BatchNorm.forward
         if is_torchs and not is_recomputed and len(arguments) == 1 and not named:
@@ -70,6 +71,11 @@ class TunedNorm(TunedModule, nn.Module):
                 return y
         with _Mode(calls):
             return super().forward(*arguments, **named)
+
+
+def _computed(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return positional arguments with computed tensors in the place of pending ones."""
+    return (*(argument.computed() if isinstance(argument, Pending) else argument for argument in arguments),)
 
 
 class _Mode(TorchFunctionMode):
@@ -82,6 +88,7 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         calls, kwargs, normalize = self.calls, kwargs or {}, _COMPUTED.get(func)
         if normalize is not None:
+            args = _computed(args)
             y = normalize(calls, *args, **kwargs)
             if y is not NotImplemented:
                 return y
@@ -381,7 +388,8 @@ def make_groups(model: nn.Module, run: Callable[[nn.Module], object]) -> list[Tu
 
 def _returned(pending: Pending) -> Tensor:
     """Compute a pending tensor that a model returns, and note that its norm must not return others."""
-    pending.normalized.choices.is_returned = True
+    if pending.normalized.bound.norm.function is None:
+        pending.normalized.choices.is_returned = True
     return pending.computed()
 
 
