@@ -41,6 +41,9 @@ from mucudnn.tuning.tuner import machine_and_database
 _ROUNDS = Rounds(3, 7, 0.3, sure=3)  # of a kind of call, forward and backward, beside PyTorch's operators
 
 
+_LEAST_GAIN_S = 4e-5  # of a convolution that normalizes: it is called from Python, others by the extension
+
+
 @dataclass(frozen=True, slots=True)
 class TunedGroup:
     """Calls of one kind of a norm in a step, timed forward and backward with PyTorch's operators and as a group."""
@@ -145,7 +148,8 @@ def _gains_of_normalization(
                     _with_prologue(executable, normalizing, norm, timings),
                     executable.problem.operation,
                 )
-                faster[operation] = faster.get(operation, True) and comparison.speedup > 1
+                gain_s = comparison.baseline_s - comparison.time_s
+                faster[operation] = faster.get(operation, True) and gain_s > _LEAST_GAIN_S
             gains.append(frozenset(operation for operation, is_faster in faster.items() if is_faster))
     return gains
 
