@@ -127,7 +127,7 @@ def extensions_of(suffix: str, include: str) -> list[Extension]:
         Extension(
             f"mucudnn.{name}{SUFFIX_MARK}{suffix.strip('.').removesuffix('.so').replace(platform.machine(), MACHINE)}",
             sources=[f"mucudnn/{name.replace('.', '/')}.cpp"],
-            depends=["mucudnn/running/eager/tensors.h"],
+            depends=["mucudnn/running/eager/tensors.h", "mucudnn/running/eager/norms.h"],
             include_dirs=[include],
             extra_compile_args=FLAGS,
             extra_link_args=SANITIZERS,

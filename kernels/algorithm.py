@@ -200,6 +200,13 @@ class BaseAlgorithm:
         """Return whether ``bound`` gives stages that compute ``Epilogue.moments``. For supported FORWARD problems."""
         return False
 
+    def fuses_normalization(self, problem: ConvProblem) -> bool:
+        """Return whether ``normalizing`` gives stages that compute any ``Prologue``.
+
+        Called for supported problems of FORWARD and BACKWARD_FILTER, which read x.
+        """
+        return False
+
     def bound(
         self,
         problem: ConvProblem,
@@ -212,6 +219,12 @@ class BaseAlgorithm:
         The callable gives the results of ``open``, ``step`` and ``close``, without their overhead in Python. Return
         None if there is no such callable. The number of threads is torch's current one.
         """
+        return None
+
+    def normalizing(
+        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice]
+    ) -> tuple[BoundStage, Workspace] | None:
+        """Return a callable as ``bound`` does, for calls with a prologue, and its workspace."""
         return None
 
     def band(
@@ -251,6 +264,7 @@ class BoundStage(Protocol):
         prepared: int,
         scratch: int,
         epilogue: Epilogue | None = None,
+        prologue: Prologue | None = None,
         /,
     ) -> object:
         """Run ``open``, a ``step`` for every slice, and ``close``. Raises the errors of ``step``.
@@ -259,6 +273,7 @@ class BoundStage(Protocol):
         None; of the prepared and the scratch buffer.
 
         epilogue: for the whole y, only if the algorithm ``fuses``, with moments only if it ``fuses_moments``.
+        prologue: of x, for stages of ``normalizing`` only, which need one.
         """
 
 
@@ -282,6 +297,11 @@ def fuses(algorithm: Algorithm, problem: ConvProblem) -> bool:
 def fuses_moments(algorithm: Algorithm, problem: ConvProblem) -> bool:
     """Return whether an algorithm computes the moments of y itself for a problem that it supports."""
     return problem.operation is Operation.FORWARD and algorithm.fuses_moments(problem)
+
+
+def fuses_normalization(algorithm: Algorithm, problem: ConvProblem) -> bool:
+    """Return whether an algorithm normalizes x as it reads x for a problem that it supports."""
+    return problem.operation is not Operation.BACKWARD_DATA and algorithm.fuses_normalization(problem)
 
 
 class AlgorithmSource(Protocol):
@@ -325,6 +345,24 @@ class Epilogue:
         if self.added is not None:
             y = y.add_(self.added)
         return y if self.activation is None else ACTIVATIONS[self.activation](y)
+
+
+@dataclass(frozen=True, slots=True)
+class Prologue:
+    """The computation function((x - mean) * inverse * weight + bias) on the x that a convolution reads, in float32.
+
+    mean, inverse: (C,), in float32.
+    weight, bias: (C,) of one dtype, or None.
+    function: the name of an activation of groups (``kernels.compiled.normalization``), or None.
+    slope: of leaky_relu.
+    """
+
+    mean: Tensor
+    inverse: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    function: str | None = None
+    slope: float = 0.01
 
 
 MOMENT_ROWS, MOMENT_PADDING = 4, 16  # as in the C++ code

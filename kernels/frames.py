@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, frame_of, inside, taps_and_frames
-from mucudnn.kernels.algorithm import Algorithm, BaseAlgorithm, BoundStage, Epilogue, Workspace
+from mucudnn.kernels.algorithm import Algorithm, BaseAlgorithm, BoundStage, Epilogue, Prologue, Workspace
 from mucudnn.kernels.compiled import algorithms as compiled
 from mucudnn.kernels.memory import ALIGNMENT_BYTES, Part, aligned, carve, carved_bytes, dense_strides, torch_dtype
 from mucudnn.kernels.torch_ops.native import NATIVE_ALGORITHM, NATIVE_ON_CUDA
@@ -289,6 +289,7 @@ class _Band:
         prepared: int,
         scratch: int,
         epilogue: Epilogue | None = None,
+        prologue: Prologue | None = None,
         /,
     ) -> None:
         problem, n, depth = self.problem, self.n, self.depth

@@ -26,8 +26,8 @@ def is_advised(size_bytes: int) -> bool:
 
 def on_huge_pages(tensor: Tensor) -> Tensor:
     """Request huge pages for a large dense CPU tensor, on Linux; return the same tensor."""
-    size = tensor.numel() * tensor.itemsize
-    if tensor.device.type == "cpu" and is_advised(size):
+    size = tensor.nbytes
+    if is_advised(size) and tensor.device.type == "cpu":
         start = tensor.data_ptr()
         first = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         length = (start + size) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES - first

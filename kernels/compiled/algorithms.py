@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
-from mucudnn.kernels.algorithm import BaseAlgorithm, Epilogue, Workspace
+from mucudnn.kernels.algorithm import BaseAlgorithm, Epilogue, Prologue, Workspace
 from mucudnn.kernels.compiled.library import (
     ELEMENTS,
     FUNCTIONS,
@@ -109,6 +109,22 @@ class CompiledAlgorithm(BaseAlgorithm):
         """Return a callable that runs these slices of the mini-batch, with all arguments resolved except addresses."""
         stage = self.stage(problem, _shapes(problem, batch_size), _ALL, slices=slices)
         return self.bound_to(problem, stage, workspace)
+
+    def normalizing(
+        self, problem: ConvProblem, batch_size: int, slices: Sequence[slice]
+    ) -> tuple[CompiledStage, Workspace]:
+        """Return a callable as ``bound`` does, for calls with a prologue, and its workspace."""
+        stage = self.stage(problem, _shapes(problem, batch_size), _ALL, slices=slices)
+        stage.normalizes = True
+        workspaces = []
+        for size in {part.stop - part.start for part in slices}:
+            of_size = self.stage(problem, _shapes(problem, size))
+            of_size.normalizes = True
+            workspaces.append(self.workspace_of(of_size))
+        workspace = Workspace(
+            max(one.prepared_bytes for one in workspaces), max(one.scratch_bytes for one in workspaces)
+        )
+        return self.bound_to(problem, stage, workspace), workspace
 
     def band(
         self, problem: ConvProblem, n: int, rows: tuple[int, int], above: int
@@ -250,17 +266,34 @@ class CompiledStage:
         prepared: int,
         scratch: int,
         epilogue: Epilogue | None = None,
+        prologue: Prologue | None = None,
         /,
     ) -> None:
-        argument = None
-        if epilogue is not None:
-            argument = EpilogueArgument(None, 0, FUNCTIONS.index(epilogue.activation))
+        argument = None if epilogue is None and prologue is None else EpilogueArgument()
+        if argument is not None and prologue is not None:
+            _set_prologue(argument, prologue)
+        if argument is not None and epilogue is not None:
+            argument.activation = FUNCTIONS.index(epilogue.activation)
             if epilogue.added is not None:
                 _require_dense(self._problem, epilogue.added)
                 argument.added, argument.bytes = epilogue.added.data_ptr(), epilogue.added.nbytes
             if epilogue.moments is not None:
                 argument.moments, argument.moments_bytes = epilogue.moments.data_ptr(), epilogue.moments.nbytes
         self._function(self._stage, x, w, y, bias, prepared, scratch, argument)
+
+
+def _set_prologue(argument: EpilogueArgument, prologue: Prologue) -> None:
+    """Write a prologue to a C struct. Raises ``InvalidInputError`` for vectors of different sizes or dtypes."""
+    channels, parameters = len(prologue.mean), (prologue.weight, prologue.bias)
+    dtype = next((vector.dtype for vector in parameters if vector is not None), torch.float32)
+    for name in ("mean", "inverse", "weight", "bias"):
+        vector, wanted = getattr(prologue, name), torch.float32 if name in ("mean", "inverse") else dtype
+        if vector is not None:
+            if vector.shape != (channels,) or vector.dtype is not wanted or not vector.is_contiguous():
+                raise InvalidInputError(f"{name} must be {channels} numbers of {wanted}, one after the other")
+            setattr(argument, name, vector.data_ptr())
+    argument.channels, argument.parameter_element = channels, ELEMENTS[str(dtype).removeprefix("torch.")]
+    argument.function, argument.slope = FUNCTIONS.index(prologue.function), prologue.slope
 
 
 def _shapes(problem: ConvProblem, n: int) -> tuple[Sequence[int], ...]:
@@ -306,15 +339,20 @@ class ExactAlgorithm(CompiledAlgorithm):
     """An algorithm that computes the sums of the definition.
 
     refuses: why it is not for a problem, or None.
+    normalizes: of which problems it normalizes x as it reads x.
     """
 
     name: str
     refuses: Callable[[ConvProblem], str | None] = why_too_large
     version: int = 1
+    normalizes: Callable[[ConvProblem], bool] = lambda problem: False
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
         return why_not(problem, self.name) or self.refuses(problem)
+
+    def fuses_normalization(self, problem: ConvProblem) -> bool:
+        return self.normalizes(problem)
 
     def is_local(self, problem: ConvProblem) -> bool:
         return True
@@ -391,10 +429,10 @@ class LoopNest(ExactAlgorithm):
 IMPLICIT_GEMM = ExactAlgorithm("implicit-gemm", version=7)
 # 1x1 filters as matrix products on x and y in place, in either memory format (pointwise.cpp). Any stride and groups, no
 # padding. For BACKWARD_FILTER in float32, the first thread adds to dw itself, the other threads to copies of dw.
-POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=7)
+POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=7, normalizes=lambda problem: True)
 # Depthwise, and small groups of channels, by direct sums (depthwise.cpp). Every output is a sum over the few channels
 # of its group. Each register tile of outputs reads neighbouring columns from zero-padded windows, or neighbouring
 # channels in place. Any stride, padding, dilation and channel multiplier.
-DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=6)
+DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=7, normalizes=lambda p: p.c == p.k == p.groups)
 LOOP_NEST = LoopNest("loop-nest")
 ALGORITHMS = (IMPLICIT_GEMM, POINTWISE, DEPTHWISE)

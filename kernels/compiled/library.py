@@ -81,11 +81,18 @@ class Geometry(ctypes.Structure):
 
 
 class EpilogueArgument(ctypes.Structure):
-    """An ``Epilogue`` as a C struct: the added tensor, its bytes, the activation's number in ``FUNCTIONS``, moments."""
+    """An ``Epilogue`` and a ``Prologue`` as a C struct.
+
+    The fields are the added tensor, its bytes, the activation's number in ``FUNCTIONS``, and the moments; how many
+    channels the prologue has, the dtype of its parameters, its function's number, the slope, and its vectors.
+    """
 
     _fields_ = [
         *(("added", _pointer), ("bytes", _int64), ("activation", _int64)),
         *(("moments", _pointer), ("moments_bytes", _int64)),
+        *((name, _int64) for name in ("channels", "parameter_element", "function")),
+        ("slope", ctypes.c_double),
+        *((name, _pointer) for name in ("mean", "inverse", "weight", "bias")),
     ]
 
 
@@ -96,6 +103,7 @@ class Stage(ctypes.Structure):
 
     phases: the sum of the numbers in ``PHASES`` of the phases to run.
     tile: outputs of a Winograd tile in one direction.
+    normalizes: whether calls have a ``Prologue``.
     slices: the first sample and the number of samples of each slice.
     """
 
@@ -103,7 +111,7 @@ class Stage(ctypes.Structure):
         ("geometry", Geometry),
         *((name, Operand) for name in ("x", "w", "y")),
         *((name, _int64) for name in ("operation", "phases", "tile", "bias_bytes", "prepared_bytes", "scratch_bytes")),
-        *((name, _int64) for name in ("threads", "slice_count")),
+        *((name, _int64) for name in ("threads", "normalizes", "slice_count")),
         ("slices", ctypes.POINTER(_int64)),
     ]
 

@@ -6,10 +6,12 @@ channels last. All arithmetic is in float32, sums in double, and half precision 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ from mucudnn.kernels.compiled.library import (
 from mucudnn.kernels.pages import on_huge_pages
 
 PIXELS = -1
-VERSION = 1  # of the functions: with another one, stored times do not count
+VERSION = 2  # of the functions: with another one, stored times do not count
 _NULLS = (0,) * len(NORM_OPERANDS.unpack(bytes(NORM_OPERANDS.size)))
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _FUNCTIONS = (None, "ReLU", "ReLU6", "SiLU", "hardswish", "leaky_relu", "gelu", "gelu_tanh")
@@ -95,15 +97,17 @@ def forward(
     added: Tensor | None = None,
     *,
     keeps_mask: bool = False,
+    y: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return y = function((x - mean) * inverse * weight + bias + added), and a mask for ``backward``, or None.
 
     mean, inverse: of ``moments``, or constants.
     weight, bias: (C,), of x's dtype or float32.
     keeps_mask: whether to return a bit for each element, whether the activation passes it: of ReLU, ReLU6, leaky_relu.
+    y: like x, to be written; None to allocate the result.
     """
     argument, _, mask_bytes = _prepared(x, norm, (weight, bias))
-    y = on_huge_pages(torch.empty_like(x))
+    y = on_huge_pages(torch.empty_like(x)) if y is None else y
     mask = torch.empty(mask_bytes, dtype=torch.uint8) if keeps_mask else None
     _require_like(x, added)
     operands = _operands(x, mean, inverse, None, None, weight, bias, added, mask, y)
@@ -142,6 +146,34 @@ def backward(
     )  # fmt: skip
     function("norm_backward")(argument, operands)
     return dx, dy if needs_dadded and is_dy else dadded, dweight, dbias
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What the C++ functions are called with, by their addresses, for operands of one kind.
+
+    argument: the C struct, which must be kept while address is used.
+    functions: the addresses of moments, forward and backward.
+    statistics, mask_bytes: how many means there are, and the bytes of a mask.
+    """
+
+    argument: NormArgument
+    address: int
+    functions: tuple[int, int, int]
+    statistics: int
+    mask_bytes: int
+
+
+def entries(x: Tensor, norm: Norm, weight: Tensor | None, running: Tensor | None, *, is_fixed: bool) -> Entries:
+    """Return how to call the C++ functions for operands like these; their values are not used.
+
+    weight: or the bias, or None if there is neither.
+    running: one of the running statistics, or None.
+    """
+    argument, statistics, mask_bytes = _prepared(x, norm, (weight, None), (running, None), is_fixed=is_fixed)
+    functions = (function(f"norm_{name}") for name in ("moments", "forward", "backward"))
+    moments, forward, backward = (ctypes.cast(cast(Any, entry), ctypes.c_void_p).value or 0 for entry in functions)
+    return Entries(argument, ctypes.addressof(argument), (moments, forward, backward), statistics, mask_bytes)
 
 
 def _prepared(

@@ -390,11 +390,11 @@ def _compare_groups(steps: ModelSteps) -> Comparison | None:
         if not steps.ranks.anywhere(holds=any(of_norm.computes_again for of_norm in choices)):
             break
         for of_norm in choices:
-            of_norm.computes_again = False
+            of_norm.computes_again = of_norm.defers_activations = False
     for norm in steps.norms.values():
         vars(norm).update(choices=None, why_torchs=f"steps were slower, {with_noise(comparison)}")
     for module in steps.modules.values():
-        vars(module)["computes_moments"] = False
+        vars(module).update(computes_moments=False, normalizes=frozenset())
     steps.put_in(steps.tuned)
     return comparison
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.core.config import Config
 from mucudnn.core.errors import warn
-from mucudnn.core.problem import Operation
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Comparison
 from mucudnn.core.team import Team
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import format_seconds
-from mucudnn.kernels.algorithm import zero_moments
+from mucudnn.kernels.algorithm import Prologue, zero_moments
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.compiled.normalization import Norm
@@ -26,17 +26,22 @@ from mucudnn.kernels.memory import dense_strides, torch_dtype
 from mucudnn.measuring.heap import kept_heap
 from mucudnn.measuring.timings import Timings
 from mucudnn.measuring.turns import Rounds
+from mucudnn.running.choices import Choices, make_executable, within_limits
 from mucudnn.running.devices import device_of_convolutions
+from mucudnn.running.eager.bound_norm import BoundNorm
 from mucudnn.running.executable import Executable
 from mucudnn.running.groups import GroupCall, GroupChoices, Normalized, by_torch, compute
 from mucudnn.running.modules import TunedModule
-from mucudnn.running.norms import make_groups, moments_from
+from mucudnn.running.norms import make_groups, moments_from, statistics_of
 from mucudnn.running.pending import ChangedError
 from mucudnn.tuning.choose import with_noise
 from mucudnn.tuning.model_state import is_training, leaf
 from mucudnn.tuning.tuner import machine_and_database
 
 _ROUNDS = Rounds(3, 7, 0.3, sure=3)  # of a kind of call, forward and backward, beside PyTorch's operators
+
+
+_LEAST_GAIN_S = 4e-5  # of a convolution that normalizes: it is called from Python, others by the extension
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +90,12 @@ def tune_groups(model: nn.Module, sample_input: Any, config: Config, team: Team,
         vars(norm).update(groups=groups, why_torchs="; ".join(sorted(of_norm.refusals)))
         if groups and sum(group.time_s - group.baseline_s for group in groups) >= 0:
             vars(norm).update(choices=None, why_torchs="nothing is faster")
-    running = (of_norm for of_norm, norm in zip(choices, norms, strict=True) if norm.choices is not None)
+    running = [of_norm for of_norm, norm in zip(choices, norms, strict=True) if norm.choices is not None]
     _let_compute_moments([source for of_norm in running for source in of_norm.sources], config, team, progress)
+    _let_normalize(running, config, team, progress)
     for of_norm in choices:
         of_norm.sources.clear()
+        of_norm.readers.clear()
 
 
 def _let_compute_moments(convolutions: Sequence[TunedModule], config: Config, team: Team, progress: Progress) -> None:
@@ -96,8 +103,89 @@ def _let_compute_moments(convolutions: Sequence[TunedModule], config: Config, te
     gains = team.of_rank_0([] if team.rank else _gains_of_moments(convolutions, config, progress))
     for convolution, gain in zip(convolutions, gains, strict=True):
         vars(convolution)["computes_moments"] = gain
-        if gain and convolution.choices is not None:
-            vars(convolution)["choices"] = convolution.choices.with_moments(computes=True)
+        _set_fused(convolution)
+
+
+def _let_normalize(norms: Sequence[GroupChoices], config: Config, team: Team, progress: Progress) -> None:
+    """Have convolutions normalize x as they read x, the results of these norms, where that is faster."""
+    pairs = [(convolution, _norm_read(of_norm)) for of_norm in norms for convolution in of_norm.readers]
+    readers = {convolution: norm for convolution, norm in pairs if norm is not None}
+    gains = team.of_rank_0([] if team.rank else _gains_of_normalization(readers, config, progress))
+    for convolution, operations in zip(readers, gains, strict=True):
+        vars(convolution)["normalizes"] = operations
+        _set_fused(convolution)
+    for of_norm in norms:
+        fuse = (Operation.FORWARD in convolution.normalizes for convolution in of_norm.readers)
+        of_norm.defers_activations = of_norm.has_one_reader and _norm_read(of_norm) is not None and all(fuse)
+
+
+def _norm_read(of_norm: GroupChoices) -> Norm | None:
+    """Return the norm and activation of a module whose calls are of one kind; None if no convolution fuses them."""
+    norms = {None if call.has_addition or call.norm.sets != 0 else call.norm for call in of_norm.calls}
+    return norms.pop() if len(norms) == 1 else None
+
+
+def _set_fused(convolution: TunedModule) -> None:
+    computes_moments, normalizes, choices = convolution.computes_moments, convolution.normalizes, convolution.choices
+    if choices is not None and (computes_moments or normalizes):
+        fusing = choices.fusing(computes_moments=computes_moments, normalizes=normalizes)
+        vars(convolution)["choices"] = fusing
+
+
+def _gains_of_normalization(
+    readers: Mapping[TunedModule, Norm], config: Config, progress: Progress
+) -> list[frozenset[Operation]]:
+    """Return the operations of each convolution that are faster if they normalize x than after a norm of its own."""
+    gains: list[frozenset[Operation]] = []
+    if not readers:
+        return gains
+    with _timings(config, progress) as timings:
+        for number, (convolution, norm) in enumerate(readers.items()):
+            progress("measuring norms in convolutions", number / len(readers))
+            faster: dict[Operation, bool] = {}
+            for executable, normalizing in _normalizing(convolution.choices):
+                comparison, operation = (
+                    _with_prologue(executable, normalizing, norm, timings),
+                    executable.problem.operation,
+                )
+                gain_s = comparison.baseline_s - comparison.time_s
+                faster[operation] = faster.get(operation, True) and gain_s > _LEAST_GAIN_S
+            gains.append(frozenset(operation for operation, is_faster in faster.items() if is_faster))
+    return gains
+
+
+def _normalizing(choices: Choices | None) -> Iterator[tuple[Executable, Executable]]:
+    """Yield the executables of choices that can normalize x, and those that do."""
+    if choices is None:
+        return
+    for problem, by_size in choices.configurations.items():
+        for n in by_size:
+            executable = make_executable(choices, problem, n)
+            normalizing = None if executable is None else within_limits(choices, executable)
+            if executable is not None and normalizing is not None:
+                yield executable, normalizing
+
+
+def _with_prologue(executable: Executable, normalizing: Executable, norm: Norm, timings: Timings) -> Comparison:
+    """Compare a convolution that normalizes x with one of the norm's result."""
+    problem, n = executable.problem, executable.configuration.batch_size
+    x, w, y = (_random(problem, shape) for shape in (problem.x_shape(n), problem.w_shape(), problem.y_shape(n)))
+    third = None if problem.operation is Operation.FORWARD else y
+    mean, inverse, weight, bias = torch.zeros(problem.c), *torch.ones(3, problem.c)
+
+    def apart() -> object:
+        return executable.run(normalization.forward(x, norm, mean, inverse, weight, bias)[0], w, third)
+
+    def together() -> object:
+        return normalizing.run(x, w, third, None, Prologue(mean, inverse, weight, bias, norm.function, norm.slope))
+
+    what = f"{norm!r} of x: {problem!r}, {executable.configuration.micro_configs!r}, version {normalization.VERSION}"
+    return timings.compared(what, apart, [together], _ROUNDS)[0]
+
+
+def _random(problem: ConvProblem, shape: Sequence[int]) -> Tensor:
+    strides = dense_strides(shape, problem.memory_format)
+    return torch.empty_strided(shape, strides, dtype=torch_dtype(problem)).normal_()
 
 
 def _gains_of_moments(convolutions: Sequence[TunedModule], config: Config, progress: Progress) -> list[bool]:
@@ -122,10 +210,7 @@ def _is_able(executable: Executable) -> bool:
 def _with_moments(executable: Executable, timings: Timings) -> Comparison:
     """Compare a convolution that computes moments with one whose y is read once more for them."""
     problem, batch_size = executable.problem, executable.configuration.batch_size
-    x, w = (
-        torch.empty_strided(shape, dense_strides(shape, problem.memory_format), dtype=torch_dtype(problem)).normal_()
-        for shape in (problem.x_shape(batch_size), problem.w_shape())
-    )
+    x, w = (_random(problem, shape) for shape in (problem.x_shape(batch_size), problem.w_shape()))
     norm = Norm(0, 1e-5)
 
     def apart() -> object:
@@ -181,13 +266,16 @@ def _steps(call: GroupCall) -> tuple[Callable[[], object], Callable[[], object]]
         y = by_torch(call.norm, x, weight, bias, running, added, is_fixed=call.is_fixed)
         return torch.autograd.grad(y, operands, dy)
 
+    choices, bound = GroupChoices(), BoundNorm(call.norm, call.is_fixed)
+    if running is not None:
+        bound = bound.with_operands(x, weight, running[0])
+
     def as_group() -> object:
         if call.is_fixed:
             mean, inverse = torch.zeros(channels), torch.ones(channels)
         else:
-            mean, inverse = normalization.moments(x.detach(), call.norm, running and (*running, 0.1))
-        normalized = Normalized(x, weight, bias, mean, inverse, call.norm, call.is_fixed, GroupChoices())
-        y = compute(normalized, added, call.norm.function, call.norm.slope)
+            mean, inverse = statistics_of(x.detach(), bound, running and (*running, 0.1))
+        y = compute(Normalized(x, weight, bias, mean, inverse, bound, choices), added)
         return torch.autograd.grad(y, operands, dy)
 
     return by_operators, as_group

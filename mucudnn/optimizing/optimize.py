@@ -247,6 +247,7 @@ def _put_in(module: TunedModule, tuned: Sequence[TunedProblem], config: Config, 
             keeps_workspace=not config.has_headroom_limit,
             limit_bytes=limit_bytes,
             computes_moments=module.computes_moments,
+            normalizes=module.normalizes,
         )
     vars(module).update(tuned=tuple(tuned), choices=choices)
 

@@ -31,7 +31,7 @@ from mucudnn.measuring.quiet import Quiet
 from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import Kernel, Wrapper, torchs_kernel, untouched, wrapped
-from mucudnn.running.modules import TunedModule, running_torchs_own, running_without_moments
+from mucudnn.running.modules import TunedModule, running_torchs_own, running_without_norms
 from mucudnn.running.norms import TunedNorm
 from mucudnn.running.problems import problem_of_call
 from mucudnn.tuning.choose import baseline_of
@@ -133,7 +133,7 @@ class ModelSteps:
             if not (ours and groups):
                 stack.enter_context(running_torchs_own(self.norms.values()))
             if ours and not groups:
-                stack.enter_context(running_without_moments(self.modules.values()))
+                stack.enter_context(running_without_norms(self.modules.values()))
             stack.enter_context(self.times.recording() if recorded else untouched)
             begun_s = self.clock.now()
             self.step(self.model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,12 +38,14 @@ class Choices:
     keeps_workspace: whether the CPU workspace is kept between calls.
     limit_bytes: limit on a kept workspace plus the algorithms' own allocations; None for no limit.
     computes_moments: whether forward convolutions in training compute the moments of y, for the norm that reads it.
+    normalizes: the operations that normalize x as they read x, in training, if x is the result of a norm.
     measured: the one executable to run, while it is being timed; then there is no fallback, and errors are raised.
 
     handle: a digest of the contents, equal in all processes, by which compiled graphs, copies and pickles (which
     register themselves when loaded) find the choices.
     executables: those made so far, by call.
     x_shapes: shapes (N, C, H, W) with a configuration.
+    normalizing: executables that normalize x, by the identity of those that do not, and with these.
     beside_torchs: by operation, the limit on a kept workspace while torch's own runs.
     """
 
@@ -57,6 +59,8 @@ class Choices:
         "keeps_workspace",
         "limit_bytes",
         "measured",
+        "normalizes",
+        "normalizing",
         "x_shapes",
     )
 
@@ -68,16 +72,19 @@ class Choices:
         keeps_workspace: bool = True,
         limit_bytes: int | None = None,
         computes_moments: bool = False,
+        normalizes: Iterable[Operation] = (),
         measured: Executable | None = None,
     ) -> None:
         self.configurations = {p: dict(by_size) for p, by_size in configurations.items()}
         self.device_type, self.keeps_workspace, self.limit_bytes = device_type, keeps_workspace, limit_bytes
-        self.computes_moments, self.measured = computes_moments, measured
+        self.computes_moments, self.normalizes, self.measured = computes_moments, frozenset(normalizes), measured
         self.executables: dict[ExecutableKey, Executable | None] = {}
+        self.normalizing: dict[int, tuple[Executable, Executable | None]] = {}
         rows = [(p, n, chosen) for p, by_size in self.configurations.items() for n, chosen in by_size.items()]
         self.x_shapes = frozenset(p.x_shape(n) for p, n, _ in rows)
         lines = sorted(f"{p!r} {n} {chosen.micro_configs!r}" for p, n, chosen in rows)
-        contents = "\n".join((f"{device_type}, {keeps_workspace}, {limit_bytes}, {computes_moments}", *lines))
+        fused = f"{computes_moments}, {sorted(self.normalizes)}"
+        contents = "\n".join((f"{device_type}, {keeps_workspace}, {limit_bytes}, {fused}", *lines))
         digest = hashlib.blake2b(contents.encode(), digest_size=8).digest()
         self.handle = (int.from_bytes(digest, "big") >> 1) or 1  # 63 bits, and never 0, the handle without choices
         self.beside_torchs: dict[Operation, int] = {}
@@ -95,6 +102,7 @@ class Choices:
         keeps_workspace: bool = True,
         limit_bytes: int | None = None,
         computes_moments: bool = False,
+        normalizes: Iterable[Operation] = (),
     ) -> Choices:
         """Register configurations by problem and batch size; return the ``Choices``, one object for equal contents."""
         choices = cls(
@@ -103,17 +111,19 @@ class Choices:
             keeps_workspace=keeps_workspace,
             limit_bytes=limit_bytes,
             computes_moments=computes_moments,
+            normalizes=normalizes,
         )
         return _registered.setdefault(choices.handle, choices)
 
-    def with_moments(self, *, computes: bool) -> Choices:
-        """Return the same choices, with or without the moments of y."""
+    def fusing(self, *, computes_moments: bool, normalizes: Iterable[Operation]) -> Choices:
+        """Return the same choices with other ``computes_moments`` and ``normalizes``."""
         return Choices.of(
             self.configurations,
             self.device_type,
             keeps_workspace=self.keeps_workspace,
             limit_bytes=self.limit_bytes,
-            computes_moments=computes,
+            computes_moments=computes_moments,
+            normalizes=normalizes,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -122,6 +132,7 @@ class Choices:
             keeps_workspace=self.keeps_workspace,
             limit_bytes=self.limit_bytes,
             computes_moments=self.computes_moments,
+            normalizes=self.normalizes,
         )
         return registered, (self.configurations, self.device_type)
 
@@ -174,6 +185,30 @@ def executable_of(
         choices.executables.clear()
     choices.executables[key] = executable
     return executable
+
+
+def normalizing_executable_of(
+    choices: Choices, operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry
+) -> Executable | None:
+    """Return the executable of a call that normalizes x; None if x is to be normalized before."""
+    executable = executable_of(choices, operation, x, w, third, geometry) if operation in choices.normalizes else None
+    if executable is None:
+        return None
+    known, normalizing = choices.normalizing.get(id(executable), (None, None))
+    if known is not executable:
+        normalizing = within_limits(choices, executable)
+        choices.normalizing[id(executable)] = executable, normalizing
+    return normalizing
+
+
+def within_limits(choices: Choices, executable: Executable) -> Executable | None:
+    """Return an executable of these choices for calls with a prologue; None if there is none or no room for it."""
+    normalizing = executable.normalizing() if executable.result.device_type == "cpu" else None
+    is_bounded = choices.limit_bytes is not None or not choices.keeps_workspace
+    if normalizing is None or not is_bounded:
+        return normalizing
+    most_bytes = max(executable.buffer_bytes, choices.limit_bytes or 0)
+    return normalizing if normalizing.buffer_bytes <= most_bytes else None
 
 
 def _problem(

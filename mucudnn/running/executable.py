@@ -16,7 +16,16 @@ from torch import Tensor
 from mucudnn.core.errors import InvalidInputError, LibraryError, MisalignedError
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.core.records import Configuration, MicroConfig
-from mucudnn.kernels.algorithm import Algorithm, BoundStage, Epilogue, Workspace, fuses_moments, why_unsupported
+from mucudnn.kernels.algorithm import (
+    Algorithm,
+    BoundStage,
+    Epilogue,
+    Prologue,
+    Workspace,
+    fuses_moments,
+    fuses_normalization,
+    why_unsupported,
+)
 from mucudnn.kernels.memory import dense_strides, torch_dtype, torch_format
 from mucudnn.kernels.pages import is_advised, on_huge_pages
 from mucudnn.kernels.registry import algorithm as algorithm_named
@@ -181,6 +190,20 @@ class Executable:
         executable = replace(self, result=replace(self.result, strides=strides))
         return executable if self.bound is None else executable._with_bound()
 
+    def normalizing(self) -> Executable | None:
+        """Return the executable for calls of ``run`` with a prologue; None if an algorithm takes none."""
+        stages, end, scratch_bytes, n = list[Stage](), 0, 0, self.configuration.batch_size
+        for stage in self.stages:
+            is_able = stage.bound is not None and fuses_normalization(stage.algorithm, self.problem)
+            parts = stage.algorithm.normalizing(self.problem, n, stage.slices) if is_able else None
+            if parts is None:
+                return None
+            bound, workspace = parts
+            prepared = _aligned(end, workspace.prepared_bytes)
+            stages.append(replace(stage, prepared=prepared, bound=bound))
+            end, scratch_bytes = prepared.stop, max(scratch_bytes, workspace.scratch_bytes)
+        return replace(self, stages=tuple(stages), scratch=_aligned(end, scratch_bytes), bound=None)
+
     @property
     def workspace_bytes(self) -> int:
         return int(self.scratch.stop)
@@ -216,12 +239,20 @@ class Executable:
         """Whether ``run`` computes the moments of y, of all stages."""
         return all(stage.bound is not None and fuses_moments(stage.algorithm, self.problem) for stage in self.stages)
 
-    def run(self, x: Tensor, w: Tensor, third: Tensor | None, moments: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        w: Tensor,
+        third: Tensor | None,
+        moments: Tensor | None = None,
+        prologue: Prologue | None = None,
+    ) -> Tensor:
         """Return the operation's result, newly allocated. Raises the errors of ``execute``.
 
         x, w: tensors of the problem's shapes and dtype, with any strides.
         third: the bias or None in FORWARD, else dy.
         moments: where those of y are added (``zero_moments``), only if the executable ``fuses_moments``.
+        prologue: what is computed of x, of an executable that is ``normalizing``, which needs one.
         """
         operation, result = self.problem.operation, self.result.new()
         dense = torch_format(self.problem)
@@ -230,18 +261,24 @@ class Executable:
         if operation is not Operation.BACKWARD_FILTER:
             w = w.contiguous(memory_format=dense)
         if operation is Operation.FORWARD:
-            self.execute(x, w, result, None if third is None else third.contiguous(), moments)
+            self.execute(x, w, result, None if third is None else third.contiguous(), moments, prologue)
             return result
         assert third is not None
         third = third.contiguous(memory_format=dense)
         if operation is Operation.BACKWARD_DATA:
             self.execute(result, w, third)
         else:
-            self.execute(x, result, third)
+            self.execute(x, result, third, prologue=prologue)
         return result
 
     def execute(
-        self, x: Tensor, w: Tensor, y: Tensor, bias: Tensor | None = None, moments: Tensor | None = None
+        self,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        bias: Tensor | None = None,
+        moments: Tensor | None = None,
+        prologue: Prologue | None = None,
     ) -> None:
         """Compute the problem's operation on a mini-batch, writing the result into one of the tensors.
 
@@ -266,7 +303,7 @@ class Executable:
         for stage in self.stages:
             if stage.bound is not None:
                 prepared_start, scratch_start = start + stage.prepared.start, start + self.scratch.start
-                stage.bound(x_start, w_start, y_start, bias_start, prepared_start, scratch_start, epilogue)
+                stage.bound(x_start, w_start, y_start, bias_start, prepared_start, scratch_start, epilogue, prologue)
             else:
                 stage.run(self.problem, x, w, y, bias, workspace[stage.prepared], workspace[self.scratch])
 

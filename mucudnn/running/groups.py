@@ -12,22 +12,43 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from torch.utils.weak import WeakIdKeyDictionary
 
+from mucudnn.kernels.algorithm import Prologue
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
+from mucudnn.running.eager.bound_norm import BoundNorm
 from mucudnn.running.eager.hot_path import is_plain
 
-_groups = WeakIdKeyDictionary()  # of tensors that can be computed again, each with its version
-_moments = WeakIdKeyDictionary()  # of results of convolutions, each with its version
-_sources: WeakIdKeyDictionary | None = None
+_T = TypeVar("_T")
+
+
+class _Notes(Generic[_T]):
+    """Values noted for tensors, each until its tensor is freed or changed."""
+
+    def __init__(self) -> None:
+        self._notes: dict[int, tuple[weakref.ref[Tensor], int, _T]] = {}
+
+    def note(self, tensor: Tensor, value: _T) -> None:
+        key, notes = id(tensor), self._notes
+
+        def forget(_: object) -> None:
+            notes.pop(key, None)
+
+        notes[key] = weakref.ref(tensor, forget), tensor._version, value
+
+    def of(self, tensor: Tensor) -> _T | None:
+        noted = self._notes.get(id(tensor))
+        return noted[2] if noted is not None and noted[0]() is tensor and noted[1] == tensor._version else None
+
+
+_moments: _Notes[Tensor] = _Notes()  # of results of convolutions
+_sources: _Notes[object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +105,16 @@ class GroupChoices:
     joins_additions: whether additions return pending tensors, since activations take them.
     computes_again: whether convolutions of the results have them computed again in the backward pass, since nothing
         else keeps them.
+    defers_activations: whether activations return pending tensors, since convolutions normalize and activate what they
+        read.
     is_returned: whether the model has returned a pending tensor.
     is_counting: whether calls are being counted, from which ``settle`` makes the choices.
     calls: the number of calls of each kind in a step.
     results: of these calls, while they are being counted.
     sources: the modules of convolutions whose results batch norm reads, while calls are being counted.
+    readers: the modules of convolutions that read the results, and whether they are read elsewhere.
     pendings: those that have been returned, while calls are being counted.
+    activations: those that activations have returned.
     was_refused: whether torch has computed the last call, which a recomputation has to repeat.
     refusals: reasons why torch computes other calls.
     """
@@ -97,12 +122,16 @@ class GroupChoices:
     defers: bool = True
     joins_additions: bool = True
     computes_again: bool = True
+    defers_activations: bool = False
     is_returned: bool = False
     results: list[_Result] = field(default_factory=list)
     is_counting: bool = False
     calls: Counter[GroupCall] = field(default_factory=Counter)
     sources: list[Any] = field(default_factory=list)
+    readers: list[Any] = field(default_factory=list)
+    is_read_elsewhere: bool = False
     pendings: list[weakref.ref[Tensor]] = field(default_factory=list)
+    activations: list[weakref.ref[Tensor]] = field(default_factory=list)
     was_refused: bool = False
     refusals: set[str] = field(default_factory=set)
 
@@ -116,7 +145,13 @@ class GroupChoices:
         is_kept = any(pending() is not None for pending in self.pendings)
         self.defers = has_group and not (self.is_returned or is_kept)
         self.computes_again = all(result.is_dropped() for result in self.results)
-        self.is_counting, self.results, self.pendings = False, [], []
+        self.is_read_elsewhere |= any(activation() is not None for activation in self.activations)
+        self.is_counting, self.results, self.pendings, self.activations = False, [], [], []
+
+    @property
+    def has_one_reader(self) -> bool:
+        """Whether each result of the calls that have been counted is read by one convolution, and by nothing else."""
+        return not self.is_read_elsewhere and len(self.readers) == sum(self.calls.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,8 +159,7 @@ class Normalized:
     """A norm of x of which the statistics are known.
 
     weight, bias: (C,) or None.
-    mean, inverse: as in ``normalization.moments``.
-    is_fixed: whether the statistics are constants, as those of a frozen norm.
+    mean, inverse: as in ``normalization.moments``, or constants, as those of a frozen norm.
     """
 
     x: Tensor
@@ -133,9 +167,29 @@ class Normalized:
     bias: Tensor | None
     mean: Tensor
     inverse: Tensor
-    norm: Norm
-    is_fixed: bool
+    bound: BoundNorm
     choices: GroupChoices
+
+    def with_function(self, function: str | None, slope: float) -> Normalized:
+        """Return the norm with an activation."""
+        if function is None:
+            return self
+        bound = self.bound.with_function(function, slope)
+        operands = self.x, self.weight, self.bias, self.mean, self.inverse
+        return Normalized(*operands, bound, self.choices)
+
+    def values(
+        self, added: Tensor | None = None, *, keeps_mask: bool = False, y: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what ``normalization.forward`` does; autograd does not record it."""
+        bound, statistics = self.bound, (self.mean, self.inverse)
+        if bound.compiled is not None:
+            mask = torch.empty(bound.mask_bytes, dtype=torch.uint8) if keeps_mask else None
+            result = bound.compiled.forward(self.x, *statistics, self.weight, self.bias, added, mask, y)
+            if result is not NotImplemented:
+                return result, mask
+        operands = *statistics, self.weight, self.bias, added
+        return normalization.forward(self.x, bound.norm, *operands, keeps_mask=keeps_mask, y=y)
 
 
 # Results that are computed again in the backward pass
@@ -158,19 +212,32 @@ class Group:
         operands = [n.x, n.weight, n.bias, n.mean, n.inverse]
         return operands + (self.added.tensors() if isinstance(self.added, Group) else [self.added])
 
-    def with_tensors(self, tensors: Iterator[Any]) -> Group:
-        """Return this group with the next ones of these tensors in the place of its own."""
+    def norms(self) -> tuple[BoundNorm, ...]:
+        """Return its norm, and that of the group that is added."""
+        return self.normalized.bound, *(self.added.norms() if isinstance(self.added, Group) else ())
+
+    @classmethod
+    def of(cls, norms: tuple[BoundNorm, ...], tensors: Iterator[Any]) -> Group:
+        """Return the group of these norms and tensors, as of the methods of these names."""
         x, weight, bias, mean, inverse = itertools.islice(tensors, 5)
+        normalized = Normalized(x, weight, bias, mean, inverse, norms[0], _NO_CHOICES)
+        return cls(normalized, cls.of(norms[1:], tensors) if len(norms) > 1 else next(tensors))
+
+    def prologue(self) -> Prologue | None:
+        """Return the tensor as what a convolution computes of x as it reads x; None if it cannot."""
         n = self.normalized
-        normalized = Normalized(x, weight, bias, mean, inverse, n.norm, n.is_fixed, GroupChoices())
-        return Group(normalized, self.added.with_tensors(tensors) if isinstance(self.added, Group) else next(tensors))
+        if n.bound.norm.sets != 0 or self.added is not None:
+            return None
+        return Prologue(n.mean, n.inverse, n.weight, n.bias, n.bound.norm.function, n.bound.norm.slope)
 
     def computed(self) -> Tensor:
         """Return the tensor, differentiable if gradients are being recorded."""
-        n, added = self.normalized, self.added.computed() if isinstance(self.added, Group) else self.added
-        if torch.is_grad_enabled():
-            return compute(n, added, n.norm.function, n.norm.slope)
-        return normalization.forward(n.x, n.norm, n.mean, n.inverse, n.weight, n.bias, added)[0]
+        added = self.added.computed() if isinstance(self.added, Group) else self.added
+        return compute(self.normalized, added) if torch.is_grad_enabled() else self.normalized.values(added)[0]
+
+
+_NO_CHOICES = GroupChoices(computes_again=False)
+_groups: _Notes[Group] = _Notes()
 
 
 def remember(y: Tensor, normalized: Normalized, added: Tensor | None) -> None:
@@ -180,9 +247,9 @@ def remember(y: Tensor, normalized: Normalized, added: Tensor | None) -> None:
     """
     group = None if added is None else group_of(added)
     if group is None:
-        _groups[y] = Group(normalized, added), y._version
+        _groups.note(y, Group(normalized, added))
     elif group.added is None:
-        _groups[y] = Group(normalized, group), y._version
+        _groups.note(y, Group(normalized, group))
 
 
 def group_of(y: Any) -> Group | None:
@@ -190,10 +257,7 @@ def group_of(y: Any) -> Group | None:
 
     Returns None for all else, for a tensor that has changed since, and while torch compiles.
     """
-    if torch.compiler.is_compiling() or not isinstance(y, Tensor):
-        return None
-    group, version = _groups.get(y, (None, 0))  # type: ignore[no-untyped-call]
-    return group if group is not None and y._version == version else None
+    return None if torch.compiler.is_compiling() or not isinstance(y, Tensor) else _groups.of(y)
 
 
 # Moments that convolutions have computed
@@ -201,14 +265,14 @@ def group_of(y: Any) -> Group | None:
 
 def remember_moments(y: Tensor, moments: Tensor) -> None:
     """Note the moments of a convolution's result, as of ``zero_moments``."""
-    _moments[y] = moments, y._version
+    _moments.note(y, moments)
 
 
 @contextmanager
 def noting_sources() -> Iterator[None]:
     """Note the module of each convolution's result inside the block, for ``source_of``."""
     global _sources
-    _sources = WeakIdKeyDictionary()
+    _sources = _Notes()
     try:
         yield
     finally:
@@ -218,53 +282,59 @@ def noting_sources() -> Iterator[None]:
 def note_source(y: Tensor, convolution: object) -> None:
     """Note the module that has computed y, if sources are being noted."""
     if _sources is not None:
-        _sources[y] = convolution
+        _sources.note(y, convolution)
+
+
+def note_reader(x: Tensor, convolution: object) -> None:
+    """Note that a module convolves x, if x is the result of a group whose calls are being counted."""
+    group = group_of(x)
+    if group is not None and group.normalized.choices.is_counting:
+        group.normalized.choices.readers.append(convolution)
 
 
 def source_of(x: Tensor) -> object | None:
     """Return the module whose convolution has computed x, as far as it was noted."""
-    return None if _sources is None else _sources.get(x)  # type: ignore[no-untyped-call]
+    return None if _sources is None else _sources.of(x)
 
 
 def moments_of(y: Tensor) -> Tensor | None:
     """Return the moments of a tensor that a convolution has computed; None for others, or if y has changed since."""
-    moments, version = _moments.get(y, (None, 0))  # type: ignore[no-untyped-call]
-    return moments if moments is not None and y._version == version else None
+    return _moments.of(y)
 
 
 # The node of autograd
 
 
-def compute(normalized: Normalized, added: Tensor | None, function: str | None = None, slope: float = 0.01) -> Tensor:
+def compute(normalized: Normalized, added: Tensor | None = None) -> Tensor:
     """Return function(norm + added), differentiable.
 
     added: of the shape, dtype and memory format of x.
     """
-    choices, norm = normalized.choices, _with_function(normalized.norm, function, slope)
-    y: Tensor = _apply_group(normalized, norm, normalized.x, normalized.weight, normalized.bias, added)
-    if choices.computes_again:
-        remember(y, replace(normalized, norm=norm), added)
-    if choices.is_counting:
-        choices.calls[_call_of(normalized, norm, added)] += 1
-        choices.results.append(_Result.of(y, added))
+    y: Tensor = _apply_group(normalized, None, normalized.x, normalized.weight, normalized.bias, added)
+    note_group(y, normalized, added)
     return y
 
 
-@cache
-def _with_function(norm: Norm, function: str | None, slope: float) -> Norm:
-    return replace(norm, function=function, slope=slope)
+def note_group(y: Tensor, normalized: Normalized, added: Tensor | None) -> None:
+    """Note what has computed y, as far as the choices need it."""
+    choices = normalized.choices
+    if choices.computes_again:
+        remember(y, normalized, added)
+    if choices.is_counting:
+        choices.calls[_call_of(normalized, added)] += 1
+        choices.results.append(_Result.of(y, added))
 
 
-def _call_of(normalized: Normalized, norm: Norm, added: Tensor | None) -> GroupCall:
+def _call_of(normalized: Normalized, added: Tensor | None) -> GroupCall:
     x, weight = normalized.x, normalized.weight if normalized.weight is not None else normalized.bias
     return GroupCall(
-        norm=norm,
+        norm=normalized.bound.norm,
         shape=tuple(x.shape),
         strides=x.stride(),
         dtype=x.dtype,
         weight_dtype=None if weight is None else weight.dtype,
         has_addition=added is not None,
-        is_fixed=normalized.is_fixed,
+        is_fixed=normalized.bound.is_fixed,
     )
 
 
@@ -275,25 +345,40 @@ class Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, inverse, mask = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, needs_added = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled() or not is_plain(dy):
-            gradients = _differentiable_gradients(ctx, dy, x, weight, bias, mean, inverse, mask)
-        else:
-            dx, dadded, *sums = normalization.backward(
-                _like(dy, x), x, ctx.norm, mean, inverse, weight, bias, mask,
-                is_fixed=ctx.is_fixed, needs_dx=needs_x, needs_dadded=needs_added,
-            )  # fmt: skip
-            gradients = dx, *sums, dadded
-        needed = zip((needs_x, needs_weight, needs_bias, needs_added), gradients, strict=True)
-        return None, None, *(gradient if is_needed else None for is_needed, gradient in needed)
+        return gradients_of(ctx, ctx.saved_tensors, ctx.bound, dy)
 
 
-def save(ctx: Any, normalized: Normalized, norm: Norm, mask: Tensor | None) -> None:
+def gradients_of(ctx: Any, saved: tuple[Any, ...], bound: BoundNorm, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a node's operands.
+
+    saved: the tensors that the node has saved, which some hooks allow to ask for only once.
+    bound: the norm, with the activation behind it.
+    """
+    if bound.compiled is not None:
+        known: tuple[Tensor | None, ...] = bound.compiled.backward(saved, ctx.needs_input_grad, dy)
+        if known is not NotImplemented:
+            return known
+    x, weight, bias, mean, inverse, mask = saved
+    needs_x, needs_weight, needs_bias, needs_added = ctx.needs_input_grad[2:]
+    if torch.is_grad_enabled() or not is_plain(dy):
+        gradients = _differentiable_gradients(
+            bound.norm, dy, x, weight, bias, mean, inverse, mask, is_fixed=bound.is_fixed
+        )
+    else:
+        dx, dadded, *sums = normalization.backward(
+            _like(dy, x), x, bound.norm, mean, inverse, weight, bias, mask,
+            is_fixed=bound.is_fixed, needs_dx=needs_x, needs_dadded=needs_added,
+        )  # fmt: skip
+        gradients = dx, *sums, dadded
+    needed = zip((needs_x, needs_weight, needs_bias, needs_added), gradients, strict=True)
+    return None, None, *(gradient if is_needed else None for is_needed, gradient in needed)
+
+
+def save(ctx: Any, normalized: Normalized, mask: Tensor | None) -> None:
     """Keep what the gradients need."""
     operands = normalized.x, normalized.weight, normalized.bias
     ctx.save_for_backward(*operands, normalized.mean, normalized.inverse, mask)
-    ctx.norm, ctx.is_fixed = norm, normalized.is_fixed
+    ctx.bound = normalized.bound
 
 
 def c_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -303,19 +388,11 @@ def c_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 class _Group(Node):
     @staticmethod
-    def forward(
-        ctx: Any,
-        normalized: Normalized,
-        norm: Norm,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        added: Tensor | None,
-    ) -> Tensor:
-        keeps_mask = added is not None and norm.function is not None
-        statistics = normalized.mean, normalized.inverse
-        y, mask = normalization.forward(x, norm, *statistics, weight, bias, added, keeps_mask=keeps_mask)
-        save(ctx, normalized, norm, mask)
+    def forward(ctx: Any, normalized: Normalized, _: None, *operands: Tensor | None) -> Tensor:
+        added = operands[-1]
+        keeps_mask = added is not None and normalized.bound.norm.function is not None
+        y, mask = normalized.values(added, keeps_mask=keeps_mask)
+        save(ctx, normalized, mask)
         return y
 
 
@@ -330,7 +407,7 @@ def _like(dy: Tensor, x: Tensor) -> Tensor:
 
 
 def _differentiable_gradients(
-    ctx: Any,
+    norm: Norm,
     dy: Tensor,
     x: Tensor,
     weight: Tensor | None,
@@ -338,16 +415,18 @@ def _differentiable_gradients(
     mean: Tensor,
     inverse: Tensor,
     mask: Tensor | None,
+    *,
+    is_fixed: bool,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients by torch's own operators, which can be differentiated again."""
     dz = dy
     if mask is not None:  # which has the derivative of the activation
         ones = torch.ones_like(x)
-        operands = ones, x, ctx.norm, mean, inverse, weight, bias, mask
+        operands = ones, x, norm, mean, inverse, weight, bias, mask
         _, derivative, _, _ = normalization.backward(*operands, needs_dx=False, needs_dadded=True)
         dz = dy * cast(Tensor, derivative)
-    norm = ctx.norm if mask is None else replace(ctx.norm, function=None)
-    statistics = (mean, inverse.pow(-2) - norm.eps) if ctx.is_fixed else None
+        norm = replace(norm, function=None)
+    statistics = (mean, inverse.pow(-2) - norm.eps) if is_fixed else None
     with torch.enable_grad():
         # Aliases, since x may depend on the weight; x among them, since torch's group norm crashes without its gradient
         image = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
@@ -355,7 +434,7 @@ def _differentiable_gradients(
             parameter if parameter is None else parameter.view_as(parameter) for parameter in (weight, bias)
         )
         wanted = [operand for operand in (image, scale, shift) if operand is not None and operand.requires_grad]
-        y = by_torch(norm, image, scale, shift, statistics, is_fixed=ctx.is_fixed)
+        y = by_torch(norm, image, scale, shift, statistics, is_fixed=is_fixed)
         gradients = torch.autograd.grad(y, wanted, dz, create_graph=True)
     results = dict(zip(map(id, wanted), gradients, strict=True))
     return *(results.get(id(operand)) for operand in (image, scale, shift)), dz

@@ -26,7 +26,8 @@ from mucudnn.kernels.torch_convolution import functions
 from mucudnn.running import operators
 from mucudnn.running.choices import Choices
 from mucudnn.running.eager.hot_path import is_eager
-from mucudnn.running.groups import group_of, note_source
+from mucudnn.running.groups import group_of, note_reader, note_source
+from mucudnn.running.pending import Pending
 from mucudnn.running.problems import transposed_shape
 
 _TORCHS: Any = Tensor.__torch_function__
@@ -58,6 +59,7 @@ class TunedModule:
     tuned: the choice for each operation, as reported.
     choices: the choices to run; None to run torch's convolution for every input.
     computes_moments: whether the choices compute the moments of y, since a norm reads it.
+    normalizes: the operations that normalize x as they read x, since x is the result of a norm.
     confirmation: the comparison of whole steps of the model with torch's, or None.
     unconfirmed: the reason why there was no comparison.
     """
@@ -66,6 +68,7 @@ class TunedModule:
     tuned: tuple[TunedProblem, ...] = ()
     choices: Choices | None = None
     computes_moments: bool = False
+    normalizes: frozenset[Operation] = frozenset()
     confirmation: object | None = None
     unconfirmed: str | None = None
 
@@ -101,12 +104,12 @@ def running_torchs_own(modules: Iterable[TunedModule]) -> Iterator[None]:
 
 
 @contextmanager
-def running_without_moments(modules: Iterable[TunedModule]) -> Iterator[None]:
-    """Make the modules compute no moments inside the block."""
-    before = [(module, module.choices) for module in modules if module.computes_moments]
+def running_without_norms(modules: Iterable[TunedModule]) -> Iterator[None]:
+    """Make the modules compute nothing of norms inside the block."""
+    before = [(module, module.choices) for module in modules if module.computes_moments or module.normalizes]
     try:
         for module, choices in before:
-            vars(module)["choices"] = choices and choices.with_moments(computes=False)
+            vars(module)["choices"] = choices and choices.fusing(computes_moments=False, normalizes=())
         yield
     finally:
         for module, choices in before:
@@ -175,17 +178,41 @@ class TunedConvolution(TunedModule, _ConvNd):
     """A module of torch that computes its convolution as tuned, on images or volumes."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        are_torchs = F.conv2d is _CONV2D and F.conv1d is _CONV1D and F.conv3d is _CONV3D
+        are_torchs = are_torchs and self._untuned_class._conv_forward in _METHODS
+        if isinstance(input, Pending):
+            y = self._pending_forward(input, weight, bias) if are_torchs else None
+            if y is not None:
+                return y
+            input = input.computed(by_convolution=True)
         if self.choices is not None or group_of(input) is not None:
-            are_torchs = F.conv2d is _CONV2D and F.conv1d is _CONV1D and F.conv3d is _CONV3D
-            if are_torchs and self._untuned_class._conv_forward in _METHODS:
+            if are_torchs:
                 y = self._tuned_forward(input, weight, bias)
                 if y is not None:
                     note_source(y, self)
+                    note_reader(input, self)
                     return y
             else:
                 _say_replaced(self._untuned_class)
         torchs: Tensor = super()._conv_forward(input, weight, bias)
         return torchs
+
+    def _pending_forward(self, input: Pending, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Return y by a choice that normalizes and activates what it reads; None if the norm is to be computed before.
+
+        The time of a norm counts as that of no convolution, so that it is computed before while an observer looks on.
+        """
+        choices, x = self.choices, input.latest()
+        if choices is None or _FORWARD not in choices.normalizes or operators.observer is not None:
+            return None
+        group, dims = x.group if isinstance(x, Pending) else None, len(self.kernel_size)
+        is_usual = self.padding_mode == "zeros" and type(self.padding) is tuple
+        if group is None or not is_usual or not are_steps(dims, self.stride, self.padding, self.dilation):
+            return None
+        if not is_eager(group.normalized.x, weight, bias):
+            return None
+        geometry = self.stride, self.padding, self.dilation, self.groups
+        return operators.convolve_group(x, weight, bias, (*geometry, choices), group)
 
     def _tuned_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Return y by the tuned choice; None if torch's convolution is to run.

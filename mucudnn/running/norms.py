@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
@@ -24,14 +25,23 @@ from torch.utils._pytree import tree_map_only
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
-from mucudnn.running.eager.hot_path import is_plain
+from mucudnn.running.eager.bound_norm import BoundNorm
+from mucudnn.running.eager.hot_path import batch_norm_key, is_plain
 from mucudnn.running.groups import GroupChoices, Normalized, compute, moments_of, noting_sources, source_of
 from mucudnn.running.modules import TunedModule, derived_tuned, require_free_names, why_fixed
 from mucudnn.running.pending import Pending
 
 NORMS = _NormBase, nn.GroupNorm, nn.LayerNorm  # torch's modules that call norms
 
-_norm = cache(Norm)
+_BATCH_NORM = F.batch_norm
+_MOST_KNOWN = 4096
+
+_known: dict[bytes, BoundNorm] = {}  # by ``batch_norm_key``
+
+
+@cache
+def _norm(sets: int, eps: float, *, is_fixed: bool = False) -> BoundNorm:
+    return BoundNorm(Norm(sets, eps), is_fixed)
 
 
 class TunedNorm(TunedModule, nn.Module):
@@ -52,36 +62,69 @@ class TunedNorm(TunedModule, nn.Module):
         is_recomputed = torch._C._current_graph_task_id() != -1  # in a backward pass, as checkpoints do
         if not torch.is_grad_enabled() and not is_recomputed:
             return super().forward(*arguments, **named)
-        with _Calls(self, self.choices, is_recomputed=is_recomputed):
+        arguments = _computed(arguments)
+        calls = _Calls(self, self.choices, is_recomputed)
+        is_torchs = super(TunedNorm, type(self)).forward is _BatchNorm.forward
+        if is_torchs and not is_recomputed and len(arguments) == 1 and not named:
+            y = calls.batch_norm(arguments[0])
+            if y is not NotImplemented:
+                return y
+        with _Mode(calls):
             return super().forward(*arguments, **named)
 
 
-class _Calls(TorchFunctionMode):
-    """The mode in which a module's calls of norms are computed by ours.
+def _computed(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return positional arguments with computed tensors in the place of pending ones."""
+    return (*(argument.computed() if isinstance(argument, Pending) else argument for argument in arguments),)
+
+
+class _Mode(TorchFunctionMode):
+    """The mode in which a module's calls of norms are computed by ours."""
+
+    def __init__(self, calls: _Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        calls, kwargs, normalize = self.calls, kwargs or {}, _COMPUTED.get(func)
+        if normalize is not None:
+            args = _computed(args)
+            y = normalize(calls, *args, **kwargs)
+            if y is not NotImplemented:
+                return y
+        if calls.is_recomputed:
+            if func is Tensor.add_ and args[0] is getattr(calls.module, "num_batches_tracked", None):
+                return args[0]
+            if normalize is not None:
+                args, kwargs = tree_map_only(Tensor, calls.unless_buffer, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+@dataclass(slots=True)
+class _Calls:
+    """The calls of norms in a call of a module.
 
     is_recomputed: whether they have been computed before, so that running statistics have been updated.
     """
 
-    def __init__(self, module: TunedNorm, choices: GroupChoices, *, is_recomputed: bool) -> None:
-        super().__init__()
-        self.module, self.choices, self.is_recomputed = module, choices, is_recomputed
+    module: TunedNorm
+    choices: GroupChoices
+    is_recomputed: bool
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        normalize = _COMPUTED.get(func)
-        if normalize is not None:
-            y = normalize(self, *args, **kwargs)
-            if y is not NotImplemented:
-                return y
-            if self.is_recomputed:
-                args, kwargs = tree_map_only(Tensor, self._unless_buffer, (args, kwargs))
-        elif (
-            self.is_recomputed and func is Tensor.add_ and args[0] is getattr(self.module, "num_batches_tracked", None)
-        ):
-            return args[0]
-        return func(*args, **kwargs)
+    def batch_norm(self, x: Tensor) -> Any:
+        """Return what the forward of PyTorch's batch norm does; NotImplemented in unusual cases."""
+        module = cast(_BatchNorm, self.module)
+        is_training, count, momentum = module.training, module.num_batches_tracked, module.momentum
+        if count is None or momentum is None or not module.track_running_stats or F.batch_norm is not _BATCH_NORM:
+            return NotImplemented
+        module._check_input_dim(x)  # type: ignore[no-untyped-call]
+        running = module.running_mean, module.running_var
+        y = _batch_norm(self, x, *running, module.weight, module.bias, is_training, momentum, module.eps)
+        if y is not NotImplemented and is_training:
+            count.add_(1)
+        return y
 
-    def _unless_buffer(self, tensor: Tensor) -> Tensor:
+    def unless_buffer(self, tensor: Tensor) -> Tensor:
         """Return the tensor, or a copy if it is a buffer of the module, which torch's norms would update."""
         return tensor.clone() if any(tensor is buffer for buffer in self.module.buffers()) else tensor
 
@@ -99,7 +142,7 @@ class _Calls(TorchFunctionMode):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        norm: Norm,
+        bound: BoundNorm,
         running: tuple[Tensor, Tensor, float] | None = None,
         *,
         fixed: tuple[Tensor, Tensor] | None = None,
@@ -110,30 +153,34 @@ class _Calls(TorchFunctionMode):
         fixed: mean and variance of a norm that does not compute them.
         """
         if fixed is None:
-            mean, inverse = _moments(x, norm, None if self.is_recomputed else running)
+            mean, inverse = statistics_of(x, bound, None if self.is_recomputed else running)
         else:
-            mean, inverse = fixed[0].float(), (fixed[1].float() + norm.eps).rsqrt()
-        source = source_of(x) if norm.sets == 0 and fixed is None else None
+            mean, inverse = fixed[0].float(), (fixed[1].float() + bound.norm.eps).rsqrt()
+        source = source_of(x) if bound.norm.sets == 0 and fixed is None else None
         if source is not None and self.choices.is_counting:
             self.choices.sources.append(source)
-        normalized = Normalized(x, weight, bias, mean, inverse, norm, fixed is not None, self.choices)
+        normalized = Normalized(x, weight, bias, mean, inverse, bound, self.choices)
         if not self.choices.defers or _has_hooks(self.module):
-            return compute(normalized, None)
+            return compute(normalized)
         pending = Pending.of(normalized)
         if self.choices.is_counting:
             self.choices.pendings.append(weakref.ref(pending))
         return pending
 
 
-def _moments(x: Tensor, norm: Norm, running: tuple[Tensor, Tensor, float] | None) -> tuple[Tensor, Tensor]:
+def statistics_of(x: Tensor, bound: BoundNorm, running: tuple[Tensor, Tensor, float] | None) -> tuple[Tensor, Tensor]:
     """Return the statistics of x, and update the running ones."""
-    computed = moments_of(x) if norm.sets == 0 else None
+    computed = moments_of(x) if bound.norm.sets == 0 else None
     if computed is not None:
-        return moments_from(computed, x.shape[1], norm.eps, running)
-    moments = normalization.moments(x, norm, running)
+        return moments_from(computed, x.shape[1], bound.norm.eps, running)
+    moments: Any = NotImplemented
+    if bound.compiled is not None:
+        moments = bound.compiled.moments(x, *(running or (None, None, 0.0)))
+    if moments is NotImplemented:
+        moments = normalization.moments(x, bound.norm, running)
     if running is not None:
         torch.autograd.graph.increment_version(running[:2])
-    return moments
+    return cast(tuple[Tensor, Tensor], moments)
 
 
 @torch.no_grad()
@@ -157,7 +204,7 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(hooks) or nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
-def _why_torchs(x: Any, weight: Any, bias: Any, norm: Norm, *, with_autocast: bool = False) -> str | None:
+def _why_torchs(x: Any, weight: Any, bias: Any, norm: BoundNorm, *, with_autocast: bool = False) -> str | None:
     """Return why torch's own computes a norm of these operands, and reports errors; None if ours does.
 
     with_autocast: whether autocast leaves the operands as they are.
@@ -177,7 +224,7 @@ def _why_torchs(x: Any, weight: Any, bias: Any, norm: Norm, *, with_autocast: bo
         return "a mode or a transform of PyTorch is active"
     if torch._C._get_tracing_state() is not None or (torch._C._is_any_autocast_enabled() and not with_autocast):
         return "autocast or a tracer is active"
-    return normalization.why_not(x, norm)
+    return normalization.why_not(x, norm.norm)
 
 
 def _batch_norm(
@@ -191,17 +238,30 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    norm = _norm(0, eps)
-    why = _why_torchs(input, weight, bias, norm, with_autocast=True)
-    if why is None and training and input.numel() == input.shape[1]:
-        why = "a channel has a single value"
-    if calls.are_torchs(why or _why_not_running(running_mean, running_var, input, training)):
+    norm = _norm(0, eps, is_fixed=not training)
+    key = batch_norm_key(norm, input, weight, bias, running_mean, running_var)
+    bound = None if key is None else _known.get(key)
+    why = None
+    if bound is None:
+        why = _why_torchs(input, weight, bias, norm, with_autocast=True)
+        if why is None and training and input.numel() == input.shape[1]:
+            why = "a channel has a single value"
+        why = why or _why_not_running(running_mean, running_var, input, training)
+    if calls.are_torchs(why):
         return NotImplemented
+    if bound is None:
+        bound = norm
+        if key is not None:
+            parameter = bias if weight is None else weight
+            bound = norm.with_operands(input, parameter, running_mean)
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[key] = bound
     if running_mean is None or running_var is None:
-        return calls.result(input, weight, bias, norm)
+        return calls.result(input, weight, bias, bound)
     if training:
-        return calls.result(input, weight, bias, norm, (running_mean, running_var, momentum))
-    return calls.result(input, weight, bias, norm, fixed=(running_mean, running_var))
+        return calls.result(input, weight, bias, bound, (running_mean, running_var, momentum))
+    return calls.result(input, weight, bias, bound, fixed=(running_mean, running_var))
 
 
 def _why_not_running(mean: Tensor | None, variance: Tensor | None, x: Tensor, training: Any) -> str | None:
@@ -213,6 +273,8 @@ def _why_not_running(mean: Tensor | None, variance: Tensor | None, x: Tensor, tr
             return "its running statistics are not two plain vectors of channels"
         if not statistic.is_contiguous() or statistic.dtype not in (x.dtype, torch.float32) or statistic.requires_grad:
             return "its running statistics are of another dtype, not contiguous, or differentiable"
+    if mean is not None and variance is not None and mean.dtype != variance.dtype:
+        return "its running statistics are of two dtypes"
     return None
 
 
@@ -326,7 +388,8 @@ def make_groups(model: nn.Module, run: Callable[[nn.Module], object]) -> list[Tu
 
 def _returned(pending: Pending) -> Tensor:
     """Compute a pending tensor that a model returns, and note that its norm must not return others."""
-    pending.normalized.choices.is_returned = True
+    if pending.normalized.bound.norm.function is None:
+        pending.normalized.choices.is_returned = True
     return pending.computed()
 
 

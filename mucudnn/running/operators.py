@@ -14,10 +14,9 @@ configuration up by the integer ``tuning``, the handle of a ``Choices``.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,15 +25,16 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from mucudnn.core.errors import InvalidInputError, MisalignedError, UnavailableError, raise_interruption, say_once
 from mucudnn.core.problem import Operation
-from mucudnn.kernels.algorithm import zero_moments
+from mucudnn.kernels.algorithm import Prologue, zero_moments
 from mucudnn.kernels.memory import TORCH_FORMATS, is_out_of_memory
 from mucudnn.kernels.torch_convolution import Geometry, functions, torch_convolution
-from mucudnn.running.choices import Choices, choices_of, executable_of, note_failure
+from mucudnn.running.choices import Choices, choices_of, executable_of, normalizing_executable_of, note_failure
 from mucudnn.running.devices import made_current
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.eager.hot_path import extension, is_eager, run_known
 from mucudnn.running.executable import Executable, StepError
-from mucudnn.running.groups import Group, group_of, remember_moments
+from mucudnn.running.groups import Group, c_apply, group_of, remember_moments
+from mucudnn.running.pending import Pending
 from mucudnn.running.problems import is_backward_data, torchs_memory_format, transposed_shape
 from mucudnn.running.workspace import make_room, note_lack_of_memory
 
@@ -48,13 +48,20 @@ observer: Any = None  # an ``InPlaceTimes`` while the convolutions in a model's 
 
 
 def computed(
-    operation: Operation, x: Tensor, w: Tensor, third: Tensor | None, geometry: Geometry, choices: Choices
+    operation: Operation,
+    x: Tensor,
+    w: Tensor,
+    third: Tensor | None,
+    geometry: Geometry,
+    choices: Choices,
+    prologue: Prologue | None = None,
 ) -> Tensor | None:
     """Return the result of a call's tuned configuration; None if the call is not tuned or the configuration cannot run.
 
     x: (N, C, H, W).
     w: (K, C // groups, R, S).
     third: the bias, (K,) or None, in FORWARD; else dy, (N, K, P, Q).
+    prologue: what is computed of x; None is returned if the configuration cannot do that.
 
     Only shape and strides are used of the operand in the result's place. Autograd does not record this function: call
     it with gradients disabled, or below autograd. A step may be torch's own convolution of a micro-batch.
@@ -63,20 +70,23 @@ def computed(
     """
     if observer is not None and not observer.is_inside:
         observed: Tensor | None = observer.record(
-            computed, (operation, x, w, third, geometry, choices), (operation,), x, w, *geometry
+            computed, (operation, x, w, third, geometry, choices, prologue), (operation,), x, w, *geometry
         )
         return observed
     executable, with_moments = None, choices.computes_moments and operation is Operation.FORWARD
     while True:
         try:
-            if not with_moments:
+            if not with_moments and prologue is None:
                 result: Tensor | None = run_known(choices.executables, operation, x, w, third, *geometry)
                 if result is not NotImplemented:
                     return result
-            executable = executable_of(choices, operation, x, w, third, geometry)
+            find = executable_of if prologue is None else normalizing_executable_of
+            executable = find(choices, operation, x, w, third, geometry)
             if executable is not None and with_moments and executable.fuses_moments:
-                return _run_with_moments(executable, x, w, third)
-            return None if executable is None else _run(executable, x, w, third)
+                return _run_with_moments(executable, x, w, third, prologue)
+            if executable is None or prologue is None:
+                return None if executable is None else _run(executable, x, w, third)
+            return executable.run(x, w, third, None, prologue)
         except MisalignedError:
             return None
         except StepError as error:
@@ -134,9 +144,11 @@ def _run(executable: Executable, x: Tensor, w: Tensor, third: Tensor | None) -> 
         return executable.run(x, w, third)
 
 
-def _run_with_moments(executable: Executable, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+def _run_with_moments(
+    executable: Executable, x: Tensor, w: Tensor, bias: Tensor | None, prologue: Prologue | None
+) -> Tensor:
     moments = zero_moments(w.shape[0])
-    y = executable.run(x, w, bias, moments)
+    y = executable.run(x, w, bias, moments, prologue)
     remember_moments(y, moments)
     return y
 
@@ -182,10 +194,21 @@ def convolve_plain(
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad or (third is not None and third.requires_grad)):
         group = group_of(x) if operation is Operation.FORWARD else None
         if group is not None:
-            return cast(Tensor, _OnGroup.apply(x, w, third, settings, group))  # type: ignore[no-untyped-call]
+            on_group: Tensor = _apply_on_group(x, w, third, settings, group)
+            return on_group
         result: Tensor = _APPLY[operation](x, w, third, settings)
         return result
     return (_values if observer is None and settings[-1] is not None else values)(operation, x, w, third, settings)
+
+
+def convolve_group(x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], group: Group) -> Tensor | None:
+    """Return the convolution of a pending tensor, which a group computes; None if it is to be computed before."""
+    *geometry, choices = settings
+    known = choices, Operation.FORWARD, group.normalized.x, w, bias, tuple(geometry)
+    if not torch.is_grad_enabled() or group.prologue() is None or normalizing_executable_of(*known) is None:
+        return None
+    y: Tensor = _apply_on_group(x, w, bias, settings, group)
+    return y
 
 
 def _gradients(
@@ -240,7 +263,7 @@ def _differentiable(name: str, operation: Operation) -> Callable[..., Any]:
 
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         may_run = is_forward and observer is None and _compiled is not None and g.dim() == 4
-        if may_run and not torch.compiler.is_compiling():
+        if may_run and not torch.compiler.is_compiling() and not torch.is_grad_enabled():  # which unpacks what is saved
             gradients: tuple[Tensor | None, ...] = _compiled.gradients(ctx, g)
             if gradients is not NotImplemented:
                 return gradients
@@ -266,10 +289,19 @@ _APPLY = {
 class _OnGroup(torch.autograd.Function):
     """A convolution of the result of a group, which does not keep that result, but has it computed again for dw."""
 
+    boxed_grads_call = False
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, settings: tuple[Any, ...], group: Group) -> Tensor:
         ctx.save_for_backward(w, *group.tensors())
-        ctx.group, ctx.rest = group.with_tensors(itertools.repeat(None)), settings
+        ctx.norms, ctx.rest = group.norms(), settings
+        if isinstance(x, Pending):
+            *geometry, choices = settings
+            of_x = Operation.FORWARD, group.normalized.x, w, bias
+            y = computed(*of_x, tuple(geometry), choices, group.prologue())
+            if y is not None:
+                return y
+            x = group.computed()
         return _values_for(settings)(Operation.FORWARD, x, w, bias, settings)
 
     @staticmethod
@@ -277,9 +309,15 @@ class _OnGroup(torch.autograd.Function):
         w, x, *others = ctx.saved_tensors
         needs_dx, needs_dw, needs_bias = ctx.needs_input_grad[:3]
         *geometry, choices = ctx.rest
-        y = x  # of which dx only needs the shape
+        y, dw = x, None  # of which dx only needs the shape
         if needs_dw:
-            y = ctx.group.with_tensors(iter((x, *others))).computed()
+            group = Group.of(ctx.norms, iter((x, *others)))
+            if choices is not None and choices.normalizes and not torch.is_grad_enabled() and is_eager(x, w, g):
+                prologue = group.prologue()
+                if prologue is not None:
+                    dw = computed(Operation.BACKWARD_FILTER, x, w, g, tuple(geometry), choices, prologue)
+            if dw is None:
+                y = group.computed()
         if choices is None:
             stride, padding, dilation, groups = geometry
             mask, sizes = (needs_dx, needs_dw, needs_bias), [w.shape[0]] if needs_bias else None
@@ -288,9 +326,19 @@ class _OnGroup(torch.autograd.Function):
                 g, y, w, sizes, stride, padding, dilation, False, none, groups, mask
             )
             return *gradients, None, None
+        if observer is None and _compiled is not None and g.dim() == 4:
+            needed = needs_dx, needs_dw and dw is None, needs_bias, False
+            known = _compiled.gradients_of((y, w), needed, ctx.rest, g)
+            if known is not NotImplemented:
+                dx, other_dw, bias_gradients, _ = known
+                return dx, other_dw if dw is None else dw, bias_gradients, None, None
         dx = convolve(Operation.BACKWARD_DATA, y, w, g, *ctx.rest) if needs_dx else None
-        dw = convolve(Operation.BACKWARD_FILTER, y, w, g, *ctx.rest) if needs_dw else None
+        if needs_dw and dw is None:
+            dw = convolve(Operation.BACKWARD_FILTER, y, w, g, *ctx.rest)
         return dx, dw, bias_gradient(g) if needs_bias else None, None, None
+
+
+_apply_on_group = c_apply(_OnGroup)
 
 
 # Registered operators

@@ -6,6 +6,7 @@ group. Anything else computes the values of the norm first.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mucudnn.core.errors import MucudnnError
-from mucudnn.kernels.compiled.normalization import Norm
+from mucudnn.kernels.pages import on_huge_pages
 from mucudnn.running.eager.hot_path import is_plain
-from mucudnn.running.groups import Node, Normalized, c_apply, compute, save
+from mucudnn.running.groups import Group, Node, Normalized, c_apply, compute, gradients_of, note_group, save
 
 _WITH_MASKS = {"ReLU", "ReLU6", "leaky_relu"}  # whose derivatives have two values
 _ADVICE = "optimize the model with Config(fuse=False), which leaves norms alone"
@@ -28,12 +29,34 @@ class ChangedError(MucudnnError, RuntimeError):
 
 
 class _Deferred(Node):
-    """The node of a pending tensor, for what PyTorch computes of it without asking ``Pending``."""
+    """The node of a pending tensor, for what PyTorch computes of it without asking ``Pending``.
+
+    The node of a norm is also that of the first activation of it, which has the second result.
+    """
 
     @staticmethod
-    def forward(ctx: Any, normalized: Normalized, norm: Norm, x: Tensor, *operands: Tensor | None) -> Tensor:
-        save(ctx, normalized, norm, None)
-        return Pending._make_wrapper_subclass(Pending, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
+    def forward(ctx: Any, normalized: Normalized, _: None, *operands: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        save(ctx, normalized, None)
+        ctx.set_materialize_grads(False)
+        x = normalized.x
+        pending = Pending._make_wrapper_subclass(Pending, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
+        is_deferred = normalized.choices.defers_activations or normalized.bound.norm.function is not None
+        if is_deferred or operands[-1] is not None:  # of which the gradients may need a mask
+            return pending, None
+        pending.node = ctx
+        return pending, on_huge_pages(torch.empty_like(x))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        of_pending, of_y = gradients
+        saved, results = ctx.saved_tensors, []
+        if of_pending is not None:
+            results.append(gradients_of(ctx, saved, ctx.bound, of_pending))
+        if of_y is not None:
+            results.append(gradients_of(ctx, saved, ctx.activated, of_y))
+        if len(results) < 2:
+            return results[0] if results else (None,) * len(ctx.needs_input_grad)
+        return (*(None if first is None else first + second for first, second in zip(*results, strict=True)),)
 
 
 class _Replaced(torch.autograd.Function):
@@ -53,46 +76,53 @@ _apply_deferred, _apply_replaced = c_apply(_Deferred), c_apply(_Replaced)
 
 
 class Pending(Tensor):
-    """The result of a norm, or of a norm and an addition, before its values are computed.
+    """The result of a norm, or of a norm and an addition or an activation, before its values are computed.
 
-    normalized: the norm.
+    normalized: the norm, with the activation.
     added: what is added to it, or None.
     versions: of the operands when this object was made.
+    node, unfilled: the node of autograd, and its result without values, until there is an activation; None for sums.
     tensor: the computed tensor, or another pending tensor, once there is one.
-    aliases: pending tensors that this one has replaced, in operations in place.
+    aliases: refer to pending tensors that this one has replaced, in operations in place.
     """
 
     normalized: Normalized
-    added: Tensor | None
+    added: Tensor | None = None
     versions: list[int]
-    tensor: Tensor | None
-    aliases: list[Pending]
+    node: Any = None
+    unfilled: Tensor | None = None
+    tensor: Tensor | None = None
+    aliases: tuple[weakref.ref[Pending], ...] = ()
 
     @classmethod
     def of(cls, normalized: Normalized, added: Tensor | None = None) -> Pending:
+        pending: Pending
         operands = normalized.x, normalized.weight, normalized.bias, added
-        pending: Pending = _apply_deferred(normalized, normalized.norm, *operands)
-        with torch._C.DisableTorchFunctionSubclass():
-            pending.normalized, pending.added, pending.tensor, pending.aliases = normalized, added, None, []
-            pending.versions = pending._versions_now()
+        pending, y = _apply_deferred(normalized, None, *operands)
+        pending.normalized, pending.versions = normalized, _versions(*operands)
+        if added is None:
+            pending.unfilled = y
+        else:
+            pending.added = added
         return pending
-
-    def _versions_now(self) -> list[int]:
-        operands = self.normalized.x, self.normalized.weight, self.normalized.bias, self.added
-        return [operand._version for operand in operands if operand is not None]
 
     def replace(self, result: Tensor) -> None:
         """Let the result of an operation in place be this tensor's value, and that of its aliases, for autograd too."""
         self.tensor = result
         with torch._C.DisableTorchFunctionSubclass():
-            for pending in (self, *self.aliases):
-                _apply_replaced(pending, result)
+            for pending in (self, *(alias() for alias in self.aliases)):
+                if pending is not None:
+                    _apply_replaced(pending, result)
         if isinstance(result, Pending):
-            result.aliases = [self, *self.aliases]
+            result.aliases = (weakref.ref(self), *self.aliases)
 
-    def computed(self) -> Tensor:
-        """Return the tensor that this one stands for, differentiable."""
-        latest = self.latest()
+    def computed(self, *, by_convolution: bool = False) -> Tensor:
+        """Return the tensor that this one stands for, differentiable.
+
+        by_convolution: whether a tuned convolution reads it.
+        """
+        latest, choices = self.latest(), self.normalized.choices
+        choices.is_read_elsewhere |= choices.is_counting and not by_convolution
         if not isinstance(latest, Pending):
             return latest
         with torch.enable_grad():  # what runs later may need it
@@ -108,9 +138,38 @@ class Pending(Tensor):
 
     def activated(self, function: str | None, slope: float = 0.01) -> Tensor:
         """Compute this tensor and an activation of it, as one group."""
-        if self._versions_now() != self.versions:
+        normalized, y = self.unchanged().with_function(function, slope), self.unfilled
+        if y is None or not torch.is_grad_enabled():
+            return compute(normalized, self.added)
+        normalized.values(y=y)
+        self.node.activated, self.node, self.unfilled = normalized.bound, None, None
+        note_group(y, normalized, None)
+        return y
+
+    def deferred(self, function: str, slope: float) -> Pending:
+        """Return a pending tensor of an activation of this one, for a convolution that normalizes what it reads."""
+        result = Pending.of(self.unchanged().with_function(function, slope))
+        self.node = self.unfilled = None
+        if self.normalized.choices.is_counting:
+            self.normalized.choices.activations.append(weakref.ref(result))
+        return result
+
+    @property
+    def may_be_added_to(self) -> bool:
+        return self.added is None and self.normalized.bound.norm.function is None
+
+    @property
+    def group(self) -> Group | None:
+        """What computes the tensor, if that is a norm with an activation, and no operand has changed."""
+        is_norm = self.added is None and self.normalized.bound.norm.function is not None
+        return Group(self.unchanged(), None) if is_norm else None
+
+    def unchanged(self) -> Normalized:
+        """Return the norm. Raises ``ChangedError`` if an operand has changed since this object was made."""
+        n = self.normalized
+        if _versions(n.x, n.weight, n.bias, self.added) != self.versions:
             raise ChangedError(f"an operand of a norm was changed in place before its result was used: {_ADVICE}")
-        return compute(self.normalized, self.added, function, slope)
+        return n
 
     @classmethod
     def __torch_function__(
@@ -147,10 +206,15 @@ class Pending(Tensor):
 
     def _values(self) -> Tensor:
         latest = self.latest()
+        self.normalized.choices.is_read_elsewhere |= self.normalized.choices.is_counting
         if not isinstance(latest, Pending):
             return latest.detach()
         with torch.no_grad():
             return latest.activated(None)
+
+
+def _versions(*operands: Tensor | None) -> list[int]:
+    return [operand._version for operand in operands if operand is not None]
 
 
 # What PyTorch calls on pending tensors
@@ -170,7 +234,12 @@ def _activate(input: Any, function: str, *, in_place: bool, slope: float = 0.01)
         return NotImplemented
     if not isinstance(pending, Pending) or (pending.added is not None and function not in _WITH_MASKS):
         return NotImplemented
-    y = pending.activated(function, slope)
+    norm, choices = pending.normalized.bound.norm, pending.normalized.choices
+    if norm.function is not None:
+        return NotImplemented
+    may_defer = torch.is_grad_enabled() and pending.added is None and norm.sets == 0
+    is_deferred = may_defer and (choices.defers_activations or choices.is_counting)
+    y = pending.deferred(function, slope) if is_deferred else pending.activated(function, slope)
     if in_place:
         pending.replace(y)
     return y
@@ -225,7 +294,7 @@ def _add_(input: Any, other: Any, *, alpha: float = 1) -> Any:
 
 def _sum(first: Any, second: Any) -> Any:
     terms = [term.latest() if isinstance(term, Pending) else term for term in (first, second)]
-    pending = next((term for term in terms if isinstance(term, Pending) and term.added is None), None)
+    pending = next((term for term in terms if isinstance(term, Pending) and term.may_be_added_to), None)
     if pending is None:
         return NotImplemented
     other = terms[0] if terms[1] is pending else terms[1]
@@ -236,8 +305,10 @@ def _sum(first: Any, second: Any) -> Any:
         return NotImplemented
     if (other.shape, other.stride(), other.dtype) != (x.shape, x.stride(), x.dtype):
         return NotImplemented
-    result = Pending.of(pending.normalized, other)
-    return result if pending.normalized.choices.joins_additions else result.computed()
+    if not pending.normalized.choices.joins_additions:
+        return compute(pending.unchanged(), other)
+    pending.node = pending.unfilled = None
+    return Pending.of(pending.normalized, other)
 
 
 _TAKEN: dict[Any, Callable[..., Any]] = {

@@ -12,18 +12,19 @@ reads of them are reported, too.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate, cycle
 from math import inf, nan, prod
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.kernels.algorithm import Algorithm, Epilogue, Workspace, zero_moments
+from mucudnn.kernels.algorithm import Algorithm, Epilogue, Prologue, Workspace, zero_moments
 from mucudnn.kernels.memory import ALIGNMENT_BYTES, dense_strides, peak_allocated_bytes, torch_dtype
 from mucudnn.kernels.torch_convolution import reference, relative_l2_error, torch_convolution
 from mucudnn.measuring.guard_zones import GuardedBuffer
@@ -114,26 +115,34 @@ class Call:
         micro_batches: Sequence[int],
         bias: Tensor | None = None,
         epilogue: Epilogue | None = None,
+        prologue: Prologue | None = None,
     ) -> Tensor:
         """Open the algorithm, step over micro-batches of these sizes, close it; return the output.
 
         epilogue: runs them in one stage, of an algorithm that ``fuses``, and is computed on y.
+        prologue: does the same, of an algorithm that ``fuses_normalization``, and is computed on x.
 
         Raises ``AssertionError`` if an input was changed, or a byte written outside the output and the workspace.
         """
         before = [tensor.clone() for tensor in self.read]
         workspaces = {n: algorithm.workspace(self.problem, n) for n in micro_batches}
-        prepared = self.memory.buffer(max(workspace.prepared_bytes for workspace in workspaces.values()))
         slices = [slice(end - n, end) for end, n in zip(accumulate(micro_batches), micro_batches, strict=True)]
-        if epilogue is not None:
-            scratch = self.memory.buffer(max(workspace.scratch_bytes for workspace in workspaces.values()))
-            workspace = Workspace(prepared.nbytes, scratch.nbytes)
+        most = (max(sizes) for sizes in zip(*map(astuple, workspaces.values()), strict=True))
+        workspace, stage = Workspace(*most), None
+        if prologue is not None:
+            normalizing = algorithm.normalizing(self.problem, self.batch_size, slices)
+            assert normalizing is not None
+            stage, workspace = normalizing
+        elif epilogue is not None:
             stage = algorithm.bound(self.problem, self.batch_size, slices, workspace)
             assert stage is not None
+        prepared = self.memory.buffer(workspace.prepared_bytes)
+        if stage is not None:
+            scratch = self.memory.buffer(workspace.scratch_bytes)
             x, w, y, prepared_at, scratch_at = (
                 tensor.data_ptr() for tensor in (self.x, self.w, self.y, prepared, scratch)
             )
-            stage(x, w, y, None if bias is None else bias.data_ptr(), prepared_at, scratch_at, epilogue)
+            stage(x, w, y, None if bias is None else bias.data_ptr(), prepared_at, scratch_at, epilogue, prologue)
         else:
             internal = {n: algorithm.internal_bytes(self.problem, n) for n in micro_batches}
             calls = [(max(internal.values()), partial(algorithm.open, self.problem, self.w, prepared))]
@@ -300,6 +309,41 @@ def check_moments(
     errors = (means - expected).abs() / (variance.sqrt() + expected.abs()), (squares / counts / variance - 1).abs()
     if not max(error.nan_to_num().max() for error in errors) <= _MOMENT_BOUND:
         raise AssertionError(f"means and variances have relative errors of {[float(e.max()) for e in errors]}")
+
+
+def random_prologue(channels: int, function: str | None, dtype: torch.dtype = torch.float32) -> Prologue:
+    """Return the prologue of a batch norm with random statistics and parameters, of this dtype, and an activation."""
+    weight, bias = (torch.randn(channels).to(dtype) for _ in range(2))
+    return Prologue(torch.randn(channels), torch.rand(channels) + 0.5, weight, bias, function, slope=0.2)
+
+
+def normalized(x: Tensor, prologue: Prologue) -> Tensor:
+    """Return what a prologue makes of x, (N, C, ...), in float64."""
+    operands = prologue.mean, prologue.inverse**-2, prologue.weight, prologue.bias
+    mean, variance, weight, bias = (None if each is None else each.double() for each in operands)
+    z = F.batch_norm(x.double(), mean, variance, weight, bias, eps=0)
+    functions: dict[str | None, Callable[[Tensor], Tensor]] = {
+        **{None: lambda z: z, "ReLU": F.relu, "ReLU6": F.relu6, "SiLU": F.silu, "hardswish": F.hardswish},
+        **{"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh")},
+        "leaky_relu": partial(F.leaky_relu, negative_slope=prologue.slope),
+    }
+    return functions[prologue.function](z)
+
+
+def check_normalization(
+    algorithm: Algorithm, problem: ConvProblem, micro_batches: Sequence[int], bound: float, function: str | None
+) -> None:
+    """Require the convolution of a normalized and activated x from one call on x, in the same bits in every run."""
+    call = Call(problem, sum(micro_batches))
+    prologue = random_prologue(problem.c, function, torch_dtype(problem))
+    expected = reference(problem, normalized(call.x, prologue), call.w, call.y)
+    actual = call.run(algorithm, micro_batches, prologue=prologue).clone()
+    _require_close(f"of x normalized, with {function}, the result", actual, expected, bound)
+    if problem.operation is Operation.BACKWARD_FILTER:
+        call.w.zero_()
+    again = call.run(algorithm, micro_batches, prologue=prologue)
+    if algorithm.deterministic and not torch.equal(actual, again):
+        raise AssertionError("the result of a second run on x normalized has other bits")
 
 
 def check_splits(algorithm: Algorithm, problem: ConvProblem, batch_size: int, bound: float) -> None:

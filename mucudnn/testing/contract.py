@@ -17,7 +17,7 @@ import torch
 from mucudnn.core.config import DEFAULT_MAX_RELATIVE_ERROR
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import ITEM_BYTES, ConvProblem, MemoryFormat, Operation, Sizes
-from mucudnn.kernels.algorithm import ACTIVATIONS, Algorithm, fuses, fuses_moments, why_unsupported
+from mucudnn.kernels.algorithm import ACTIVATIONS, Algorithm, fuses, fuses_moments, fuses_normalization, why_unsupported
 from mucudnn.kernels.registry import algorithms, require_algorithm
 from mucudnn.testing.checks import (
     IMAGE,
@@ -27,6 +27,7 @@ from mucudnn.testing.checks import (
     check_float32_sums,
     check_locality,
     check_moments,
+    check_normalization,
     check_nothing_is_hidden,
     check_result,
     check_splits,
@@ -280,6 +281,8 @@ def _checks(
         yield partial(check_epilogue, *call, bound, "ReLU6")
     if fuses_moments(algorithm, problem):
         yield partial(check_moments, *call)
+    if fuses_normalization(algorithm, problem):
+        yield partial(check_normalization, *call, bound, "ReLU6")
     yield partial(check_nothing_is_hidden, algorithm, problem)
     if algorithm.is_local(problem):
         yield partial(check_locality, algorithm, problem, IMAGE[operation])
@@ -299,6 +302,8 @@ def _checks(
             yield partial(_in_uneven_threads, partial(check_epilogue, *call, bound, activation, adds=adds))
     if fuses_moments(algorithm, problem):
         yield partial(_in_uneven_threads, partial(check_moments, *call, offset=1000))
+    if fuses_normalization(algorithm, problem):
+        yield partial(_in_uneven_threads, partial(check_normalization, *call, bound, None))
     if operation is Operation.BACKWARD_FILTER:
         yield partial(check_added, *call, bound)
         if problem.item_bytes < 4 and algorithm.supports_micro_batch(problem, 1) is None:

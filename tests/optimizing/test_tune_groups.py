@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -13,13 +14,18 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.core.config import Config
-from mucudnn.core.records import Comparison
+from mucudnn.core.problem import Operation
+from mucudnn.core.records import Comparison, Configuration, MicroConfig
+from mucudnn.core.team import Team
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.measuring.timings import Timings
 from mucudnn.optimizing import confirm as confirm_module
 from mucudnn.optimizing import groups as groups_module
 from mucudnn.optimizing.steps import ModelSteps, StepTimes
-from mucudnn.running.norms import TunedNorm
+from mucudnn.running.choices import Choices
+from mucudnn.running.modules import make_tunable
+from mucudnn.running.norms import TunedNorm, make_groups
+from mucudnn.running.problems import problem_of_call
 
 pytestmark = pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
 
@@ -136,3 +142,28 @@ def test_groups_that_slow_the_step_keep_their_results_or_are_taken_out(
         report.confirmation
     )
     assert dict(report.ungrouped)["first"] == "steps were slower, 0.50 ± 0.00"
+
+
+@pytest.mark.parametrize("faster", [Operation.FORWARD, Operation.BACKWARD_FILTER])
+def test_a_convolution_normalizes_in_the_operations_that_are_faster(config: Config, faster: Operation) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1))
+    x, convolution = torch.randn(3, 8, 6, 5), cast(Any, model[2])
+    make_tunable(convolution)
+    [norm] = make_groups(model, lambda module: module(x))
+    problem = problem_of_call(x, convolution.weight, (1, 1), (0, 0), (1, 1), 1)
+    assert problem is not None
+    parts = Configuration((MicroConfig("pointwise", 3),), 1.0, 10**6)
+    vars(convolution)["choices"] = Choices.of({problem.with_operation(one): {3: parts} for one in Operation})
+    compared_texts = []
+
+    def tell(self: Timings, what: str, baseline: Callable[[], object], runs: Any, *_: object) -> dict[int, Comparison]:
+        compared_texts.append(what)
+        torch.testing.assert_close(runs[0](), baseline())
+        return {0: compared(2.0 if f"operation=<Operation.{faster.name}" in what else 0.5)}
+
+    assert norm.choices is not None
+    with mock.patch.object(Timings, "compared", tell):
+        groups_module._let_normalize([norm.choices], config, Team(), lambda *_: None)
+    assert len(set(compared_texts)) == 2
+    assert convolution.normalizes == convolution.choices.normalizes == {faster}
+    assert norm.choices.defers_activations is (faster is Operation.FORWARD)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import itertools
 import pickle
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import mock
 
@@ -16,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from mucudnn.core.problem import Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.running import norms
 from mucudnn.running.choices import Choices
-from mucudnn.running.groups import group_of
+from mucudnn.running.groups import Group, Normalized, group_of
 from mucudnn.running.modules import make_tunable
 from mucudnn.running.norms import TunedNorm, make_groups, moments_from, why_not_grouped
 from mucudnn.running.pending import ChangedError, Pending
@@ -104,7 +107,12 @@ GROUPS: list[tuple[Callable[[Tensor, Tensor], Tensor], str]] = [
 ]
 
 
-def test_groups_compute_what_torch_computes_by_whatever_name_it_is_called() -> None:
+@pytest.mark.parametrize("extension", ["extension", "Python alone"])
+def test_groups_compute_what_torch_computes_by_whatever_name_it_is_called(
+    extension: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if extension == "Python alone":
+        monkeypatch.setattr(norms, "batch_norm_key", lambda *_: None)
     for after, kind in GROUPS:
         block, grouped, x = seeded(after)
         assert isinstance(grouped.norm, TunedNorm)
@@ -112,6 +120,52 @@ def test_groups_compute_what_torch_computes_by_whatever_name_it_is_called() -> N
         assert kind in map(str, grouped.norm.choices.calls)
         require_alike(block, grouped, x)
         require_alike(block.to(memory_format=torch.channels_last), grouped.to(memory_format=torch.channels_last), x)
+
+
+class Tripled(torch.autograd.Function):
+    """A function that PyTorch applies to pending tensors without asking them."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y * 3
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return dy * 3
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda y, x: F.relu(y) + Tripled.apply(y),
+        lambda y, x: Tripled.apply(y) + F.relu(y),
+        lambda y, x: F.relu(y) + F.silu(y) + y,
+        lambda y, x: F.relu(y + x) + Tripled.apply(y),
+    ],
+)
+def test_a_norm_is_used_beside_its_activation(after: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Its node of autograd unpacks what it has saved once, as checkpoints demand."""
+    block, grouped, x = seeded(after)
+    require_alike(block, grouped, x)
+    norm, grouped.norm = grouped.norm, nn.Sequential()
+    grouped.after = lambda y, x: checkpoint(lambda y, x: after(norm(y), x), y, x, use_reentrant=False)
+    for theirs, ours in zip(gradients_of(block, x)[:2], gradients_of(grouped, x)[:2], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_running_statistics_of_two_dtypes_are_torchs() -> None:
+    block, grouped, x = seeded(activated)
+    for model in (block, grouped):
+        model.bfloat16()
+        model.norm.running_mean = torch.zeros(4)
+    results: list[Any] = []
+    for model in (block, grouped):
+        try:
+            results.append(model(x.bfloat16()))
+        except RuntimeError as error:
+            results.append(str(error))
+    assert type(results[1]) is type(results[0])
+    assert results[1] == results[0] if isinstance(results[0], str) else torch.equal(*results)
 
 
 class Activated(nn.BatchNorm2d):
@@ -315,5 +369,94 @@ def test_norms_take_the_moments_that_convolutions_compute() -> None:
         for _ in range(2):
             require_alike(block.to(memory_format=torch.channels_last), grouped, x)
     assert len(taken) == 2
-    assert choices.with_moments(computes=False) is not choices
+    assert choices.fusing(computes_moments=False, normalizes=()) is not choices
     assert pickle.loads(pickle.dumps(choices)) is choices
+
+
+def normalizing(after: nn.Module, x: Tensor, *operations: Operation) -> tuple[nn.Sequential, nn.Sequential]:
+    """Return a norm, an activation and a convolution, and a copy whose convolution normalizes in these operations."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(8), after, nn.Conv2d(8, 8, 1))
+    grouped = copy.deepcopy(model)
+    convolution: Any = grouped[2]
+    make_tunable(convolution)
+    make_groups(grouped, lambda module: module(x))
+    grouped.load_state_dict(model.state_dict())
+    forward = problem_of_call(x, convolution.weight, (1, 1), (0, 0), (1, 1), 1)
+    assert forward is not None
+    parts = Configuration((MicroConfig("pointwise", 2), MicroConfig("pointwise", 1)), 1.0, 10**6)
+    chosen = {forward.with_operation(operation): {3: parts} for operation in operations}
+    vars(convolution)["choices"] = Choices.of(chosen, normalizes=operations)
+    return model, grouped
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_backward_filter_normalizes_what_it_reads(memory_format: torch.memory_format) -> None:
+    """dw of a convolution behind a group is that of its result, which is not computed again."""
+    x = torch.randn(3, 8, 6, 5).contiguous(memory_format=memory_format)
+    model, grouped = normalizing(nn.ReLU6(), x, Operation.BACKWARD_FILTER)
+    with mock.patch.object(Group, "computed", side_effect=AssertionError("the result was computed again")):
+        require_alike(model, grouped, x)
+    choices: Any = grouped[2].choices
+    assert choices.normalizing
+    assert pickle.loads(pickle.dumps(choices)) is choices
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU6(), nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.GELU()])
+def test_a_convolution_normalizes_what_no_activation_has_computed(activation: nn.Module) -> None:
+    x = torch.randn(3, 8, 6, 5)
+    model, grouped = normalizing(activation, x, Operation.FORWARD, Operation.BACKWARD_FILTER)
+    norm: Any = grouped[0]
+    assert norm.choices.has_one_reader
+    norm.choices.defers_activations = True
+    with mock.patch.object(Normalized, "values", side_effect=AssertionError("the result was computed")):
+        require_alike(model, grouped, x)
+
+
+class Elsewhere(nn.Sequential):
+    """A norm, an activation and a convolution, and what else a function does with the activation's result."""
+
+    def __init__(self, parts: Iterable[nn.Module], uses: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(*parts)
+        self.uses = uses
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self[1](self[0](x))
+        return self[2](y) + self.uses(y)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [lambda y: y, lambda y: y.relu(), lambda y: y.mean((2, 3), keepdim=True), lambda y: F.avg_pool2d(y, 3, 1, 1)],
+)
+def test_what_else_reads_an_activation_is_noticed_and_right(uses: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(3, 8, 6, 5)
+    model, grouped = normalizing(nn.ReLU6(inplace=True), x, Operation.FORWARD, Operation.BACKWARD_FILTER)
+    convolution: Any = grouped[2]
+    choices = convolution.choices
+    vars(convolution)["choices"] = None
+    model, grouped = Elsewhere(model, uses), Elsewhere(grouped, uses)
+    make_groups(grouped, lambda module: module(x))
+    grouped.load_state_dict(model.state_dict())
+    norm: Any = grouped[0]
+    assert norm.choices.is_read_elsewhere
+    assert not norm.choices.has_one_reader
+    vars(convolution)["choices"] = choices
+    norm.choices.defers_activations = True
+    require_alike(model, grouped, x)
+
+
+def test_nothing_keeps_a_pending_tensor_that_an_operation_in_place_has_replaced() -> None:
+    x = torch.randn(3, 8, 6, 5)
+    _, grouped = normalizing(nn.ReLU6(inplace=True), x, Operation.FORWARD, Operation.BACKWARD_FILTER)
+    norm: Any = grouped[0]
+    norm.choices.defers_activations = True
+    seen: list[weakref.ref[Tensor]] = []
+    grouped[1].register_forward_hook(lambda *args: seen.extend(map(weakref.ref, (*args[1], args[2]))))
+    gc.disable()
+    try:
+        grouped(x)
+        assert len(seen) == 2
+        assert all(one() is None for one in seen)
+    finally:
+        gc.enable()

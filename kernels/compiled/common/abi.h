@@ -6,6 +6,7 @@
 #include "common/epilogue.h"
 #include "common/filter.h"
 #include "common/image.h"
+#include "common/prologue.h"
 
 // The order of dimensions in memory, each but the first with the channels last: NCDHW, NDHWC, NHDWC.
 enum MemoryFormat : int64_t { CONTIGUOUS, CHANNELS_LAST, ROWS_OF_FRAMES };
@@ -50,11 +51,18 @@ struct TensorArgument {
 
 // The operands of activation(y + added). added has the element type and layout of y, or is null. moments: where those of
 // the result are added up by each thread, or null.
+//
+// What is computed of x as it is read (Prologue), of so many channels, or of 0: function((x - mean) * inverse * weight
+// + bias). weight and bias have the type `parameter_element`, or are null.
 struct EpilogueArgument {
   void* added;
   int64_t bytes, activation;
   double* moments;
   int64_t moments_bytes;
+  int64_t channels, parameter_element, function;
+  double slope;
+  const float *mean, *inverse;
+  void *weight, *bias;
 };
 
 // Filter size, stride, padding, dilation and groups of a convolution. pad_h: padding above. It differs from that below if

@@ -11,10 +11,7 @@ enum Function : int64_t {  // after those of epilogues
   SIGMOID = SILU + 1, HARD_SIGMOID, HARD_SWISH, LEAKY_RELU, GELU, GELU_TANH
 };
 
-INLINE Vec at_most_6(Vec value) {
-  value = value < 0.f ? Vec{} : value;
-  return value > 6.f ? broadcast(6) : value;
-}
+INLINE Vec at_most_6(Vec value) { return at_most(6, at_least(0, value)); }
 
 // The standard normal distribution at z, and its density.
 struct Normal {
@@ -23,12 +20,13 @@ struct Normal {
   // The distribution at -|z| is e^(-z^2 / 2) times a polynomial in 1 / (1 + 0.35 |z|), as in Abramowitz and Stegun,
   // "Handbook of Mathematical Functions", 7.1.26, with a least relative error of 3.2e-8 where |z| < 14.
   INLINE_MEMBER explicit Normal(Vec z) {
-    constexpr float POLYNOMIAL[] = {-0.029145922f, 0.143971657f, -0.25571417f, 0.159174063f, -0.0231097685f,
-                                    0.105507976f,  0.119832875f, 0.139861869f, 0.139621404f};
-    const Vec power = exponential(z * z * -0.5f), u = 1 / (1 + (z < 0 ? -z : z) * 0.35f);
-    Vec sum = {};
-    for (const float coefficient : POLYNOMIAL) sum = (sum + coefficient) * u;
-    sum *= power;
+    static constexpr float POLYNOMIAL[] = {0.143971657f, -0.25571417f, 0.159174063f, -0.0231097685f,
+                                           0.105507976f, 0.119832875f, 0.139861869f, 0.139621404f};
+    const Vec power = exponential(z * z * -0.5f), u = reciprocal(1 + (Vec)((Bits)z & 0x7fffffff) * 0.35f);
+    Vec sum = broadcast(-0.029145922f);
+#pragma GCC unroll 8
+    for (const float coefficient : POLYNOMIAL) sum = sum * u + coefficient;
+    sum *= u * power;
     distribution = z < 0 ? sum : 1 - sum;
     density = power * 0.398942280f;
   }
@@ -38,10 +36,10 @@ constexpr float TANH_SCALE = 1.59576912f, TANH_CUBE = 0.044715f;  // of GELU_TAN
 
 template <int64_t FUNCTION>
 INLINE Vec computed(Vec value, float slope) {
-  if constexpr (FUNCTION == RELU) return value < 0.f ? Vec{} : value;
+  if constexpr (FUNCTION == RELU) return at_least(0, value);
   if constexpr (FUNCTION == RELU6) return at_most_6(value);
-  if constexpr (FUNCTION == SILU) return value / (1 + exponential(-value));
-  if constexpr (FUNCTION == SIGMOID) return 1 / (1 + exponential(-value));
+  if constexpr (FUNCTION == SILU) return value * computed<SIGMOID>(value, 0);
+  if constexpr (FUNCTION == SIGMOID) return reciprocal(1 + exponential(-value));
   if constexpr (FUNCTION == HARD_SIGMOID) return at_most_6(value + 3) / 6;
   if constexpr (FUNCTION == HARD_SWISH) return value * at_most_6(value + 3) / 6;
   if constexpr (FUNCTION == LEAKY_RELU) return value < 0.f ? value * slope : value;
@@ -66,7 +64,7 @@ INLINE Vec derivative(Vec value) {
   const Vec square = FUNCTION == GELU_TANH ? value * value * TANH_CUBE : Vec{};
   const float scale = FUNCTION == GELU_TANH ? TANH_SCALE : 1;
   const Vec inner = value * (1 + square) * scale;
-  const Vec power = exponential(inner < -80.f ? broadcast(80) : -inner), sigmoid = 1 / (1 + power);  // both are finite
+  const Vec power = exponential(at_most(80, -inner)), sigmoid = reciprocal(1 + power);  // both are finite
   return sigmoid * (1 + value * (1 + 3 * square) * scale * (power * sigmoid));  // 1 - sigmoid would cancel
 }
 

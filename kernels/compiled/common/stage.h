@@ -3,16 +3,18 @@
 #pragma once
 
 #include "common/abi.h"
+#include "common/functions.h"
 
 enum Operation : int64_t { FORWARD, BACKWARD_DATA, BACKWARD_FILTER };
 
 enum Phase : int64_t { OPEN = 1, STEP = 2, CLOSE = 4 };  // a bit mask of what to run
 
-// The constants of a stage, the same in every call. x, w, y: of the whole mini-batch, without data.
+// The constants of a stage, the same in every call. x, w, y: of the whole mini-batch, without data. normalizes: whether
+// calls have a Prologue.
 struct Stage {
   Geometry geometry;
   TensorArgument x, w, y;
-  int64_t operation, phases, tile, bias_bytes, prepared_bytes, scratch_bytes, threads, slice_count;
+  int64_t operation, phases, tile, bias_bytes, prepared_bytes, scratch_bytes, threads, normalizes, slice_count;
   const int64_t* slices;  // the first sample and the number of samples of each
 
   bool backward_data() const { return operation == BACKWARD_DATA; }
@@ -55,10 +57,12 @@ struct Stage {
 struct Slice : Stage {
   Elements bias;      // null, or of all channels of y
   Epilogue epilogue;  // of y
+  Prologue prologue;  // of x
   float* prepared;    // prepared_bytes(stage) bytes at least
 
-  Slice(const Stage& whole, const Elements& of_channels, const Epilogue& after, float* of_call, float* of_step)
-      : Stage(whole), bias(of_channels), epilogue(after), prepared(of_call), scratch_(of_step) {}
+  Slice(const Stage& whole, const Elements& of_channels, const Epilogue& after, const Prologue& before, float* of_call,
+        float* of_step)
+      : Stage(whole), bias(of_channels), epilogue(after), prologue(before), prepared(of_call), scratch_(of_step) {}
 
   // Return the scratch buffer, in which a call needs so many bytes.
   float* scratch(int64_t needs) const {
@@ -88,7 +92,8 @@ inline TensorArgument samples(TensorArgument images, int64_t first, int64_t coun
 // Check an epilogue of y and return it; null is the identity.
 inline Epilogue checked_epilogue(const EpilogueArgument* epilogue, const Stage& stage) {
   const Elements y = stage.y.elements();
-  if (!epilogue) return {y, nullptr, IDENTITY, {}};
+  if (!epilogue || !(epilogue->added || epilogue->activation != IDENTITY || epilogue->moments))
+    return {y, nullptr, IDENTITY, {}};
   require_equal("the operation that an epilogue follows", stage.operation, FORWARD);
   require_between("the activation", epilogue->activation, IDENTITY, SILU);
   if (epilogue->added)
@@ -101,9 +106,29 @@ inline Epilogue checked_epilogue(const EpilogueArgument* epilogue, const Stage& 
   return {y, epilogue->added, Activation(epilogue->activation), moments};
 }
 
+// Check a prologue and return it, with its coefficients in a table; a stage that normalizes has one.
+inline Prologue checked_prologue(const EpilogueArgument* argument, const Stage& stage, std::vector<float>& table) {
+  const int64_t channels = argument ? argument->channels : 0;
+  require_equal("the number of channels with means", channels, stage.normalizes ? stage.x.c : 0);
+  if (channels == 0) return {};
+  require_between("the function of x", argument->function, IDENTITY, GELU_TANH);
+  require_between("the type of weights", argument->parameter_element, FLOAT32, FLOAT16);
+  const AsFloats weight({argument->weight, Element(argument->parameter_element)}, channels);
+  const AsFloats bias({argument->bias, Element(argument->parameter_element)}, channels);
+  const int64_t row = channels + Prologue::PADDING;
+  table.resize(3 * row);
+  for (int64_t i = 0; i < channels; ++i) {
+    table[i] = argument->mean[i];
+    table[row + i] = argument->inverse[i] * (weight.data() ? weight.data()[i] : 1);
+    table[2 * row + i] = bias.data() ? bias.data()[i] : 0;
+  }
+  return {table.data(), row, argument->function, float(argument->slope)};
+}
+
 // What an algorithm asks of the sizes of a stage, unless it says otherwise.
 struct TakesImages {
   static constexpr Element LAST_ELEMENT = FLOAT16;
+  static constexpr bool NORMALIZES = false;  // whether it has prologues
   static void require(const Stage& stage) {
     for (const int64_t depth : {stage.x.d, stage.y.d, stage.w.d, stage.geometry.taps})
       require_equal("the depth", depth, 1);
@@ -113,6 +138,7 @@ struct TakesImages {
 template <class Algorithm>
 void require_sizes(const Stage& stage) {
   stage.require_sizes(Algorithm::LAST_ELEMENT);
+  require_between("whether x is normalized", stage.normalizes, 0, Algorithm::NORMALIZES && !stage.backward_data());
   Algorithm::require(stage);
 }
 
@@ -135,6 +161,8 @@ int64_t run_stage(Stage stage, void* x, void* w, void* y, void* bias, float* pre
   const Elements of_channels{bias, Element(stage.y.element)};
   if (bias) require_bytes("the bias", stage.bias_bytes, times(stage.out().c, of_channels.element_bytes()));
   const Epilogue after = checked_epilogue(epilogue, stage);
+  std::vector<float> coefficients;
+  const Prologue before = checked_prologue(epilogue, stage, coefficients);
 
   if (stage.phases & OPEN && stage.backward_filter())
     set_to_zero(prepared, stage.prepared_bytes, stage.thread_count());
@@ -144,7 +172,7 @@ int64_t run_stage(Stage stage, void* x, void* w, void* y, void* bias, float* pre
     const int64_t first = stage.slices[2 * i], count = stage.slices[2 * i + 1];
     require_between("the first sample of a slice", first, 0, stage.x.n - 1);
     require_between("the number of samples of a slice", count, 1, stage.x.n - first);
-    Slice slice(stage, of_channels, after, prepared, scratch);
+    Slice slice(stage, of_channels, after, before, prepared, scratch);
     slice.x = samples(stage.x, first, count);
     slice.y = samples(stage.y, first, count);
     slice.epilogue.y = slice.y.elements();

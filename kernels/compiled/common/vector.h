@@ -79,6 +79,27 @@ INLINE void prefetch_later(const float* from, ptrdiff_t count) {
 
 INLINE Vec broadcast(float value) { return value - Vec{}; }
 
+// Return the values, or the bound where they are below it, or above. NaN stays NaN.
+INLINE Vec at_least(float bound, Vec value) {
+#if defined(__AVX512F__)  // masked with all lanes: GCC warns about the unmasked forms
+  return (Vec)_mm512_maskz_max_ps(0xffff, (__m512)broadcast(bound), (__m512)value);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_max_ps((__m256)broadcast(bound), (__m256)value);
+#else
+  return value < bound ? broadcast(bound) : value;
+#endif
+}
+
+INLINE Vec at_most(float bound, Vec value) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_min_ps(0xffff, (__m512)broadcast(bound), (__m512)value);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_min_ps((__m256)broadcast(bound), (__m256)value);
+#else
+  return value > bound ? broadcast(bound) : value;
+#endif
+}
+
 #if defined(__AVX2__) && !defined(__AVX512F__)
 // Return a mask with all bits set in the first `count` lanes.
 INLINE __m256i first_lanes(int count) {

@@ -21,7 +21,7 @@ auto with_output_plan(const Stage& stage, Body body) {
   const TensorArgument &in = stage.in(), &out = stage.out();
   const Axes axes = axes_of(g, stage.backward_data(), out);
   if (is_by_pixels(axes, in, channels_of(g, in, out), out.w))
-    return body(pixel_plan<ComputeTile>(g, axes, in, out), run_pixels);
+    return body(pixel_plan<ComputeTile>(g, axes, in, out, stage.normalizes), run_pixels);
   return body(WindowOutputPlan(g, axes, in, out), run_windows);
 }
 
@@ -31,11 +31,20 @@ auto with_gradient_plan(const Stage& stage, Body body) {
   const TensorArgument &x = stage.x, &dy = stage.y;
   const Axes axes = axes_of(g, false, dy);
   if (is_by_pixels(axes, x, channels_of(g, x, dy), dy.w))
-    return body(pixel_gradient_plan(g, axes, x, dy), accumulate_pixels);
+    return body(pixel_gradient_plan(g, axes, x, dy, stage.normalizes), accumulate_pixels);
   return body(WindowGradientPlan(g, axes, x, dy), accumulate_windows);
 }
 
 struct Depthwise : TakesImages {
+  static constexpr bool NORMALIZES = true;
+
+  static void require(const Stage& stage) {
+    TakesImages::require(stage);
+    if (!stage.normalizes) return;
+    for (const int64_t channels : {stage.x.c, stage.y.c})
+      require_equal("the number of channels that are normalized", channels, stage.geometry.groups);
+  }
+
   static int64_t prepared_bytes(const Stage& stage) {
     const PackedFilter packed = shape_of(stage).packed;
     return bytes_of(times(packed.floats(), stage.backward_filter() ? parts_of_batch(packed) : 1));
@@ -54,14 +63,14 @@ struct Depthwise : TakesImages {
     const TensorArgument &in = slice.in(), &out = slice.out();
     const AsFloats of_channels(slice.bias, out.c);
     with_output_plan(slice, [&](const auto& plan, auto run) {
-      run(plan, in.images(1), slice.prepared, of_channels.data(), slice.epilogue, out.images(1),
+      run(plan, in.images(1), slice.prepared, of_channels.data(), slice.prologue, slice.epilogue, out.images(1),
           slice.scratch(scratch_bytes_of(plan, slice)), slice.thread_count());
     });
   }
 
   static void accumulate(const Slice& slice) {
     with_gradient_plan(slice, [&](const auto& plan, auto accumulate) {
-      accumulate(plan, slice.x.images(1), slice.y.images(1), slice.prepared,
+      accumulate(plan, slice.x.images(1), slice.y.images(1), slice.prologue, slice.prepared,
                  slice.scratch(scratch_bytes_of(plan, slice)), slice.thread_count());
     });
   }

@@ -83,8 +83,8 @@ float sum_of_lanes(Vec vector) {
   return sum;
 }
 
-void accumulate_windows(const WindowGradientPlan& plan, const Images& x, const Images& dy, float* sums, float* scratch,
-                       int threads) {
+void accumulate_windows(const WindowGradientPlan& plan, const Images& x, const Images& dy, const Prologue& prologue,
+                        float* sums, float* scratch, int threads) {
   const GroupedChannels& group = plan.channels.group;
   const int runs = ceil_div(plan.channels.groups, plan.together), planes = plan.planes();
   const int64_t tasks = int64_t{runs} * plan.parts, taps = plan.taps();
@@ -101,9 +101,12 @@ void accumulate_windows(const WindowGradientPlan& plan, const Images& x, const I
       std::memset(mine.sums, 0, plan.sum_floats() * sizeof(float));
       for_bands(plan, dy.n, part, [&](const Band& band) {
         const int top = band.first * plan.rows.stride + plan.rows.lowest, rows = int(plan.rows.inputs(band.rows));
-        for (int i = 0; i < groups * planes; ++i)
-          fill_window(x, band.image, first * planes + i, top, rows, columns, plan.window, plan.bands() == 1,
-                      mine.window + i * plan.window.plane());
+        for (int i = 0; i < groups * planes; ++i) {
+          const int channel = first * planes + i;
+          float* to = mine.window + i * plan.window.plane();
+          fill_window(x, band.image, channel, top, rows, columns, plan.window, plan.bands() == 1, to);
+          if (prologue) normalize_window(prologue + channel, x, top, rows, columns, plan.window, to);
+        }
         float* of_lane = mine.sums;
         for (int i = 0, k = lane; i < groups; ++i)
           for (int j = 0; j < group.out; ++j, ++k)

@@ -104,7 +104,7 @@ void compute_channel(const WindowOutputPlan& plan, const Epilogue& epilogue, con
 }
 
 void run_windows(const WindowOutputPlan& plan, const Images& in, const float* filter, const float* bias,
-                 const Epilogue& epilogue, const Images& out, float* scratch, int threads) {
+                 const Prologue& prologue, const Epilogue& epilogue, const Images& out, float* scratch, int threads) {
   const Channels& channels = plan.channels;
   const int bands = plan.bands(), height = plan.rows.outputs_of(0, out.h);
   const int runs = ceil_div(channels.groups, plan.together);
@@ -120,9 +120,12 @@ void run_windows(const WindowOutputPlan& plan, const Images& in, const float* fi
       const int groups = std::min(plan.together, channels.groups - group);
       const Band band{task / bands / runs, first, std::min(plan.band, height - first)};
       const int top = first * plan.rows.stride + plan.rows.lowest, rows = int(plan.rows.inputs(band.rows));
-      for (int i = 0; i < groups * plan.planes(); ++i)
-        fill_window(in, band.image, group * channels.group.in + i, top, rows, columns, plan.window, bands == 1,
-                    window + i * plan.window.plane());
+      for (int i = 0; i < groups * plan.planes(); ++i) {
+        const int channel = group * channels.group.in + i;
+        float* to = window + i * plan.window.plane();
+        fill_window(in, band.image, channel, top, rows, columns, plan.window, bands == 1, to);
+        if (prologue) normalize_window(prologue + channel, in, top, rows, columns, plan.window, to);
+      }
       for (int i = 0, lane = group * channels.group.out; i < groups; ++i)
         for (int j = 0; j < channels.group.out; ++j, ++lane) {
           const ptrdiff_t end = bands > 1 ? out.offset(band.image, lane, first + band.rows, 0)

@@ -17,8 +17,8 @@ struct PixelGradientPlan {
 };
 
 PixelGradientPlan pixel_gradient_plan(const Geometry& g, const Axes& axes, const TensorArgument& x,
-                                      const TensorArgument& y) {
-  const auto tiles = pixel_plan<AddProductsOfTile>(g, axes, x, y);
+                                      const TensorArgument& y, bool normalizes) {
+  const auto tiles = pixel_plan<AddProductsOfTile>(g, axes, x, y, normalizes);
   return {tiles, parts_of_batch(tiles.filter)};
 }
 
@@ -37,9 +37,10 @@ void add_products_of_rows(const PixelPlan<AddProductsOfTile>& plan, const Band& 
 }
 
 void add_products_of_gathered(const PixelPlan<AddProductsOfTile>& plan, const Images& x, const Band& band,
-                              const Run& run, const Images& dy, float* sums, float* scratch) {
+                              const Run& run, const Images& dy, const Prologue& prologue, float* sums,
+                              float* scratch) {
   const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
-  const Window of_x = gather_rows(plan.channels, x, band.image, run.lane, first, last, scratch);
+  const Window of_x = gather_rows(plan.channels, x, band.image, run.lane, first, last, scratch, prologue);
   Window of_dy = in_place(dy, band.image, run.lane);
   if (!is_window(dy, {band.image, run.lane, band.first, 0, band.rows, dy.w}))
     of_dy = gather_rows({{1, 1}, plan.channels.lanes()}, dy, band.image, run.lane, band.first,
@@ -47,17 +48,18 @@ void add_products_of_gathered(const PixelPlan<AddProductsOfTile>& plan, const Im
   add_products_of_rows(plan, band, run, of_x, (last - first) * of_x.row, of_dy, sums);
 }
 
-void add_products_of_widened(const PixelPlan<AddProductsOfTile>& plan, const Images& x, const Band& band,
-                             const Run& run, const Images& dy, float* sums, float* scratch) {
-  const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
-  const Window of_x = widen_rows(x, band.image, run, first, last, scratch);
+void add_products_of_copied(const PixelPlan<AddProductsOfTile>& plan, CopiedRows& rows, const Band& band,
+                            const Run& run, const Images& dy, float* sums, float* scratch) {
+  const Window of_x = rows.of(plan.first_input(band.first), plan.last_input(band.first, band.rows));
+  if (dy.data.type == FLOAT32)
+    return add_products_of_rows(plan, band, run, of_x, 0, in_place(dy, band.image, run.lane), sums);
   for (int row = band.first; row < band.first + band.rows; ++row)
     add_products_of_rows(plan, {band.image, row, 1}, run, of_x, 0,
-                         widen_rows(dy, band.image, run, row, row + 1, scratch + plan.gathered_inputs()), sums);
+                         copy_rows(dy, band.image, run, row, row + 1, {}, scratch + plan.gathered_inputs()), sums);
 }
 
-void accumulate_pixels(const PixelGradientPlan& gradient, const Images& x, const Images& dy, float* sums,
-                       float* scratch, int threads) {
+void accumulate_pixels(const PixelGradientPlan& gradient, const Images& x, const Images& dy, const Prologue& prologue,
+                       float* sums, float* scratch, int threads) {
   const PixelPlan<AddProductsOfTile>& plan = gradient.tiles;
   const int64_t rows = dy.n * dy.h, tasks = int64_t(plan.runs.size()) * gradient.parts;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
@@ -66,6 +68,7 @@ void accumulate_pixels(const PixelGradientPlan& gradient, const Images& x, const
     const Run& run = plan.runs[task / gradient.parts];
     const int64_t end = share_before(rows, gradient.parts, part + 1);
     float *of_part = sums + part * plan.filter.floats(), *mine = scratch + omp_get_thread_num() * plan.thread_floats();
+    CopiedRows copied{x, prologue, -1, run, mine};
     for (int64_t row = share_before(rows, gradient.parts, part); row < end;) {
       Band band{row / dy.h, int(row % dy.h), 0};
       band.rows = int(std::min<int64_t>(end - row, dy.h - band.first));
@@ -73,10 +76,11 @@ void accumulate_pixels(const PixelGradientPlan& gradient, const Images& x, const
       if (run.reading == Reading::IN_PLACE) {
         add_products_of_rows(plan, band, run, in_place(x, band.image, run.lane), 0, in_place(dy, band.image, run.lane),
                              of_part);
-      } else if (run.reading == Reading::WIDENED) {
-        add_products_of_widened(plan, x, band, run, dy, of_part, mine);
+      } else if (run.reading == Reading::COPIED) {
+        if (copied.image != band.image) copied.image = band.image, copied.first = copied.last = 0;
+        add_products_of_copied(plan, copied, band, run, dy, of_part, mine);
       } else {
-        add_products_of_gathered(plan, x, band, run, dy, of_part, mine);
+        add_products_of_gathered(plan, x, band, run, dy, prologue, of_part, mine);
       }
       row += band.rows;
     }

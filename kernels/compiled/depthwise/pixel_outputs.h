@@ -47,13 +47,13 @@ void compute_in_place(const PixelOutputPlan& plan, const Images& in, const Band&
 }
 
 void compute_gathered(const PixelOutputPlan& plan, const Images& in, const Band& band, const Run& run,
-                      const float* filter, const float* bias, const Epilogue& epilogue, const Images& out,
-                      float* scratch) {
+                      const float* filter, const float* bias, const Prologue& prologue, const Epilogue& epilogue,
+                      const Images& out, float* scratch) {
   const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
   const int lanes = std::min(VL, out.c - run.lane);
   float *results = scratch + plan.gathered_inputs(), *of_bias = results + plan.gathered_outputs();
   if (bias) store(of_bias, load_first(bias + run.lane, lanes));
-  const Window x = gather_rows(plan.channels, in, band.image, run.lane, first, last, scratch);
+  const Window x = gather_rows(plan.channels, in, band.image, run.lane, first, last, scratch, prologue);
   const Region written{band.image, run.lane, band.first, 0, band.rows, out.w};
   const Window y = target(out, written, results);
   compute_rows(plan, band, run, x, (last - first) * x.row, filter, bias ? of_bias : nullptr, nullptr,
@@ -69,19 +69,22 @@ void compute_gathered(const PixelOutputPlan& plan, const Images& in, const Band&
   add_moments(epilogue, out, band, run);
 }
 
-// Compute row by row, and round each row at once.
-void compute_widened(const PixelOutputPlan& plan, const Images& in, const Band& band, const Run& run,
-                     const float* filter, const float* bias, const Epilogue& epilogue, const Images& out,
-                     float* scratch) {
-  const int first = plan.first_input(band.first), last = plan.last_input(band.first, band.rows);
+// Compute row by row, and round each row at once if it is in half precision.
+void compute_copied(const PixelOutputPlan& plan, CopiedRows& rows, const Band& band, const Run& run,
+                    const float* filter, const float* bias, const Epilogue& epilogue, const Images& out,
+                    float* results) {
   const int lanes = run.blocks * VL;
-  const Window x = widen_rows(in, band.image, run, first, last, scratch);
-  float* results = scratch + plan.gathered_inputs();
+  const Window x = rows.of(plan.first_input(band.first), plan.last_input(band.first, band.rows));
+  if (out.data.type == FLOAT32) {
+    compute_rows(plan, band, run, x, 0, filter, bias ? bias + run.lane : nullptr, epilogue ? &epilogue : nullptr,
+                 in_place(out, band.image, run.lane));
+    return add_moments(epilogue, out, band, run);
+  }
   for (int row = band.first; row < band.first + band.rows; ++row) {
     compute_rows(plan, {band.image, row, 1}, run, x, 0, filter, bias ? bias + run.lane : nullptr, nullptr,
                  {results, 0, lanes});
     out.data.visit([&](auto* pixels) {
-      for_widened(out, band.image, run, row, row + 1, [&](ptrdiff_t to, ptrdiff_t from) {
+      for_copied(out, band.image, run, row, row + 1, [&](ptrdiff_t to, ptrdiff_t from) {
         if (epilogue) apply(epilogue, out.data + to, results + from, lanes);
         copy_elements(results + from, lanes, pixels + to);
       });
@@ -91,11 +94,10 @@ void compute_widened(const PixelOutputPlan& plan, const Images& in, const Band& 
 }
 
 void run_pixels(const PixelOutputPlan& plan, const Images& in, const float* filter, const float* bias,
-                const Epilogue& epilogue, const Images& out, float* scratch, int threads) {
+                const Prologue& prologue, const Epilogue& epilogue, const Images& out, float* scratch, int threads) {
   const int64_t runs = int64_t(plan.runs.size());
   const int64_t wanted = ceil_div(TASKS_OF_THREAD * int64_t{threads}, out.n * runs);
-  const int most = plan.copied_lanes() ? plan.band : out.h;
-  const int band = std::min<int64_t>(most, ceil_div(int64_t{out.h}, wanted)), bands = ceil_div(out.h, band);
+  const int band = int(ceil_div(int64_t{out.h}, wanted)), bands = ceil_div(out.h, band);
 #pragma omp parallel num_threads(threads)
   share_tasks(out.n * bands * runs, epilogue.moments || may_stay_in_caches(in, out, threads), [&](int64_t task) {
     const int first = int(task / runs % bands) * band;
@@ -104,10 +106,15 @@ void run_pixels(const PixelOutputPlan& plan, const Images& in, const float* filt
     float* mine = scratch + omp_get_thread_num() * plan.thread_floats();
     if (run.reading == Reading::IN_PLACE) {
       compute_in_place(plan, in, rows, run, filter, bias ? bias + run.lane : nullptr, epilogue, out);
-    } else if (run.reading == Reading::WIDENED) {
-      compute_widened(plan, in, rows, run, filter, bias, epilogue, out, mine);
-    } else {
-      compute_gathered(plan, in, rows, run, filter, bias, epilogue, out, mine);
+      return;
+    }
+    CopiedRows copied{in, prologue, rows.image, run, mine};
+    for (Band piece = rows; piece.first < rows.first + rows.rows; piece.first += plan.band) {
+      piece.rows = std::min(plan.band, rows.first + rows.rows - piece.first);
+      if (run.reading == Reading::COPIED)
+        compute_copied(plan, copied, piece, run, filter, bias, epilogue, out, mine + plan.gathered_inputs());
+      else
+        compute_gathered(plan, in, piece, run, filter, bias, prologue, epilogue, out, mine);
     }
   });
 }

@@ -10,8 +10,7 @@
 namespace depthwise {
 
 constexpr int64_t GATHERED_FLOATS = 16 * 1024;  // of an image's rows, gathered for one block of channels
-constexpr int64_t WIDENED_FLOATS = 48 * 1024;   // of rows in half precision, widened for WIDENED channels
-constexpr int WIDENED = 64;                     // channels at a time: whole cache lines of each pixel
+constexpr int64_t COPIED_FLOATS = 128 * 1024;   // of rows that are copied, for RUN channels: half of a core's L2
 
 // The outputs of one phase of the rows and one of the columns.
 template <class Loops>
@@ -21,10 +20,10 @@ struct PixelPhase {
   ptrdiff_t elements;  // offset of its part in each lane's packed filter
 };
 
-enum class Reading { IN_PLACE, WIDENED, GATHERED };
+enum class Reading { IN_PLACE, COPIED, GATHERED };
 
-// Neighbouring channels of a task: blocks that are read in place, blocks that are widened to floats, or one block that
-// is gathered.
+// Neighbouring channels of a task: blocks that are read in place, blocks that are copied, widened to floats and
+// normalized, or one block that is gathered.
 struct Run {
   int lane, blocks;
   Reading reading;
@@ -38,9 +37,9 @@ struct PixelPlan {
   PackedFilter filter;
   std::vector<PixelPhase<Loops>> phases;
   std::vector<Run> runs;
-  int band;  // output rows per gathered block
+  int band;  // output rows per gathered or copied block
 
-  // Return how many channels are gathered or widened at a time: 0 if all are read in place.
+  // Return how many channels are gathered or copied at a time: 0 if all are read in place.
   int copied_lanes() const {
     int most = 0;
     for (const Run& run : runs)
@@ -68,7 +67,7 @@ struct PixelPlan {
     const int64_t most = std::min(rows.inputs(ceil_div(band, rows.every) + 1), int64_t{in_height});
     return times(times(most, in_width), times(channels.group.in, copied_lanes()));
   }
-  // Return the floats of the rows of one gathered block, or of one row of widened blocks.
+  // Return the floats of the rows of one gathered block, or of one row of copied blocks.
   int64_t gathered_outputs() const {
     return copied_lanes() ? times(width, std::max(times(band, VL), int64_t{copied_lanes()})) : 0;
   }
@@ -79,7 +78,7 @@ struct PixelPlan {
 std::vector<Run> runs_of(int lanes, Reading reading) {
   std::vector<Run> runs;
   const int whole = reading == Reading::GATHERED ? 0 : lanes / VL;
-  const int most = (reading == Reading::WIDENED ? WIDENED : RUN) / VL, count = ceil_div(whole, most);
+  const int most = RUN / VL, count = ceil_div(whole, most);
   for (int i = 0, block = 0; i < count; ++i) {
     const int blocks = (whole - block) / (count - i);
     runs.push_back({block * VL, blocks, reading});
@@ -90,7 +89,8 @@ std::vector<Run> runs_of(int lanes, Reading reading) {
 }
 
 template <class Loops>
-PixelPlan<Loops> pixel_plan(const Geometry& g, const Axes& axes, const TensorArgument& in, const TensorArgument& out) {
+PixelPlan<Loops> pixel_plan(const Geometry& g, const Axes& axes, const TensorArgument& in, const TensorArgument& out,
+                            bool normalizes) {
   const auto& [rows, columns] = axes;
   const Channels channels = channels_of(g, in, out);
   PixelPlan<Loops> plan{channels, rows, columns, int(in.h), int(in.w), int(out.h), int(out.w),
@@ -100,13 +100,14 @@ PixelPlan<Loops> pixel_plan(const Geometry& g, const Axes& axes, const TensorArg
       plan.phases.push_back({down, across, {across.taps, columns.stride, across.step},
                              channels.group.in *
                                  elements_before(rows.classes, columns.classes, down.tap_class, across.tap_class)});
-  const bool neighbours = in.memory_format != CONTIGUOUS && channels.group.one_to_one(), is_half = in.element != FLOAT32;
+  const bool neighbours = in.memory_format != CONTIGUOUS && channels.group.one_to_one();
+  const bool is_copied = normalizes || in.element != FLOAT32;
   plan.runs = runs_of(channels.lanes(), !neighbours ? Reading::GATHERED
-                                        : is_half   ? Reading::WIDENED
+                                        : is_copied ? Reading::COPIED
                                                     : Reading::IN_PLACE);
   const int lanes = std::max(VL, plan.copied_lanes());
   const int64_t row = times(times(in.w, channels.group.in), lanes);
-  const int64_t inputs = std::max<int64_t>((lanes > VL ? WIDENED_FLOATS : GATHERED_FLOATS) / row - rows.extent, 0);
+  const int64_t inputs = std::max<int64_t>((lanes > VL ? COPIED_FLOATS : GATHERED_FLOATS) / row - rows.extent, 0);
   plan.band = int(std::clamp<int64_t>((inputs / rows.stride + 1) * rows.every, 1, out.h));
   return plan;
 }
@@ -117,28 +118,58 @@ INLINE Window from_row(Window window, int row) {
   return window;
 }
 
-// Call body(offset in the image, offset in the copy) for the pixels of rows [first, last) of widened channels.
+// Call body(offset in the image, offset in the copy) for the pixels of rows [first, last) of copied channels.
 template <class Body>
-INLINE void for_widened(const Images& x, int64_t image, const Run& run, int first, int last, Body body) {
+INLINE void for_copied(const Images& x, int64_t image, const Run& run, int first, int last, Body body) {
   ptrdiff_t copied = 0;
   for (int row = first; row < last; ++row)
     for (int column = 0; column < x.w; ++column, copied += run.blocks * VL)
       body(x.offset(image, run.lane, row, column), copied);
 }
 
-inline Window widen_rows(const Images& x, int64_t image, const Run& run, int first, int last, float* buffer) {
-  const ptrdiff_t column = run.blocks * VL;
-  x.data.visit([&](const auto* pixels) {
-    for_widened(x, image, run, first, last, [&](ptrdiff_t from, ptrdiff_t to) {
-      copy_elements(pixels + from, int(column), buffer + to);
-    });
-  });
-  return from_row({buffer, x.w * column, column}, first);
+// Copy rows [first, last) of a run, as floats, and normalize them.
+inline Window copy_rows(const Images& x, int64_t image, const Run& run, int first, int last, const Prologue& prologue,
+                        float* buffer) {
+  const ptrdiff_t column = run.blocks * VL, row = x.w * column;
+  for (int i = first; i < last; ++i) {
+    float* to = buffer + (i - first) * row;
+    const float* from = to;
+    if (prologue && x.data.type == FLOAT32)
+      from = x.at(image, run.lane, i, 0);
+    else
+      x.data.visit([&](const auto* pixels) {
+        for_copied(x, image, run, i, i + 1,
+                   [&](ptrdiff_t there, ptrdiff_t copied) { copy_elements(pixels + there, int(column), to + copied); });
+      });
+    if (prologue)
+      normalize_rows(prologue + run.lane, NO_PAIRS, from, from == to ? column : x.sw, int(column), x.w, to, column);
+  }
+  return from_row({buffer, row, column}, first);
 }
 
-// Gather rows [first, last) of a block of channels as [plane][row][column][VL].
+// The rows of a run that are copied, of which the last ones are kept for the next rows of outputs.
+struct CopiedRows {
+  const Images& x;
+  const Prologue& prologue;
+  int64_t image;
+  const Run& run;
+  float* buffer;
+  int first = 0, last = 0;
+
+  Window of(int next_first, int next_last) {
+    const ptrdiff_t row = ptrdiff_t(x.w) * run.blocks * VL;
+    const int begin = std::clamp(last, next_first, next_last);
+    if (begin > next_first && next_first > first)
+      std::memmove(buffer, buffer + (next_first - first) * row, (begin - next_first) * row * sizeof(float));
+    copy_rows(x, image, run, begin, next_last, prologue, buffer + (begin - next_first) * row);
+    first = next_first, last = next_last;
+    return from_row({buffer, row, ptrdiff_t(run.blocks) * VL}, first);
+  }
+};
+
+// Gather rows [first, last) of a block of channels as [plane][row][column][VL], and normalize them.
 inline Window gather_rows(const Channels& channels, const Images& x, int64_t image, int lane, int first, int last,
-                          float* buffer) {
+                          float* buffer, const Prologue& prologue = {}) {
   const int lanes = std::min(VL, channels.lanes() - lane);
   const ptrdiff_t row = ptrdiff_t(x.w) * VL;
   if (channels.group.one_to_one() && x.sw == 1)  // contiguous rows are gathered as one
@@ -149,6 +180,8 @@ inline Window gather_rows(const Channels& channels, const Images& x, int64_t ima
     for (int plane = 0; plane < channels.group.in; ++plane)
       fill_blocked(x, channels.group, lane, lanes, plane, {image, lane, first, 0, last - first, x.w},
                    buffer + plane * (last - first) * row);
+  if (prologue)  // of a channel for each lane
+    normalize_rows(prologue + lane, NO_PAIRS, buffer, VL, VL, int64_t(last - first) * x.w, buffer, VL);
   return from_row({buffer, row, VL}, first);
 }
 

@@ -118,6 +118,19 @@ static inline void fill_window(const Images& x, int64_t image, int channel, int 
   });
 }
 
+// Normalize the rows of a window that `fill_window` has filled, but not its padding.
+static inline void normalize_window(const Prologue& of_channel, const Images& x, int top, int rows,
+                                    PlanarColumns columns, const DepthwiseWindow& window, float* to) {
+  const int first = std::clamp(-top, 0, rows), last = columns.count ? std::clamp(x.h - top, first, rows) : first;
+  for (int residue = 0; residue < window.stride; ++residue) {
+    const int begin = ceil_div(std::max(0, columns.shift - residue), window.stride);
+    const int end = ceil_div(std::max(0, columns.shift + columns.count - residue), window.stride);
+    if (end > begin)
+      normalize_segments(of_channel, to + first * window.row() + residue * window.residue + begin, end - begin,
+                         last - first, window.row());
+  }
+}
+
 // Rows of one channel, or block of channels, of an image.
 struct Band {
   int64_t image;

@@ -10,6 +10,7 @@ namespace {
 
 struct LoopNest {
   static constexpr Element LAST_ELEMENT = FLOAT64;
+  static constexpr bool NORMALIZES = false;
 
   static void require(const Stage& stage) {
     const Geometry& g = stage.geometry;

@@ -1,8 +1,6 @@
 // Activations of vectors, and what they make of gradients. Comparisons leave NaN as it is, as torch's do.
 #pragma once
 
-#include <limits>
-
 #include "common/functions.h"
 #include "normalization/lines.h"
 
@@ -38,31 +36,30 @@ enum Kind { CLAMPED, LEAKY, SMOOTH, MASKED };
 
 // One function of each kind: with bounds, of which NaN is none; with a slope below zero; smooth; or whose derivative is
 // 1 where a bit of a mask is set, elsewhere the slope.
-template <Kind KIND, int64_t FUNCTION = IDENTITY>
+template <Kind OF_KIND, int64_t FUNCTION = IDENTITY>
 struct Activation {
-  float least = std::numeric_limits<float>::quiet_NaN(), most = least, slope;
+  static constexpr Kind KIND = OF_KIND;
+  float slope;
 
-  explicit Activation(const Norm& norm) : slope(norm.function == LEAKY_RELU ? float(norm.slope) : 0) {
-    if (norm.function == RELU || norm.function == RELU6) least = 0;
-    if (norm.function == RELU6) most = 6;
-  }
+  explicit Activation(const Norm& norm) : slope(norm.function == LEAKY_RELU ? float(norm.slope) : 0) {}
 
   INLINE_MEMBER Vec value(Vec z) const {
     if constexpr (KIND == LEAKY) return z > 0 ? z : z * slope;
-    if constexpr (KIND == SMOOTH) return computed<FUNCTION>(z, 0);
-    z = z <= least ? broadcast(least) : z;
-    return z >= most ? broadcast(most) : z;
+    return computed<FUNCTION>(z, 0);
   }
 
   INLINE_MEMBER Lanes passes(Vec z) const {
     if constexpr (KIND == LEAKY) return z > 0;
-    return ~((z <= least) | (z >= most));
+    if constexpr (FUNCTION == RELU) return ~(z <= 0);
+    if constexpr (FUNCTION == RELU6) return ~((z <= 0) | (z >= 6));
+    return ~Lanes{};
   }
 
   // Return dz; passed: bits of a mask if it is of the kind MASKED.
   INLINE_MEMBER Vec gradient(Vec dy, Vec z, Lanes passed) const {
     if constexpr (KIND == SMOOTH) return dy * derivative<FUNCTION>(z);
     if constexpr (KIND == LEAKY) return z > 0 ? dy : dy * slope;
+    if constexpr (KIND == CLAMPED && FUNCTION == IDENTITY) return dy;
     if constexpr (KIND == CLAMPED) passed = passes(z);
     const Vec stopped = KIND == MASKED && slope != 0 ? dy * slope : Vec{};
     return passed ? dy : stopped;
@@ -74,9 +71,9 @@ template <class Body>
 void with_activation(const Norm& norm, bool is_masked, Body body) {
   if (is_masked) return body(Activation<MASKED>(norm));
   switch (norm.function) {
-    case IDENTITY:
-    case RELU:
-    case RELU6: return body(Activation<CLAMPED>(norm));
+    case IDENTITY: return body(Activation<CLAMPED>(norm));
+    case RELU: return body(Activation<CLAMPED, RELU>(norm));
+    case RELU6: return body(Activation<CLAMPED, RELU6>(norm));
     case LEAKY_RELU: return body(Activation<LEAKY>(norm));
     case SILU: return body(Activation<SMOOTH, SILU>(norm));
     case HARD_SWISH: return body(Activation<SMOOTH, HARD_SWISH>(norm));

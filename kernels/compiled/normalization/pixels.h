@@ -7,12 +7,8 @@
 
 namespace normalization {
 
-INLINE double total(Vec value) {
-  const Halves halves(value);
-  const Doubles both = halves.low + halves.high;
-  double sum = 0;
-  for (int i = 0; i < VL / 2; ++i) sum += both[i];
-  return sum;
+inline Line pixel_line(const Norm& norm, int64_t pixel) {
+  return {pixel, 0, pixel * norm.c, pixel * mask_bytes(norm.c), norm.c, norm.c, 1};
 }
 
 // Call body(pixel, part) for all pixels, and then end(part).
@@ -71,13 +67,13 @@ void normalize_pixels(const Norm& norm, const Operands& operands, Function funct
   const PixelCoefficients with(norm, operands);
   const auto end = [](int) { end_streams(); };
   each_pixel(norm, [&](int64_t pixel, int) {
-    const ptrdiff_t first = pixel * norm.c;
-    const T* const x = operands.x.as<T>() + first;
-    const T* const added = operands.added ? operands.added.as<T>() + first : nullptr;
-    T* const y = operands.y.as<T>() + first;
-    uint8_t* const mask = operands.mask ? operands.mask.as<uint8_t>() + pixel * mask_bytes(norm.c) : nullptr;
+    const Line line = pixel_line(norm, pixel);
+    const T* const x = operands.x.as<T>() + line.first;
+    const T* const added = operands.added ? operands.added.as<T>() + line.first : nullptr;
+    T* const y = operands.y.as<T>() + line.first;
+    uint8_t* const mask = operands.mask ? operands.mask.as<uint8_t>() + line.mask : nullptr;
     const float mean = operands.mean.as<float>()[pixel], inverse = operands.inverse.as<float>()[pixel];
-    const bool is_streamed = streams(norm.c, y, operands.y.bytes);
+    const bool is_streamed = streams(line, y, operands.y.bytes);
     each_vector(norm.c, norm.c, [&](auto, ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
       Vec z = (load_first(x + i, lanes) - mean) * inverse * with.weight(i, lanes) + with.bias(i, lanes);
       if (added) z += load_first(added + i, lanes);
@@ -99,7 +95,8 @@ void differentiate_pixels(const Norm& norm, const Operands& operands, Function f
     end_streams();
   };
   each_pixel(norm, [&](int64_t pixel, int part) {
-    const Read<T> read(Line{0, pixel * norm.c, ptrdiff_t(pixel * mask_bytes(norm.c)), norm.c}, operands);
+    const Line line = pixel_line(norm, pixel);
+    const Read<T> read(line, operands);
     const float mean = operands.mean.as<float>()[pixel], inverse = operands.inverse.as<float>()[pixel];
     float *const of_weight = floats.of(part), *const of_bias = of_weight + padded;
     const auto terms_at = [&](ptrdiff_t i, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
@@ -123,7 +120,7 @@ void differentiate_pixels(const Norm& norm, const Operands& operands, Function f
     const float offset = float(-scale * total(sum)), slope = float(-scale * inverse * inverse * total(product));
     T* const dx = operands.dx ? operands.dx.as<T>() + pixel * norm.c : nullptr;
     T* const dadded = operands.dadded ? operands.dadded.as<T>() + pixel * norm.c : nullptr;
-    const bool is_streamed = streams(norm.c, dx ? dx : dadded, operands.x.bytes);
+    const bool is_streamed = streams(line, dx ? dx : dadded, operands.x.bytes);
     each_vector(norm.c, norm.c, [&](auto, ptrdiff_t i, ptrdiff_t, int lanes, ptrdiff_t bits) INLINE_LAMBDA {
       const Terms terms = terms_at(i, lanes, bits);
       if (dadded) write(dadded + i, terms.dz, lanes, is_streamed);

@@ -30,6 +30,21 @@ struct Halves {
   }
 };
 
+INLINE double total(Doubles value) {
+  double sums[VL / 2];
+  std::memcpy(sums, &value, sizeof value);
+#pragma GCC unroll 4
+  for (int half = VL / 4; half > 0; half /= 2)
+#pragma GCC unroll 4
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  return sums[0];
+}
+
+INLINE double total(Vec value) {
+  const Halves halves(value);
+  return total(halves.low + halves.high);
+}
+
 // Return a vector with zeros behind the first lanes.
 INLINE Vec first_of(Vec value, int lanes) {
   Lanes index;
@@ -65,37 +80,41 @@ INLINE void flush(float* from, int64_t count, double* to) {
   }
 }
 
-// Coefficients of the elements of a period: y = function((x - mean) * scale + bias), and with dz, what the function
-// makes of dy, dx = dz * scale + (x - mean) * slope + offset.
+// Coefficients of entries: y = function((x - mean) * scale + bias), and with dz, what the function makes of dy,
+// dx = dz * scale + (x - mean) * slope + offset.
 struct Coefficients {
   enum { COUNT = 5 };
   float *mean, *scale, *bias, *slope, *offset;
-  ptrdiff_t keep;  // of the bits of a place in the period: none if they have a single value
 
-  static ptrdiff_t kept(const Layout& layout) { return layout.is_last ? -1 : 0; }
-
-  Coefficients(const Layout& layout, float* floats) : keep(kept(layout)) {
-    for (float** const each : {&mean, &scale, &bias, &slope, &offset}) *each = floats, floats += layout.padded();
+  Coefficients(int64_t entries, float* floats) {
+    for (float** const each : {&mean, &scale, &bias, &slope, &offset}) *each = floats, floats += entries;
   }
 };
 
 template <int COUNT>
 using Periods = std::integral_constant<int, COUNT>;
+constexpr ptrdiff_t MANY = 4;  // periods at a time, so that coefficients and sums are read once for all
+
+// Return whether a tensor is so large that none of it would be in the caches when it is read again.
+inline bool is_large(int64_t bytes) { return bytes >= 8 << 20; }
+
+// Return whether so much is read beside that it may come from memory.
+inline bool is_fetched(int64_t bytes) { return bytes >= 4 << 20; }
 
 // Fetch the vectors of the next periods, in their order in memory, of which processors foresee only one at a time.
 template <class T>
 INLINE void prefetch(const T* next, int periods) {
+#pragma GCC unroll 4
   for (int period = 0; period < periods; ++period) __builtin_prefetch(next + period * VL);
 }
 
-// Call body(periods, index, i, lanes, bits) for the vectors of a line, with the index of their first element, its place in
-// the period, and that of its bits: of some periods at a time, of which each is `width` elements behind the one before,
-// so that coefficients and sums are read once for all. Of the next ones, `prefetch` may get those from index + (periods -
-// 1) * i + periods * width on. Of long periods, whose coefficients and sums would not stay in the
-// first-level cache, it is some columns after others.
+// Call body(periods, index, i, lanes, bits) for the vectors of lines of periods, with the index of their first element,
+// its place in the period, and that of its bits: of some periods at a time, of which each is `width` elements behind
+// the one before. Of the next ones, `prefetch` may get those from index + (periods - 1) * i + periods * width on. Of
+// long periods, whose coefficients and sums would not stay in the first-level cache, it is some columns after others.
 template <class Body>
 INLINE void each_vector(ptrdiff_t count, ptrdiff_t width, Body body) {
-  constexpr ptrdiff_t COLUMNS = 1024, MANY = 4;
+  constexpr ptrdiff_t COLUMNS = 1024;
   const ptrdiff_t bits_of_period = mask_bytes(width);
   for (ptrdiff_t column = 0; column < width; column += COLUMNS) {
     ptrdiff_t first = 0, bits = 0;
@@ -114,6 +133,40 @@ INLINE void each_vector(ptrdiff_t count, ptrdiff_t width, Body body) {
       if (i < end) body(Periods<1>(), first + i, i, int(end - i), bits + i / VL * MASK_BYTES);
     }
   }
+}
+
+// How the lines of a call are read. With the channels last, the elements of a period have an entry each: their
+// coefficients and sums are in memory. Otherwise a line has a single one, and its vectors are its periods.
+template <bool LAST>
+struct Reading {
+  static constexpr bool IS_LAST = LAST;
+  const ptrdiff_t width, bits_of_period;
+
+  explicit Reading(const Layout& layout)
+      : width(IS_LAST ? layout.width : VL), bits_of_period(IS_LAST ? mask_bytes(width) : MASK_BYTES) {}
+
+  INLINE_MEMBER Vec load(const float* coefficients, ptrdiff_t i) const {
+    return ::load(coefficients + (IS_LAST ? i : 0));
+  }
+
+  template <class Body>
+  INLINE_MEMBER void each_vector(const Layout& layout, const Line& line, Body body) const {
+    if constexpr (IS_LAST) return normalization::each_vector(line.count, width, body);
+    for (ptrdiff_t plane = 0; plane < line.planes; ++plane) {
+      const ptrdiff_t first = plane * line.stride, bits = plane * layout.channels * layout.plane_mask;
+      ptrdiff_t i = 0;
+      for (; i + MANY * VL <= line.count; i += MANY * VL)
+        body(Periods<MANY>(), first + i, 0, VL, bits + i / VL * MASK_BYTES);
+      for (; i < line.count; i += VL)
+        body(Periods<1>(), first + i, 0, int(std::min<ptrdiff_t>(VL, line.count - i)), bits + i / VL * MASK_BYTES);
+    }
+  }
+};
+
+// Call body with the reading of a layout, of a type that is a constant.
+template <class Body>
+void with_reading(const Layout& layout, Body body) {
+  layout.is_last ? body(Reading<true>(layout)) : body(Reading<false>(layout));
 }
 
 }  // namespace normalization

@@ -6,8 +6,8 @@
 
 namespace normalization {
 
-// Two sums, in double, of each place in the period of each row. A thread adds to a slot of its own, in the order of
-// lines, and slots are added in the order of threads: with the same number of threads, the same bits.
+// Two sums, in double, of each entry of each unit. A thread adds to a slot of its own, in the order of lines, and slots
+// are added in the order of threads: with the same number of threads, the same bits.
 class Sums {
  public:
   Sums(const Layout& layout, int threads)
@@ -15,7 +15,7 @@ class Sums {
         size(layout.padded()),
         layout_(layout),
         threads_(threads),
-        slots_(times(layout.rows, is_whole ? threads : plus(layout.units, threads)), 2 * size) {}
+        slots_(is_whole ? threads : plus(layout.units, threads), 2 * size) {}
 
   const bool is_whole;
   const int64_t size;
@@ -23,31 +23,27 @@ class Sums {
   // Return the first line of a thread's share.
   int64_t begin(int thread) const { return thread * layout_.all_lines() / threads_; }
 
-  // Return a thread's slot of a row.
-  double* slot(int64_t row, int thread) {
-    const int64_t unit = is_whole ? thread : row / layout_.rows + thread;
-    return slots_.of(unit * layout_.rows + row % layout_.rows);
-  }
+  // Return a thread's slot of a unit.
+  double* slot(int64_t unit, int thread) { return slots_.of(is_whole ? thread : unit + thread); }
 
-  // Return the sums of a row: after `merge`, those of its channels.
-  double* of(int64_t row, int thread) { return slot(row, is_whole ? thread : owner(row / layout_.rows * layout_.lines)); }
+  // Return the sums of a unit: after `merge`, those of its channels.
+  double* of(int64_t unit, int thread) { return slot(unit, is_whole ? thread : owner(unit * layout_.lines)); }
 
-  void merge(int64_t row, int thread) {
-    const int64_t first = row / layout_.rows * layout_.lines, channels = layout_.channels_of_row();
-    double* const total = of(row, thread);
+  // Add the slots of some channels of a unit, and then their places in the period.
+  void merge(int64_t unit, int thread, int64_t begin, int64_t end) {
+    const int64_t first = unit * layout_.lines, repeats = layout_.is_last ? layout_.width / layout_.channels : 1;
+    double* const total = of(unit, thread);
     for (int part = owner(first) + 1; !is_whole && part <= owner(first + layout_.lines - 1); ++part)
-      for (int64_t i = 0; i < 2 * size; ++i) total[i] += slot(row, part)[i];
-    for (int64_t repeats = layout_.width / channels, half; repeats > 1; repeats = half) {
-      half = (repeats + 1) / 2;
+      for (int64_t half = 0; half < 2 * size; half += size)
+        for (int64_t repeat = 0; repeat < repeats; ++repeat)
+          for (int64_t i = half + repeat * layout_.channels + begin; i < half + repeat * layout_.channels + end; ++i)
+            total[i] += slot(unit, part)[i];
+    for (int64_t repeat = 1; repeat < repeats; ++repeat)
       for (double* const sums : {total, total + size})
-        for (int64_t i = 0; i < (repeats - half) * channels; ++i) sums[i] += sums[half * channels + i];
-    }
+        for (int64_t i = begin; i < end; ++i) sums[i] += sums[repeat * layout_.channels + i];
   }
 
-  void clear(int64_t unit, int thread) {
-    for (int64_t row = unit * layout_.rows; row < (unit + 1) * layout_.rows; ++row)
-      std::fill_n(slot(row, thread), 2 * size, 0.0);
-  }
+  void clear(int64_t unit, int thread) { std::fill_n(slot(unit, thread), 2 * size, 0.0); }
 
  private:
   int owner(int64_t line) const { return int(((line + 1) * threads_ - 1) / layout_.all_lines()); }
@@ -57,23 +53,26 @@ class Sums {
   Parts<double> slots_;
 };
 
-// Call reduce(line, part) for all lines, finish(unit, part) for all units, whose sums are merged, and then
-// apply(line, part) for all lines in reverse: those that were read last are in the caches. Each thread has a part.
+// Call reduce(line, part) for all lines, finish(unit, set, begin, end, part) for the entries of all sets, whose sums
+// are merged, and then apply(line, part) for all lines in reverse: those that were read last are in the caches. Each
+// thread has a part.
 template <class Reduce, class Finish, class Apply>
 void each_unit(const Layout& layout, Sums& sums, int threads, Reduce reduce, Finish finish, Apply apply) {
-  const int64_t of_unit = layout.lines;
-  const auto finish_unit = [&](int64_t unit, int part) {
-    for (int64_t row = unit * layout.rows; row < (unit + 1) * layout.rows; ++row) sums.merge(row, part);
-    finish(unit, part);
+  const int64_t of_unit = layout.lines, of_set = (layout.is_last ? layout.channels : layout.entries) / layout.sets;
+  const auto finish_sets = [&](int64_t unit, int64_t first, int64_t last, int part) {
+    for (int64_t set = first; set < last; ++set) {
+      sums.merge(unit, part, set * of_set, (set + 1) * of_set);
+      finish(unit, set, set * of_set, (set + 1) * of_set, part);
+    }
   };
 #pragma omp parallel num_threads(threads)
   if (sums.is_whole) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int part = 0; part < threads; ++part) {
       for (int64_t unit = part * layout.units / threads; unit < (part + 1) * layout.units / threads; ++unit) {
         sums.clear(unit, part);
         for (int64_t i = 0; i < of_unit; ++i) reduce(layout.line(unit * of_unit + i), part);
-        finish_unit(unit, part);
+        finish_sets(unit, 0, layout.sets, part);
         for (int64_t i = of_unit; i-- > 0;) apply(layout.reversed(unit * of_unit + i), part);
       }
       end_streams();
@@ -83,10 +82,10 @@ void each_unit(const Layout& layout, Sums& sums, int threads, Reduce reduce, Fin
     for (int part = 0; part < threads; ++part)
       for (int64_t i = sums.begin(part); i < sums.begin(part + 1); ++i) reduce(layout.line(i), part);
 #pragma omp for schedule(static)
-    for (int part = 0; part < threads; ++part)
-      for (int64_t unit = part * layout.units / threads; unit < (part + 1) * layout.units / threads; ++unit)
-        finish_unit(unit, part);
-#pragma omp for schedule(static)
+    for (int part = 0; part < threads; ++part)  // an equal share of the sets of each unit
+      for (int64_t unit = 0; unit < layout.units; ++unit)
+        finish_sets(unit, part * layout.sets / threads, (part + 1) * layout.sets / threads, part);
+#pragma omp for schedule(static) nowait
     for (int part = 0; part < threads; ++part) {
       for (int64_t i = sums.begin(part + 1); i-- > sums.begin(part);) apply(layout.reversed(i), part);
       end_streams();

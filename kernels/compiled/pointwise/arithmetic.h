@@ -27,7 +27,7 @@ struct Arithmetic {
   static void add_dot_products(const FilterGradient& f, const GradientTask& task, const float* x, float* dy, float* dw);
 
   // Add pixels [first, first + count) to dw, read in place (FilterGradient::reads_in_place). Only of Singles.
-  static void add_rows_in_place(const FilterGradient& f, int64_t first, int count, float* dw);
+  static void add_rows_in_place(const FilterGradient& f, int64_t first, int count, float* normalized, float* dw);
 };
 
 extern template struct Arithmetic<Singles>;

@@ -25,9 +25,10 @@ struct FilterGradient {
   int threads;
   int step;  // pixels: two if they are multiplied in pairs
   int k_block, chunk, c_block;
+  Prologue prologue;  // of x
 
-  FilterGradient(const Images& of_x, const Images& of_dy, int thread_count)
-      : x(of_x), dy(of_dy), threads(thread_count) {
+  FilterGradient(const Images& of_x, const Images& of_dy, int thread_count, const Prologue& before = {})
+      : x(of_x), dy(of_dy), threads(thread_count), prologue(before) {
     step = x.data.type == BFLOAT16 && multiplies_pairs() ? 2 : 1;
     k_block = pixels_are_rows() ? ROW_CHANNELS : 4 * DOT_ROWS;
     chunk = choose_chunk();
@@ -54,7 +55,8 @@ struct FilterGradient {
   }
   int64_t chunk_in_place() const {
     constexpr int64_t FLOATS = 12 * 1024;  // of L2, since the next chunk arrives there during this one
-    return std::max<int64_t>(16, FLOATS / (x.c + dy.c));
+    const int64_t most = std::max<int64_t>(16, FLOATS / (x.c + dy.c));
+    return prologue ? std::min(most, (x_floats() - VL) / x.c) : most;  // normalized pixels have a chunk's room
   }
   // Return how many of the last pixels are copied all the same, since their vectors would end past the images.
   int64_t pixels_after_place() const { return ceil_div(VL, std::min(x.c, dy.c)); }
@@ -115,10 +117,21 @@ inline void copy_x(const FilterGradient& f, const Images& x, int64_t first, int 
                    float* to) {
   const Images part = channels_of(x, channel, std::min(channels, x.c - channel));
   float* at = to + ptrdiff_t(channel) * f.chunk;
-  if (f.pixels_are_rows()) return copy_pixels(f, part, first, count, at);
-  for (int c = 0; c < part.c; c += DOT_COLUMNS)
-    copy_chunk_planes(f, channels_of(part, c, std::min(DOT_COLUMNS, part.c - c)), first, count, DOT_COLUMNS,
-                      at + ptrdiff_t(c) * f.chunk);
+  const PairsOf pairs = f.step == 2 ? PAIRS_OF_PIXELS : NO_PAIRS;
+  const int steps = ceil_div(count, f.step);
+  if (f.pixels_are_rows()) {
+    copy_pixels(f, part, first, count, at);
+    for (int c = 0; c < (f.prologue ? part.c : 0); c += VL, at += ptrdiff_t(f.chunk) * VL)
+      normalize_rows(f.prologue + (channel + c), pairs, at, VL, VL, steps, at, VL);
+    return;
+  }
+  for (int c = 0; c < part.c; c += DOT_COLUMNS) {
+    const int columns = std::min(DOT_COLUMNS, part.c - c);
+    float* planes = at + ptrdiff_t(c) * f.chunk;
+    copy_chunk_planes(f, channels_of(part, c, columns), first, count, DOT_COLUMNS, planes);
+    if (f.prologue)
+      normalize_planes(f.prologue + (channel + c), pairs, planes, columns, blocks_of(steps), DOT_COLUMNS);
+  }
 }
 
 // Add the pixels [begin, end) to dw: the share of thread `rank` in a team of `size` threads, all of which call this.
@@ -149,10 +162,11 @@ inline void add_pixels(const FilterGradient& f, int64_t begin, int64_t end, int 
 }
 
 // Add the pixels [begin, end) to dw, except the last ones that cannot be read in place. Return the first of those.
-inline int64_t add_pixels_in_place(const FilterGradient& f, int64_t begin, int64_t end, float* dw) {
+// normalized: room for a chunk of x.
+inline int64_t add_pixels_in_place(const FilterGradient& f, int64_t begin, int64_t end, float* normalized, float* dw) {
   const int64_t last = std::max(begin, std::min(end, f.pixels() - f.pixels_after_place()));
   for (const int64_t chunk = f.chunk_in_place(); begin < last; begin = std::min(begin + chunk, last))
-    Arithmetic<Singles>::add_rows_in_place(f, begin, int(std::min(chunk, last - begin)), dw);
+    Arithmetic<Singles>::add_rows_in_place(f, begin, int(std::min(chunk, last - begin)), normalized, dw);
   return last;
 }
 
@@ -174,8 +188,9 @@ inline void add_gradient(const FilterGradient& f, const Elements& dw, float* cop
       for (int64_t part = 0; part < parts; ++part) {
         int64_t begin = pixels * part / parts;
         const int64_t end = pixels * (part + 1) / parts;
-        if (f.reads_in_place()) begin = add_pixels_in_place(f, begin, end, sums_of(part));
-        add_pixels(f, begin, end, 0, 1, scratch + part * f.x_floats(), dy, sums_of(part));
+        float* x = scratch + part * f.x_floats();
+        if (f.reads_in_place()) begin = add_pixels_in_place(f, begin, end, x, sums_of(part));
+        add_pixels(f, begin, end, 0, 1, x, dy, sums_of(part));
       }
     }
   }

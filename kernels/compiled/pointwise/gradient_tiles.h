@@ -102,9 +102,13 @@ INLINE void prefetch_part(const float* from, ptrdiff_t count, int part, int part
 }
 
 template <class Step>
-void Arithmetic<Step>::add_rows_in_place(const FilterGradient& f, int64_t first, int count, float* dw) {
+void Arithmetic<Step>::add_rows_in_place(const FilterGradient& f, int64_t first, int count, float* normalized,
+                                         float* dw) {
   if constexpr (Step::NUMBERS == 1) {
     const float* x = f.x.floats() + first * f.x.sw;
+    const float* right = f.prologue ? normalized : x;
+    const ptrdiff_t right_row = f.prologue ? f.x.c : f.x.sw;
+    if (f.prologue) normalize_rows(f.prologue, NO_PAIRS, x, f.x.sw, f.x.c, count, normalized, right_row);
     const float* dy = f.dy.floats() + first * f.dy.sw;
     const ptrdiff_t x_floats = count * ptrdiff_t(f.x.sw), dy_floats = count * ptrdiff_t(f.dy.sw);
     const int column_blocks = blocks_of(f.x.c);
@@ -118,10 +122,10 @@ void Arithmetic<Step>::add_rows_in_place(const FilterGradient& f, int64_t first,
         prefetch_part(dy + dy_floats, dy_floats, tile, tiles);
         const MatrixPlace to{dw + ptrdiff_t(k) * f.x.c + c, f.x.c, f.dy.c - k, f.x.c - c};
         register_sums<MR_TRANSPOSED, VECTORS, Step>(
-            Layout<1, AT_RUN_TIME>{1, f.dy.sw}, [&](int) { return dy + k; }, 1, count, x + c, VL,
+            Layout<1, AT_RUN_TIME>{1, f.dy.sw}, [&](int) { return dy + k; }, 1, count, right + c, VL,
             [&](TileSums<MR_TRANSPOSED, VECTORS> sum)
                 INLINE_LAMBDA { add_outer_tile<MR_TRANSPOSED, VECTORS>(sum, to); },
-            f.x.sw);
+            right_row);
       }
     });
   }

@@ -32,6 +32,8 @@ void pack_lanes(const FilterView& view, int first_block, bool of_pairs, float* p
 }
 
 struct Pointwise : TakesImages {
+  static constexpr bool NORMALIZES = true;
+
   static void require(const Stage& stage) {
     TakesImages::require(stage);
     const Geometry& g = stage.geometry;
@@ -67,6 +69,7 @@ struct Pointwise : TakesImages {
       Product of_i = product;
       of_i.in = product.in.group(i);
       of_i.out.whole = product.out.whole.group(i);
+      of_i.prologue = slice.prologue + i * (slice.x.c / slice.geometry.groups);
       multiply(of_i, slice.prepared + i * of_group, offsets ? offsets + i * product.channels() : nullptr,
                slice.epilogue, scratch);
     }
@@ -77,7 +80,8 @@ struct Pointwise : TakesImages {
     const FilterGradient gradient = gradient_of(slice);
     float* const scratch = slice.scratch(bytes_of(gradient.scratch_floats()));
     for (int64_t i = 0; i < slice.geometry.groups; ++i)
-      add_gradient({gradient.x.group(i), gradient.dy.group(i), slice.thread_count()},
+      add_gradient({gradient.x.group(i), gradient.dy.group(i), slice.thread_count(),
+                    slice.prologue + i * (slice.x.c / slice.geometry.groups)},
                    slice.w.elements() + i * filter_floats(slice), slice.prepared + i * floats_of_group(slice), scratch);
   }
 
@@ -117,8 +121,8 @@ struct Pointwise : TakesImages {
   static Product product_of(const Stage& stage) {
     const Geometry& g = stage.geometry;
     const Images x = images_of(stage.x, stage), y = images_of(stage.y, stage);
-    if (stage.backward_data()) return Product(y, {x, g.stride_h, g.stride_w}, stage.thread_count());
-    return Product(every(x, g.stride_h, g.stride_w), {y, 1, 1}, stage.thread_count());
+    if (stage.backward_data()) return Product(y, {x, g.stride_h, g.stride_w}, stage.thread_count(), false);
+    return Product(every(x, g.stride_h, g.stride_w), {y, 1, 1}, stage.thread_count(), stage.normalizes);
   }
 
   static FilterGradient gradient_of(const Stage& stage) {

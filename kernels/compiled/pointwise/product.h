@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/matmul.h"
+#include "common/prologue.h"
 #include "common/tasks.h"
 #include "pointwise/arithmetic.h"
 #include "pointwise/pixels.h"
@@ -59,9 +60,12 @@ struct Product {
   Images in;
   Spread out;
   int threads;
+  bool normalizes;  // what is read
+  Prologue prologue = {};
   bool of_pairs = false;
 
-  Product(const Images& read, const Spread& written, int thread_count) : in(read), out(written), threads(thread_count) {
+  Product(const Images& read, const Spread& written, int thread_count, bool normalizes_read)
+      : in(read), out(written), threads(thread_count), normalizes(normalizes_read) {
     of_pairs = in.data.type == BFLOAT16 && in.c % 2 == 0 && multiplies_pairs();
     if (of_pairs) in = pairs_of_channels(in);
   }
@@ -90,7 +94,16 @@ struct Product {
   }
   // Pairs are multiplied faster than the lines of a tile's rows arrive unforeseen; a copy prefetches them.
   bool copies_input() const {
-    return of_pairs || widens() || !pixels_are_rows() || !is_one_row(in) || rows_share_cache_sets();
+    return of_pairs || widens() || !pixels_are_rows() || !is_one_row(in) ||
+           (normalizes ? blocks() > blocks_in_cache() : rows_share_cache_sets());
+  }
+  // Return whether the pixels of each register tile are normalized when it is computed, not all of a range before.
+  bool normalizes_tiles() const { return normalizes && !copies_input(); }
+
+  // Return as many blocks of result channels as let the filter's part for them stay in L1.
+  int blocks_in_cache() const {
+    constexpr int L1_FLOATS = 6 * 1024;
+    return std::max(1, L1_FLOATS / (NV * VL * steps())) * NV;
   }
 
   // Return whether the rows of a register tile, read in place, would displace one another from L1: caches map addresses
@@ -143,7 +156,9 @@ struct Product {
   }
 
   // Sizes per thread: copied pixels, then results before they are written.
-  int64_t input_floats(const Cut& cut) const { return copies_input() ? times(cut.pixels, steps()) : 0; }
+  int64_t input_floats(const Cut& cut) const {
+    return copies_input() || normalizes ? times(copies_input() ? cut.pixels : PIXEL_ROWS, steps()) : 0;
+  }
   int64_t result_floats(const Cut& cut) const {
     return buffers_result() ? times(cut.pixels, int64_t(cut.blocks) * VL) : 0;
   }

@@ -169,18 +169,27 @@ void multiply_pixels_of(const Product& p, const ProductTask& task, int first_ste
   const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
   const Images in = channels_of(p.in, first_step, steps);
   const bool copies = p.copies_input();
+  const PairsOf pairs = p.of_pairs ? PAIRS_OF_CHANNELS : NO_PAIRS;
+  const Prologue prologue = p.prologue + (p.of_pairs ? 2 : 1) * ptrdiff_t(first_step);
+  const bool normalizes_tiles = p.normalizes_tiles();
   if (copies) copy_rows(in, task.first, task.count, input);
+  if (copies && prologue) normalize_rows(prologue, pairs, input, in.c, in.c, task.count, input, in.c);
   const float* a = copies ? input : in.floats() + task.first * in.sw;
   const ptrdiff_t a_row = copies ? in.c : in.sw;
-  // As many columns at a time as the filter's part for them stays in L1: results are written in long runs.
-  constexpr int L1_FLOATS = 6 * 1024;
-  const int blocks = task.last_block - task.first_block, together = std::max(1, L1_FLOATS / (NV * VL * steps)) * NV;
+  // Results are written in long runs.
+  const int blocks = task.last_block - task.first_block, together = p.blocks_in_cache();
   constexpr int FLOATS_AHEAD = 4 * 1024, NARROWEST = 64;  // processors foresee narrow pixels: few rows are one stream
   const ptrdiff_t ahead = copies || a_row < NARROWEST ? 0 : std::max<ptrdiff_t>(PIXEL_ROWS, FLOATS_AHEAD / a_row);
   const bool fetches = results.data && !results.streams;
   for (int begin = 0; begin < blocks; begin += together)
     for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) INLINE_LAMBDA {
       if (ahead && begin == 0) prefetch_later(a + (first + ahead) * a_row, rows * a_row);
+      const float* left = a + first * a_row;
+      if (normalizes_tiles) {
+        normalize_rows(prologue, NO_PAIRS, left, a_row, in.c, rows, input, in.c);
+        left = input;
+      }
+      const ptrdiff_t left_row = normalizes_tiles ? in.c : a_row;
       for_column_blocks(std::min(together, blocks - begin), [&](auto vectors, int block) INLINE_LAMBDA {
         const int column = (begin + block) * VL, channel = task.first_block * VL + column;
         const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
@@ -192,7 +201,7 @@ void multiply_pixels_of(const Product& p, const ProductTask& task, int first_ste
         if (fetches)  // the results of the next pixels
           for (int i = 0; i < rows; ++i)
             prefetch_later(to.data + (PIXEL_ROWS + i) * results.row, vectors.value * VL);
-        pixels_tile_of<ADDS_MOMENTS, PIXEL_ROWS, vectors.value, Step>(rows, steps, a + first * a_row, a_row, b,
+        pixels_tile_of<ADDS_MOMENTS, PIXEL_ROWS, vectors.value, Step>(rows, steps, left, left_row, b,
                                                                       ptrdiff_t(p.in.c) * VL, to, finish);
       });
     });
@@ -211,6 +220,9 @@ void Arithmetic<Step>::multiply_channels(const Product& p, const ProductTask& ta
                                          const float* packed, const float* bias, float* input, const Results& results) {
   const Epilogue* epilogue = results.after(first_step + steps == p.in.c);
   copy_planes(channels_of(joined_rows(p.in), first_step, steps), task.first, task.count, steps, input);
+  if (p.prologue)
+    normalize_planes(p.prologue + (p.of_pairs ? 2 : 1) * ptrdiff_t(first_step),
+                     p.of_pairs ? PAIRS_OF_CHANNELS : NO_PAIRS, input, steps, blocks_of(task.count), steps);
   for (int row = 0; row < (task.last_block - task.first_block) * VL; row += MR_TRANSPOSED) {
     const int channel = task.first_block * VL + row;
     if (channel >= p.channels()) return;

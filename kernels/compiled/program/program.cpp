@@ -11,7 +11,8 @@ namespace {
 
 int64_t convolve(const Step& step, char* const* bases) {
   const auto at = [&](const Place& place) { return place.in<char>(bases); };
-  EpilogueArgument epilogue{nullptr, 0, step.operation, nullptr, 0};
+  EpilogueArgument epilogue{};
+  epilogue.activation = step.operation;
   require_bytes("prepared", step.numbers[0], step.stage->prepared_bytes);
   require_bytes("scratch", step.numbers[1], step.stage->scratch_bytes);
   if (step.other.c) {

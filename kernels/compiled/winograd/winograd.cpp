@@ -93,6 +93,7 @@ const Winograd& winograd_of(const Stage& stage) {
 
 struct CompiledWinograd {
   static constexpr Element LAST_ELEMENT = FLOAT16;
+  static constexpr bool NORMALIZES = false;
 
   static void require(const Stage& stage) {
     require_between("the number of outputs of a tile", stage.tile, 1, LARGEST_SIZE);

@@ -8,6 +8,7 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -38,7 +39,8 @@ PyObject* values_in_python = nullptr;  // a function that does the same as `valu
 PyObject* dimensions_of_bias = nullptr;  // the dimensions of dy to sum over for the gradient of the bias
 
 struct Names {
-  PyObject *workspace, *buffer, *bound, *current_level, *executables, *rest, *saved_tensors, *needs_input_grad, *sum, *contiguous;
+  PyObject *workspace, *buffer, *bound, *current_level, *executables, *rest, *saved_tensors, *needs_input_grad, *sum, *contiguous,
+      *requires_grad;
 } names;
 
 using Entry = int64_t (*)(const void* stage, void* x, void* w, void* y, void* bias, void* prepared, void* scratch,
@@ -320,8 +322,9 @@ int is_plain(PyObject* tensor) {
   return 1;
 }
 
-int is_watched() {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(torch.watching); ++i) {
+// with_autocast: whether autocast, the first of the functions, leaves the operands as they are.
+int is_watched(bool with_autocast = false) {
+  for (Py_ssize_t i = with_autocast; i < PyTuple_GET_SIZE(torch.watching); ++i) {
     const int watches = truth(Ref(PyObject_CallNoArgs(PyTuple_GET_ITEM(torch.watching, i))));
     if (watches) return watches;
   }
@@ -371,35 +374,48 @@ PyObject* values(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return values_of(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
 }
 
-PyObject* gradients(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 2) return PyErr_Format(PyExc_TypeError, "it takes ctx and dy");
-  PyObject *ctx = arguments[0], *dy = arguments[1];
-  const Ref saved(PyObject_GetAttr(ctx, names.saved_tensors));
-  if (!saved) return nullptr;  // for example, they were changed in place, or the graph was freed
-  const Ref rest(PyObject_GetAttr(ctx, names.rest));
-  if (!rest) return nullptr;
-  const Ref needed(PyObject_GetAttr(ctx, names.needs_input_grad));
-  if (!needed) return nullptr;
-  if (!PyTuple_Check(saved.get()) || PyTuple_GET_SIZE(saved.get()) != 2 || !PyTuple_Check(needed.get()) ||
-      PyTuple_GET_SIZE(needed.get()) != 4)
-    return PyErr_Format(PyExc_TypeError, "ctx is not that of TunedConv2d");
-  PyObject *x = PyTuple_GET_ITEM(saved.get(), 0), *w = PyTuple_GET_ITEM(saved.get(), 1);
+// saved: x and w. needed: which of x, w, the bias and the rest need gradients.
+PyObject* gradients_of(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 4) return PyErr_Format(PyExc_TypeError, "it takes x and w, what needs gradients, the rest and dy");
+  PyObject *saved = arguments[0], *needed = arguments[1], *rest = arguments[2], *dy = arguments[3];
+  if (!PyTuple_Check(saved) || PyTuple_GET_SIZE(saved) != 2 || !PyTuple_Check(needed) || PyTuple_GET_SIZE(needed) != 4)
+    return PyErr_Format(PyExc_TypeError, "two tensors are saved, and there are four operands");
+  PyObject *x = PyTuple_GET_ITEM(saved, 0), *w = PyTuple_GET_ITEM(saved, 1);
   const int is_recorded = truth(Ref(PyObject_CallNoArgs(torch.is_grad_enabled)));
   if (is_recorded) return is_recorded < 0 ? nullptr : Py_NewRef(Py_NotImplemented);
   const int eager = are_eager(x, w, dy);
   if (eager != 1) return eager < 0 ? nullptr : Py_NewRef(Py_NotImplemented);
   Ref results[4];
   for (Py_ssize_t i = 0; i < 4; ++i) {
-    if (PyTuple_GET_ITEM(needed.get(), i) != Py_True)
+    if (PyTuple_GET_ITEM(needed, i) != Py_True)
       results[i] = Ref::borrowed(Py_None);
     else if (i == 2)
       results[i] = Ref(PyObject_CallMethodOneArg(dy, names.sum, dimensions_of_bias));
     else
-      results[i] = Ref(values_of(PyTuple_GET_ITEM(torch.operations, i + 1), x, w, dy, rest.get()));
+      results[i] = Ref(values_of(PyTuple_GET_ITEM(torch.operations, i + 1), x, w, dy, rest));
     if (!results[i]) return nullptr;
   }
   return PyTuple_Pack(4, results[0].get(), results[1].get(), results[2].get(), results[3].get());
 }
+
+PyObject* gradients(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "it takes ctx and dy");
+  PyObject* ctx = arguments[0];
+  const Ref saved(PyObject_GetAttr(ctx, names.saved_tensors));
+  if (!saved) return nullptr;  // for example, they were changed in place, or the graph was freed
+  const Ref rest(PyObject_GetAttr(ctx, names.rest));
+  if (!rest) return nullptr;
+  const Ref needed(PyObject_GetAttr(ctx, names.needs_input_grad));
+  if (!needed) return nullptr;
+  PyObject* const known[] = {saved.get(), needed.get(), rest.get(), arguments[1]};
+  return gradients_of(module, known, 4);
+}
+
+}  // namespace
+
+#include "norms.h"
+
+namespace {
 
 PyObject* set_values_in_python(PyObject*, PyObject* function) {
   Py_XSETREF(values_in_python, Py_NewRef(function));
@@ -444,6 +460,10 @@ PyMethodDef methods[] = {
      "Compute without autograd: operation, x, w, third, and the rest of the call."},
     {"gradients", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gradients)), METH_FASTCALL,
      "Compute the gradients of a convolution; NotImplemented where they are recorded, or not eager."},
+    {"gradients_of", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(gradients_of)), METH_FASTCALL,
+     "Compute the gradients of a convolution, of x, w and the rest of the call."},
+    {"batch_norm_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(batch_norm_key)), METH_FASTCALL,
+     "Make the key of what is known of a batch norm; None: it is not for us."},
     {"set_values_in_python", set_values_in_python, METH_O, "Hand over what does the same as values, for all cases."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -479,6 +499,7 @@ bool intern_names() {
       {&names.needs_input_grad, "needs_input_grad"},
       {&names.sum, "sum"},
       {&names.contiguous, "contiguous"},
+      {&names.requires_grad, "requires_grad"},
   };
   for (const auto& [name, text] : all)
     if (!(*name = PyUnicode_InternFromString(text))) return false;
@@ -492,9 +513,11 @@ PyMODINIT_FUNC PyInit__call() {
   dimensions_of_bias = Py_BuildValue("(iii)", 0, 2, 3);
   if (!dimensions_of_bias) return nullptr;
   bound_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&bound_spec));
-  if (!bound_type) return nullptr;
+  bound_norm_type = bound_type ? reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&bound_norm_spec)) : nullptr;
+  if (!bound_norm_type) return nullptr;
   Ref module(PyModule_Create(&module_definition));
-  if (!module || PyModule_AddObjectRef(module.get(), "Bound", reinterpret_cast<PyObject*>(bound_type)) < 0)
+  if (!module || PyModule_AddObjectRef(module.get(), "Bound", reinterpret_cast<PyObject*>(bound_type)) < 0 ||
+      PyModule_AddObjectRef(module.get(), "BoundNorm", reinterpret_cast<PyObject*>(bound_norm_type)) < 0)
     return nullptr;
   return module.release();
 }

@@ -21,7 +21,7 @@ from mucudnn.running.workspace import kept_by_each_thread
 _keys_of = torch._C._dispatch_keys  # looked up once, since every call needs it
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
-_WATCHING = (  # a true result means that a subsystem of torch intercepts calls
+_WATCHING = (  # a true result means that a subsystem of torch intercepts calls; autocast is first, as in C++
     torch._C._is_any_autocast_enabled,
     torch._C._len_torch_dispatch_stack,
     torch._C._len_torch_function_stack,
@@ -105,6 +105,10 @@ run_known: Callable[..., Any] = (lambda *_: NotImplemented) if extension is None
 # Returns the key by which ``run_known`` finds the executable of a call, or None if it does not support the call. The
 # arguments are those of ``run_known`` without executables.
 known_key: Callable[..., bytes | None] = (lambda *_: None) if extension is None else extension.key
+
+# Returns a key for what is known of a call of batch norm in training, or None if Python has to check the call.
+# Arguments: the norm, which must be kept for ever, x, weight, bias, running mean, running variance.
+batch_norm_key: Callable[..., bytes | None] = (lambda *_: None) if extension is None else extension.batch_norm_key
 
 # Returns whether no subsystem of torch intercepts calls, and x, w and the bias (or None) or dy are plain tensors. Must
 # not be called while torch compiles.
