@@ -148,7 +148,7 @@ def peak_allocated_bytes(function: Callable[[], object], device_type: str = "cpu
 def peaks_between_marks(
     function: Callable[[], object], device_type: str = "cpu", *, in_blocks: bool = True
 ) -> list[int]:
-    """Return the peaks as of ``peak_allocated_bytes`` before, between and after the calls of ``mark`` in ``function``."""
+    """Return the peaks of ``peak_allocated_bytes`` before, between and after the calls of ``mark`` in ``function``."""
     global _marked
     if device_type == "cuda":
         kind = f"{'allocated' if in_blocks else 'requested'}_bytes.all"
@@ -184,7 +184,7 @@ def mark() -> None:
     """Begin another interval of ``peaks_between_marks``."""
     if _marked is not None:
         _marked.mark()
-    elif torch.autograd._profiler_enabled():
+    elif torch._C._autograd._profiler_enabled():
         with record_function(_MARK):
             pass
 

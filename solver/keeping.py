@@ -26,6 +26,7 @@ from mucudnn.core.errors import InvalidInputError
 
 CELLS = 96  # parts of a budget
 FEW = 300  # states, up to which all that may be of use are told apart
+MOST = 10_000  # states that go on, half of them the fastest, half those of the fewest bytes
 
 
 class Choice(Enum):
@@ -79,24 +80,27 @@ def least_time(values: Sequence[Value], budget_bytes: int, cells: int = CELLS) -
     cells: parts of the budget by which states are told apart if there are many: of those in the same part, in kept
         bytes and in bytes of the run, the fastest goes on. No state exceeds the budget.
 
-    Raises ``InvalidInputError`` if a value reads itself or a later one, or if too many are read later at a time.
+    Raises ``InvalidInputError`` if a value reads itself or a later one.
     """
     for index, value in enumerate(values):
         if any(not 0 <= read < index for read in value.reads):
             raise InvalidInputError(f"value {index} reads {value.reads}; it may read earlier values only")
     slots = _Slots(values)
-    states, proven = _States.first(), True
+    states, proven = _States.first(), slots.have_all
     steps: list[_States] = []
-    for index, value in enumerate(values):
-        choices = list(Choice) if value.may_be_dropped else [Choice.KEPT]
-        reached = [_after(states, values, index, choice, budget_bytes, slots) for choice in choices]
+    for index in range(len(values)):
+        allowed = list(Choice) if slots.may_be_dropped(index) else [Choice.KEPT]
+        reached = [_after(states, values, index, choice, budget_bytes, slots) for choice in allowed]
         steps.append(states)
         states, is_exact = _States.joined(reached).undominated(budget_bytes, cells)
-        proven &= is_exact
+        proven &= is_exact and len(states.time_s) <= MOST
+        if len(states.time_s) > MOST:
+            orders = np.argsort(states.time_s), np.argsort(states.kept + states.run)
+            states = states.at(np.unique(np.concatenate([order[: MOST // 2] for order in orders])))
         if not len(states.time_s):
             return None
     place = int(np.lexsort((states.kept, states.time_s))[0])
-    time_s, choices = float(states.time_s[place]), []
+    time_s, choices = float(states.time_s[place]), list[Choice]()
     for before in reversed(steps):
         choices.append(list(Choice)[states.choice[place]])
         states, place = before, int(states.origin[place])
@@ -104,20 +108,25 @@ def least_time(values: Sequence[Value], budget_bytes: int, cells: int = CELLS) -
     return Keeping(made, time_s, peak_bytes(values, made), proven)
 
 
-def least_budget(values: Sequence[Value], cells: int = CELLS) -> int:
-    """Return the least bytes within which there are choices, up to a part in ``cells``."""
-    values = [replace(value, time_s=0.0) for value in values]
-    low, high = 0, peak_bytes(values, [Choice.KEPT] * len(values))
+def least_memory(values: Sequence[Value], cells: int = CELLS) -> Keeping:
+    """Return the choices of the least memory, up to a part in ``cells``, and of the least time within that."""
+    timeless = [replace(value, time_s=0.0) for value in values]
+    choices = (Choice.KEPT,) * len(values)
+    low, high = 0, peak_bytes(values, choices)
     while high - low > max(1, high // cells):
         middle = (low + high) // 2
-        keeping = least_time(values, middle, cells)
-        low, high = (middle, high) if keeping is None else (low, min(middle, keeping.peak_bytes))
-    return high
+        keeping = least_time(timeless, middle, cells)
+        if keeping is None:
+            low = middle
+        else:
+            choices, high = keeping.choices, keeping.peak_bytes
+    # Where states are thinned out by their times, none may be left within these bytes.
+    return least_time(values, high, cells) or Keeping(choices, _time_s(values, choices), high, proven=False)
 
 
 def peak_bytes(values: Sequence[Value], choices: Sequence[Choice]) -> int:
     """Return the memory that a step needs with these choices, at its peak."""
-    last, read_later = last_reads(values), {}
+    last, read_later = last_reads(values), dict[int, bool]()
     kept = run = peak = 0
     for index, (value, choice) in enumerate(zip(values, choices, strict=True)):
         kept += value.size_bytes * (choice is Choice.KEPT)
@@ -127,6 +136,16 @@ def peak_bytes(values: Sequence[Value], choices: Sequence[Choice]) -> int:
         if not any(is_open for read, is_open in read_later.items() if last[read] > index):
             run = 0
     return peak
+
+
+def _time_s(values: Sequence[Value], choices: Sequence[Choice]) -> float:
+    """Return the seconds of what is computed again with these choices."""
+    time_s = 0.0
+    for value, choice in zip(values, choices, strict=True):
+        if choice is not Choice.KEPT:
+            each_time = (values[read].time_s for read in value.reads if choices[read] is Choice.EACH_TIME)
+            time_s += value.time_s * (choice is Choice.ONCE or value.is_used) + sum(each_time)
+    return time_s
 
 
 def last_reads(values: Sequence[Value]) -> list[int]:
@@ -156,28 +175,33 @@ def _is_open(choice: Choice, reads: Iterable[bool]) -> bool:
 class _Slots:
     """Where states have the choices of the values that are read later: two bits each, 0 for what is kept.
 
-    The lower bit is set if a run goes on with the value, the higher one if it is computed each time.
+    The lower bit is set if a run goes on with the value, the higher one if it is computed each time. What must be kept
+    has no slot, nor do values for which none is left, which are kept, too.
+
+    of: the slot of each value, -1 without.
+    freed: by each value, as a mask.
+    have_all: whether there was a slot for each value that may be dropped.
     """
 
     MOST = 31
 
     def __init__(self, values: Sequence[Value]) -> None:
-        self.last = last_reads(values)
-        self.of: list[int] = []
+        self.values, self.last = values, last_reads(values)
+        self.of, self.freed, self.have_all = [-1] * len(values), [0] * len(values), True
         free, used = list(range(self.MOST)), set[int]()
-        self.freed: list[int] = []  # by each value, as a mask
-        for index in range(len(values)):
-            ended = [of for of in used if self.last[of] == index]
-            if self.last[index] > index:
-                if not free:
-                    raise InvalidInputError(f"more than {self.MOST} values are read later at the same time")
-                self.of.append(free.pop())
-                used.add(index)
-            else:
-                self.of.append(-1)
-            self.freed.append(sum(3 << 2 * self.of[of] for of in ended))
-            free += [self.of[of] for of in ended]
-            used -= set(ended)
+        for index, value in enumerate(values):
+            ended = {read for read in used if self.last[read] == index}
+            if value.may_be_dropped and self.last[index] > index:
+                self.have_all &= bool(free)
+                if free:
+                    self.of[index] = free.pop()
+                    used.add(index)
+            self.freed[index] = sum(3 << 2 * self.of[read] for read in ended)
+            free += [self.of[read] for read in ended]
+            used -= ended
+
+    def may_be_dropped(self, index: int) -> bool:
+        return self.values[index].may_be_dropped and (self.of[index] >= 0 or self.last[index] == index)
 
 
 _OPEN = int("01" * _Slots.MOST, 2)
@@ -224,9 +248,11 @@ class _States:
         first = order[is_first][np.cumsum(is_first) - 1]  # of each cell
         is_exact = bool(np.all((self.kept[first] <= self.kept[order]) & (self.run[first] <= self.run[order])))
         fastest = order[is_first]
-        useful = []
         starts = np.flatnonzero(np.r_[True, np.diff(self.choices[fastest]) != 0])
-        for alike in np.split(fastest, starts[1:]):
+        lengths = np.diff(np.r_[starts, len(fastest)])
+        useful = [fastest[starts[lengths == 1]]]
+        for start, length in zip(starts[lengths > 1], lengths[lengths > 1], strict=True):
+            alike = fastest[start : start + length]
             times = np.full((cells + 2, cells + 2), np.inf)
             rows, columns = kept[alike] + 1, run[alike] + 1
             times[rows, columns] = self.time_s[alike]
@@ -259,7 +285,7 @@ def _after(
     within = (kept + value.forward_bytes <= budget_bytes) & (kept + run + _beside(value, choice) <= budget_bytes)
     if not is_kept:
         time_s += value.time_s * (choice is Choice.ONCE or value.is_used)
-        for read in value.reads:
+        for read in (read for read in value.reads if slots.of[read] >= 0):
             of_read = states.choices >> 2 * slots.of[read]
             if choice is Choice.EACH_TIME:  # not of what is computed each time, or times would multiply
                 within &= of_read & 2 == 0

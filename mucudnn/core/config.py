@@ -187,8 +187,9 @@ class Config:
     inference: it returns a graph of the model in which batch norm is folded into convolutions, and additions and
     activations are computed with them (docs/inference.md). Only the forward operation is tuned then, regardless of
     ``operations``.
-    memory_budget: for inference, the most memory, inclusive, of a call of the model that ``optimize`` returns, for
-    activations and workspace together, beside parameters, arguments and results (docs/bands.md); ``"off"`` for no
+    memory_budget: the most memory, inclusive, of a call of a model in ``eval()``, for activations and workspace
+    together, beside parameters, arguments and results (docs/bands.md); or of a training step of a model in ``train()``,
+    beside parameters, their gradients, the state of the optimizer and the batch (docs/within.md). ``"off"`` for no
     bound.
 
     Policy and operations may be given as text, numbers as NumPy's, and several names as any iterable or as a text with
@@ -293,8 +294,8 @@ class Config:
     memory_budget: int | str | None = _setting(
         None,
         _bytes,
-        "For inference: most memory of a call, for activations and workspace together, such as 300MiB. The model then "
-        "runs in bands of rows.",
+        "Most memory of a call, for activations and workspace together, such as 300MiB. In inference the model then "
+        "runs in bands of rows; in training what is not kept is computed again.",
         "SIZE",
         ("off", "none"),
     )

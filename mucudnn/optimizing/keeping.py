@@ -1,8 +1,8 @@
 """A model whose training steps stay within a budget of memory: what its forward passes keep is chosen and counted.
 
 A step is run once, with all that PyTorch keeps, to see the values of the forward pass, when the backward pass reads
-them, and what else is allocated meanwhile. ``solver/keeping.py`` chooses. Then steps are counted: what was predicted too
-low is corrected, and chosen again.
+them, and what else is allocated meanwhile. ``solver/keeping.py`` chooses. Then steps are counted: what was predicted
+too low is corrected, and chosen again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import Progress
-from mucudnn.core.values import format_bytes, format_seconds
+from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.kernels.memory import mark, peaks_between_marks
 from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.optimizing.steps import Step
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
+from mucudnn.running.keeping import KeepingModule, make_keeping
 from mucudnn.running.modules import TunedModule, running_torchs_own
-from mucudnn.running.tape import Call, KeepingModule, Tape, Value, make_keeping
+from mucudnn.running.tape import Call, Tape, Value
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
 from mucudnn.tuning.choose import with_noise
@@ -87,34 +88,37 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
         progress("tracing what a step keeps", 1.0)
         _peaks(model, step, device_type)  # once, so that libraries have what they keep
         traced, allowed_bytes = _traced(model, step, device_type), budget_bytes
+        keeping, is_least = None, False
         for _ in range(_COUNTS):
             solved = solver.least_time(traced.values, allowed_bytes)
             if solved is None:
-                vars(module)["keeping"] = None
-                least_bytes = solver.least_budget(traced.values) + budget_bytes - allowed_bytes
-                raise InfeasibleError(
-                    f"memory_budget is {format_bytes(budget_bytes)}; a step of this model needs at least "
-                    f"{format_bytes(least_bytes)}: give that, or a smaller batch"
-                )
-            keeping = Keeping(
+                is_least, solved = True, solver.least_memory(traced.values)
+            vars(module)["keeping"] = keeping = Keeping(
                 choices=traced.choices(solved.choices),
                 budget_bytes=budget_bytes,
                 predicted_bytes=solved.peak_bytes,
                 time_s=solved.time_s,
                 all_bytes=traced.peak_bytes,
             )
-            vars(module)["keeping"] = keeping
             keeping = replace(keeping, peak_bytes=max(_peaks(model, step, device_type)))
-            if keeping.peak_bytes <= budget_bytes:
+            if keeping.peak_bytes <= budget_bytes or is_least:
                 break
             allowed_bytes -= keeping.peak_bytes - budget_bytes
+        assert keeping is not None
+        if keeping.peak_bytes > budget_bytes:
+            vars(module)["keeping"] = None
+            raise InfeasibleError(
+                f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
+                f"{exact_bytes(keeping.peak_bytes)} beside parameters, gradients and the batch: give that, or a "
+                "smaller batch"
+            )
         progress("comparing steps within the budget", 1.0)
         vars(module)["keeping"] = replace(keeping, step=_compared(module, step, config))
 
 
 def _compared(model: KeepingModule, step: Step, config: Config) -> Comparison:
     """Compare steps within the budget with those of PyTorch's operators, which keep all."""
-    tuned = [module for module in model.modules() if isinstance(module, TunedModule) and module is not model]
+    tuned = [module for module in model.children() for module in module.modules() if isinstance(module, TunedModule)]
     keeping = model.keeping
 
     def by_torch() -> float:
@@ -169,23 +173,28 @@ class _Seen:
     uses: list[int] = field(default_factory=list)
 
 
-class _Observer(Tape):
+class _Observer(Tape):  # type: ignore[no-untyped-call]
     """A tape that keeps what PyTorch keeps, and notes when it is read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[_Seen] = []
         self.marks = 0
+        self.begun_s = perf_counter()
 
     def mark(self) -> None:
         self.marks += 1
         mark()
 
-    def note(self, results: Sequence[Any], name: str, call: Call, begun_s: float) -> None:
-        time_s = perf_counter() - begun_s
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.begun_s = perf_counter()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def note(self, results: Sequence[Any], name: str, call: Call) -> None:
+        time_s = perf_counter() - self.begun_s
         reads = [value for value in call.reads() if value.index >= 0]
         known = self.count
-        super().note(results, name, call, begun_s)
+        super().note(results, name, call)
         self.mark()
         for tensor in results:
             value = self.value_of(tensor) if isinstance(tensor, Tensor) else None
@@ -200,12 +209,11 @@ class _Observer(Tape):
             weakref.finalize(value, self._freed, value.index)
 
     def pack(self, tensor: Tensor) -> Any:
-        value = self.value_of(tensor)
-        if value is None:
-            return tensor
-        value.store(tensor)
-        self.seen[value.index].is_saved = True
-        return value
+        kept = super().pack(tensor)
+        if isinstance(kept, Value):
+            kept.store(tensor)
+            self.seen[kept.index].is_saved = True
+        return kept
 
     def unpack(self, kept: Any) -> Tensor:
         self.mark()
@@ -218,7 +226,7 @@ class _Observer(Tape):
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +277,7 @@ def _simplified(seen: list[_Seen], peaks: list[int]) -> _Traced:
             readers[read].append(index)
     is_joined = [value.is_view or (not value.is_saved and len(readers[i]) <= 1) for i, value in enumerate(seen)]
     kept = [0] * (len(peaks) + 1)  # bytes of the saved values at each mark
-    for index, value in enumerate(seen):
+    for value in seen:
         if value.is_saved and not value.is_view:
             for interval in range(value.made, value.freed if value.freed >= 0 else len(peaks)):
                 kept[interval] += value.size_bytes
@@ -285,12 +293,11 @@ def _simplified(seen: list[_Seen], peaks: list[int]) -> _Traced:
     places = {index: place for place, index in enumerate(numbers)}
     values = []
     below = 0
-    for place, index in enumerate(numbers):
+    for index in numbers:
         reads, time_s = _joined(seen, is_joined, index)
-        upto = numbers[place]
-        backward = max((size for at, size in of_backward.items() if below <= at <= upto), default=0)
-        forward = max(else_bytes[seen[k].made] for k in range(below, upto + 1))
-        below = upto + 1
+        backward = max((size for at, size in of_backward.items() if below <= at <= index), default=0)
+        forward = max(else_bytes[seen[k].made] for k in range(below, index + 1))
+        below = index + 1
         value = seen[index]
         values.append(
             solver.Value(

@@ -82,7 +82,8 @@ def optimize(
 
     With ``config.memory_budget``, for inference on the CPU or on CUDA, the model is not changed either. What is
     returned computes the same in bands of rows, within the budget. The model itself is returned, with a warning, if its
-    graph cannot be captured.
+    graph cannot be captured. Of a model in training, the steps stay within the budget: what is not kept of a forward
+    pass is computed again in the backward pass (docs/within.md).
 
     A model on a GPU is tuned on that GPU, even if another one is current. Optimize a model before wrapping it in
     ``DistributedDataParallel`` or ``DataParallel``, with the input of one device.

@@ -20,6 +20,8 @@ from mucudnn.core.tables import Column, Table, choice_cell, filled, listed, spee
 from mucudnn.core.values import format_bytes, format_seconds, grouped, instance
 from mucudnn.optimizing.confirm import Confirmation, PutBack
 from mucudnn.optimizing.groups import TunedGroup
+from mucudnn.optimizing.keeping import Keeping
+from mucudnn.running.keeping import KeepingModule
 from mucudnn.running.modules import OURS, ConvTranspose2d, TunedModule, torchs_class, why_left_alone
 from mucudnn.running.norms import NORMS, TunedNorm, why_not_grouped
 from mucudnn.running.problems import problem_operation
@@ -47,6 +49,7 @@ class Report:
     memory: how a model runs within its memory budget, for each input that it was tuned for.
     groups: module name and the calls of its norms that run as groups, with their times.
     ungrouped: name of a norm's module and the reason why its norms are PyTorch's own.
+    keeping: what the forward passes of a model in training keep within its memory budget; None without one.
     """
 
     layers: tuple[tuple[str, TunedProblem], ...]
@@ -58,6 +61,7 @@ class Report:
     memory: tuple[Fitted, ...] = ()
     groups: tuple[tuple[str, TunedGroup], ...] = ()
     ungrouped: tuple[tuple[str, str], ...] = ()
+    keeping: Keeping | None = None
 
     @property
     def confirmation(self) -> Confirmation | None:
@@ -82,6 +86,7 @@ class Report:
             return "\n".join(self._without_layers())
         lines = [f"{_named(name)}: {tuned}" for name, tuned in self.layers]
         lines += [f"{_named(name)}: {group}" for name, group in self.groups]
+        lines += [] if self.keeping is None else [str(self.keeping)]
         lines += [f"confirmed: {confirmation.details()}" for confirmation in self.confirmations]
         lines += [f"not confirmed: {reason}" for reason in self.unconfirmed]
         return "\n".join((*lines, *self._untuned_in_words(), *_by_reason("PyTorch's norms in", self.ungrouped)))
@@ -152,6 +157,8 @@ class Report:
             )
 
         yield from self._groups_in_words()
+        if self.keeping is not None:
+            yield filled(str(self.keeping))
 
         # What whole steps said.
         for confirmation in self.confirmations:
@@ -228,6 +235,7 @@ def report(model: torch.nn.Module) -> Report:
     is_grouped = any(isinstance(module, TunedNorm) for module in norms.values())
     confirmations = [cast("Confirmation | None", module.confirmation) for module in modules.values()]
     return Report(
+        keeping=getattr(model, "keeping", None) if isinstance(model, KeepingModule) else None,
         groups=tuple(
             (name, group)
             for name, module in norms.items()

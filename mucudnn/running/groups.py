@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, cast
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from mucudnn.kernels.algorithm import Prologue
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
+from mucudnn.running import tape
 from mucudnn.running.eager.bound_norm import BoundNorm
 from mucudnn.running.eager.hot_path import is_plain
 
@@ -316,13 +317,21 @@ def compute(normalized: Normalized, added: Tensor | None = None) -> Tensor:
 
 
 def note_group(y: Tensor, normalized: Normalized, added: Tensor | None) -> None:
-    """Note what has computed y, as far as the choices need it."""
+    """Note what has computed y, as far as the choices and a tape need it."""
     choices = normalized.choices
+    if tape.recording() is not None:
+        n = normalized
+        tape.note(y, "group", _values_of, (n.x, n.weight, n.bias, n.mean, n.inverse, added), n.bound)
     if choices.computes_again:
         remember(y, normalized, added)
     if choices.is_counting:
         choices.calls[_call_of(normalized, added)] += 1
         choices.results.append(_Result.of(y, added))
+
+
+def _values_of(tensors: Sequence[Any], bound: BoundNorm) -> Tensor:
+    x, weight, bias, mean, inverse, added = tensors
+    return Normalized(x, weight, bias, mean, inverse, bound, _NO_CHOICES).values(added)[0]
 
 
 def _call_of(normalized: Normalized, added: Tensor | None) -> GroupCall:

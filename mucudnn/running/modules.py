@@ -23,7 +23,7 @@ from mucudnn.core.answers import TunedProblem
 from mucudnn.core.errors import InvalidInputError, raise_interruption, say_once
 from mucudnn.core.problem import ITEM_BYTES, Operation
 from mucudnn.kernels.torch_convolution import functions
-from mucudnn.running import operators
+from mucudnn.running import operators, tape
 from mucudnn.running.choices import Choices
 from mucudnn.running.eager.hot_path import is_eager
 from mucudnn.running.groups import group_of, note_reader, note_source
@@ -236,11 +236,16 @@ class TunedConvolution(TunedModule, _ConvNd):
         geometry = self.stride, padding, self.dilation, self.groups
         if choices is None:
             on_group = is_plain and group_of(x) is not None
-            return operators.convolve_plain(_FORWARD, x, weight, bias, (*geometry, None)) if on_group else None
+            settings = *geometry, None
+            if on_group and tape.recording() is None:
+                return operators.convolve_plain(_FORWARD, x, weight, bias, settings)
+            return None
         if not (x.shape in choices.x_shapes if is_plain else may_be_tuned(choices, x.shape)):  # plain: without a call
             return None
         if is_plain:
-            return operators.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
+            y = operators.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
+            tape.note(y, "convolution", operators.values, _FORWARD, x, weight, bias, (*geometry, choices))
+            return y
         return operators.conv2d(x, weight, bias, *geometry, choices.handle)
 
 

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.normalization import PIXELS, Norm
+from mucudnn.running import tape
 from mucudnn.running.eager.bound_norm import BoundNorm
 from mucudnn.running.eager.hot_path import batch_norm_key, is_plain
 from mucudnn.running.groups import GroupChoices, Normalized, compute, moments_of, noting_sources, source_of
@@ -219,7 +220,9 @@ def _why_torchs(x: Any, weight: Any, bias: Any, norm: BoundNorm, *, with_autocas
             return f"its input is {x.dtype}, and a parameter {parameter.dtype}"
     if not torch.is_grad_enabled():
         return "gradients are not recorded"
-    is_watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    is_watched = (
+        torch._C._len_torch_dispatch_stack() > (tape.recording() is not None)
+    ) or torch._C._len_torch_function_stack()
     if is_watched or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return "a mode or a transform of PyTorch is active"
     if torch._C._get_tracing_state() is not None or (torch._C._is_any_autocast_enabled() and not with_autocast):

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mucudnn.core.errors import MucudnnError
 from mucudnn.kernels.pages import on_huge_pages
+from mucudnn.running import tape
 from mucudnn.running.eager.hot_path import is_plain
 from mucudnn.running.groups import Group, Node, Normalized, c_apply, compute, gradients_of, note_group, save
 
@@ -237,7 +238,7 @@ def _activate(input: Any, function: str, *, in_place: bool, slope: float = 0.01)
     norm, choices = pending.normalized.bound.norm, pending.normalized.choices
     if norm.function is not None:
         return NotImplemented
-    may_defer = torch.is_grad_enabled() and pending.added is None and norm.sets == 0
+    may_defer = torch.is_grad_enabled() and pending.added is None and norm.sets == 0 and tape.recording() is None
     is_deferred = may_defer and (choices.defers_activations or choices.is_counting)
     y = pending.deferred(function, slope) if is_deferred else pending.activated(function, slope)
     if in_place:

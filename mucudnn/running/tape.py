@@ -12,19 +12,20 @@ themselves.
 
 from __future__ import annotations
 
+import itertools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from time import perf_counter
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from mucudnn.core.errors import InvalidInputError, MucudnnError
-from mucudnn.running.modules import TunedModule, derived_tuned, require_free_names
+from mucudnn.core.errors import MucudnnError
+from mucudnn.running.eager.hot_path import set_dispatch_modes
 from mucudnn.solver.keeping import Choice
 
 LEAST_BYTES = 2**16  # of tensors that the tape knows; smaller ones are kept
@@ -37,11 +38,21 @@ _BATCH_NORMS = {
 }  # which update running statistics, whatever their schemas say
 _UNINITIALIZED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_"}
 
-active: Tape | None = None  # the one that records in this process; training runs in one thread
+
+class _OfThisThread(threading.local):
+    tape: Tape | None = None
+
+
+_this_thread = _OfThisThread()
+
+
+def recording() -> Tape | None:
+    """Return the tape that records in this thread."""
+    return _this_thread.tape
 
 
 class ChangedOperandError(MucudnnError, RuntimeError):
-    """A tensor from which a dropped one is to be computed has been changed in place."""
+    """A tensor that the backward pass reads has been changed in place."""
 
 
 class Value:
@@ -75,6 +86,9 @@ class Value:
 
     def computed(self) -> Tensor:
         """Return the tensor, computed again if it was dropped, with all that it is computed from."""
+        if self.tensor is not None:
+            return self.kept()
+        # What has to be computed, in the order of the forward pass.
         needed: dict[int, Value] = {}
         left = [self]
         while left:
@@ -84,38 +98,39 @@ class Value:
                 needed[value.index] = value
                 left += value.call.reads()
         order = sorted(needed)
-        readers = {index: order[-1] for index in order}  # the last one of each
-        for index in order:
-            call = needed[index].call
-            readers |= {read.index: index for read in (call.reads() if call is not None else ()) if read.index in needed}
-        readers[self.index] = -1
+        last_reader = {self.index: -1}
+        for index, value in sorted(needed.items()):
+            assert value.call is not None
+            last_reader |= {read.index: index for read in value.call.reads() if read.index in needed}
+        # Each is freed, unless it is stored, after the last one that reads it.
         tensors: dict[int, Tensor] = {}
         for index in order:
             value = needed[index]
             assert value.call is not None
-            reads = [read for read in value.call.reads() if read.index in needed]
             tensors[index] = value.call.result(value.number, tensors)
             if value.choice is not Choice.EACH_TIME:
                 value.store(tensors[index])
-            for read in reads:
-                if readers[read.index] == index and read is not self:
+            for read in value.call.reads():
+                if last_reader.get(read.index) == index:
                     tensors.pop(read.index, None)
-        for index, value in needed.items():
+        for value in needed.values():
             if value.choice is not Choice.EACH_TIME:
                 value.call = None
-        return self.kept() if self.tensor is not None else tensors[self.index]
+        return tensors[self.index]
 
     def kept(self) -> Tensor:
         """Return the stored tensor. Raises ``ChangedOperandError`` if it was changed since."""
         assert self.tensor is not None
-        source = self.source()
-        if source is not None and source._version != self.version:
-            raise ChangedOperandError(
-                f"a tensor of shape {tuple(self.tensor.shape)} was changed in place after the forward pass had read it, "
-                "and a result is to be computed from it again; change it out of place, or optimize without "
-                "memory_budget"
-            )
+        _require_unchanged(self.tensor, self.source(), self.version)
         return self.tensor
+
+
+def _require_unchanged(tensor: Tensor, source: Tensor | None, version: int) -> None:
+    if source is not None and source._version != version:
+        raise ChangedOperandError(
+            f"a tensor of shape {tuple(tensor.shape)} that a gradient needs was changed in place after the forward "
+            "pass had read it: change it out of place"
+        )
 
 
 class Call:
@@ -127,7 +142,9 @@ class Call:
 
     __slots__ = ("arguments", "function", "is_in_place", "named")
 
-    def __init__(self, function: Callable[..., Any], arguments: Any, named: dict[str, Any], *, is_in_place: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], arguments: Any, named: dict[str, Any], *, is_in_place: bool
+    ) -> None:
         self.function, self.arguments, self.named, self.is_in_place = function, arguments, named, is_in_place
 
     def reads(self) -> list[Value]:
@@ -163,67 +180,70 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.choices = choices
         self.count = 0
         self.matches = True
-        self._values: dict[int, tuple[weakref.ref[Any], dict[Any, weakref.ref[Value]]]] = {}
+        self._values: dict[int, tuple[weakref.ref[Any], dict[Any, Value]]] = {}  # by storage and place in it
+        self._others: dict[int, list[weakref.ref[Value]]] = {}  # of operands that no call computes again, by storage
         self._stack = ExitStack()
 
     def __enter__(self) -> Tape:
-        global active
         self._stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
-        super().__enter__()
-        active = self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        set_dispatch_modes(_modes_beside_a_tape)
+        _this_thread.tape = self
         return self
 
     def __exit__(self, *error: Any) -> None:
-        global active
-        active = None
-        super().__exit__(*error)
+        _this_thread.tape = None
+        self._values.clear()
+        self._others.clear()
+        set_dispatch_modes(torch._C._len_torch_dispatch_stack)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._stack.close()
 
     # Saved tensors
 
     def pack(self, tensor: Tensor) -> Any:
-        """Return what autograd keeps of a tensor: the tensor, or its value."""
-        return self.value_of(tensor) or tensor
+        """Return what autograd keeps of a tensor: its value, or the tensor with its version."""
+        return self.value_of(tensor) or (tensor, tensor._version)
 
     def unpack(self, kept: Any) -> Tensor:
-        """Return a tensor of which autograd has kept this."""
-        return kept.computed() if isinstance(kept, Value) else kept
+        """Return a tensor of which autograd has kept this. Raises ``ChangedOperandError`` if it was changed."""
+        if isinstance(kept, Value):
+            return kept.computed()
+        tensor, version = kept  # which autograd does not compare where there are hooks
+        _require_unchanged(tensor, tensor, version)
+        return cast(Tensor, tensor)
 
     # Calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named, begun_s = kwargs or {}, perf_counter()
-        if self._is_unknown(func):
-            return func(*args, **named)
-        schema = func._schema
-        written = [argument for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+        named, schema = kwargs or {}, func._schema
+        is_unknown = torch.Tag.nondeterministic_seeded in func.tags or schema.name[6:] in _UNINITIALIZED
         if schema.is_mutable and func not in _BATCH_NORMS:
-            is_in_place = len(written) == 1 and written[0] is schema.arguments[0] and isinstance(args[0], Tensor)
-            operands = self._operands(args, named) if is_in_place else None
-            for argument, value in zip(schema.arguments, args, strict=False):
-                if argument in written and isinstance(value, Tensor):
-                    self._overwrite(value)
+            is_written = [
+                argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments
+            ]
+            is_in_place = is_written[0] and sum(is_written) == 1 and not is_unknown
+            is_known = is_in_place and self.value_of(args[0]) is not None
+            operands = self.operands(args, named) if is_known else None
+            for tensor in itertools.compress(args, is_written):
+                if isinstance(tensor, Tensor):
+                    self._overwrite(tensor)
             result = func(*args, **named)
             if operands is not None:
-                self.note((result,), func.name(), Call(func, *operands, is_in_place=True), begun_s)
+                self.note((result,), func.name(), Call(func, *operands, is_in_place=True))
             return result
         result = func(*args, **named)
+        if is_unknown:
+            return result
         results = result if isinstance(result, (tuple, list)) else (result,)
         if any(isinstance(tensor, Tensor) and tensor.nbytes >= LEAST_BYTES for tensor in results):
             if func in _BATCH_NORMS and args[5]:  # in training; running statistics are not updated again
                 args = *args[:3], None, None, *args[5:]
-            self.note(results, func.name(), Call(func, *self._operands(args, named), is_in_place=False), begun_s)
+            self.note(results, func.name(), Call(func, *self.operands(args, named), is_in_place=False))
         return result
 
-    @staticmethod
-    def _is_unknown(func: Any) -> bool:
-        return torch.Tag.nondeterministic_seeded in func.tags or func._schema.name[6:] in _UNINITIALIZED
-
-    def note(self, results: Sequence[Any], name: str, call: Call, begun_s: float) -> None:
-        """Note that a call has computed these tensors, and keep those that are to be kept.
-
-        begun_s: when the call began, by ``perf_counter``.
-        """
+    def note(self, results: Sequence[Any], name: str, call: Call) -> None:
+        """Note that a call has computed these tensors, and keep those that are to be kept."""
         for number, tensor in enumerate(results):
             if not isinstance(tensor, Tensor) or tensor.nbytes < LEAST_BYTES or self.value_of(tensor) is not None:
                 continue  # known: an alias
@@ -232,8 +252,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if value.choice is Choice.KEPT:
                 value.store(tensor)
                 value.call = None
-            self._values_of(tensor)[_place(tensor)] = weakref.ref(value)
-            tensor.__dict__["_mucudnn_value"] = value  # which is needed as long as the tensor may be read
+            self._values_of(tensor)[_place(tensor)] = value
 
     def _choice(self, name: str) -> Choice:
         if self.count < len(self.choices) and self.matches:
@@ -246,59 +265,54 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def value_of(self, tensor: Tensor) -> Value | None:
         """Return the value of a tensor; None if none is known."""
         known = self._values.get(tensor.untyped_storage()._cdata)
-        if known is None:
-            return None
-        value = known[1].get(_place(tensor))
-        return None if value is None else value()
+        return None if known is None else known[1].get(_place(tensor))
 
-    def _operands(self, args: Any, named: Any) -> tuple[Any, Any]:
-        operands: tuple[Any, Any] = tree_map_only(
-            Tensor, lambda tensor: self.value_of(tensor) or Value.of(tensor), (args, named)
-        )
+    def operands(self, args: Any, named: Any) -> tuple[Any, Any]:
+        """Return arguments with values in the place of tensors."""
+
+        def value(tensor: Tensor) -> Value:
+            known = self.value_of(tensor)
+            if known is None:
+                known = Value.of(tensor)
+                self._others.setdefault(tensor.untyped_storage()._cdata, []).append(weakref.ref(known))
+            return known
+
+        operands: tuple[Any, Any] = tree_map_only(Tensor, value, (args, named))
         return operands
 
-    def _values_of(self, tensor: Tensor) -> dict[Any, weakref.ref[Value]]:
+    def _values_of(self, tensor: Tensor) -> dict[Any, Value]:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._values:
-            forget = weakref.ref(storage, lambda _, key=key, values=self._values: values.pop(key, None))
-            self._values[key] = forget, {}
+            values = self._values
+
+            def forget(_: object) -> None:
+                values.pop(key, None)
+
+            values[key] = weakref.ref(storage, forget), {}
         return self._values[key][1]
 
     def _overwrite(self, tensor: Tensor) -> None:
         """Forget the values in a tensor's memory, which is about to be written; kept ones get memory of their own."""
         values = self._values_of(tensor)
-        for known in values.values():
-            value = known()
+        others = (known() for known in self._others.pop(tensor.untyped_storage()._cdata, ()))
+        for value in (*values.values(), *others):
             if value is not None and value.tensor is not None:
                 value.store(value.tensor.clone())
         values.clear()
 
 
-class KeepingModule(TunedModule, nn.Module):
-    """A model of which a forward pass keeps what was chosen, so that a training step stays within a budget.
-
-    keeping: the choices; None to keep all that PyTorch keeps.
-    """
-
-    keeping: Any = None
-
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        is_recorded = torch.is_grad_enabled() and self.training and not torch.compiler.is_compiling()
-        if self.keeping is None or not is_recorded or active is not None:
-            return super().forward(*arguments, **named)
-        with Tape(self.keeping.choices):
-            return super().forward(*arguments, **named)
+def _modes_beside_a_tape() -> int:
+    """Return how many dispatch modes may have to see calls of convolutions and norms, which report to the tape."""
+    return torch._C._len_torch_dispatch_stack() - (_this_thread.tape is not None)
 
 
-def make_keeping(model: nn.Module) -> KeepingModule:
-    """Let a model keep what is chosen. Raises ``InvalidInputError`` if its class cannot be changed."""
-    if isinstance(model, TunedModule) and not isinstance(model, KeepingModule):
-        raise InvalidInputError(f"{type(model).__name__} is a single layer; memory_budget is for models of several")
-    if not isinstance(model, KeepingModule):
-        require_free_names(model)
-        object.__setattr__(model, "__class__", derived_tuned(KeepingModule, type(model)))
-    return cast(KeepingModule, model)
+def note(y: Tensor, name: str, function: Callable[..., Any], *arguments: Any) -> None:
+    """Tell the tape that records, if any, that function(*arguments) has computed y out of its sight."""
+    tape = _this_thread.tape
+    if tape is not None and y.nbytes >= LEAST_BYTES:
+        operands, _ = tape.operands(arguments, {})
+        tape.note((y,), name, Call(function, operands, {}, is_in_place=False))
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

@@ -34,7 +34,13 @@ CONTAINERS = dict, list, set, deque
 _OPAQUE = {"torch", "logging", "threading", "weakref", "multiprocessing", "concurrent", "asyncio", "queue", "mucudnn"}
 _EMPTY_CELL = CellType()
 _MISSING = object()
-_OF_TUNING = {"__class__", "groups", "keeping", "why_torchs", *TunedModule.__annotations__}  # attributes that a tuned module keeps
+_OF_TUNING = {
+    "__class__",
+    "groups",
+    "keeping",
+    "why_torchs",
+    *TunedModule.__annotations__,
+}  # attributes that a tuned module keeps
 
 Owners = list[tuple[Any, dict[Any, Any]]]  # containers and objects, each with what it holds by key or name
 

@@ -33,6 +33,14 @@ _WATCHING = (  # a true result means that a subsystem of torch intercepts calls;
 UNUSUAL = tuple(name for name in ("is_neg", "has_names") if hasattr(Tensor, name))
 
 
+def set_dispatch_modes(count: Callable[[], int]) -> None:
+    """Ask this function how many dispatch modes intercept calls."""
+    global _WATCHING
+    _WATCHING = _WATCHING[0], count, *_WATCHING[2:]
+    if extension is not None:
+        set_up()
+
+
 def set_up(unusual: tuple[str, ...] = UNUSUAL) -> None:
     """Pass torch's functions to the C++ extension.
 

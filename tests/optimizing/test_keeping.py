@@ -1,0 +1,114 @@
+"""Training steps within a budget: chosen, counted, reported; and what does not fit."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.core.config import Config
+from mucudnn.core.errors import InfeasibleError
+from mucudnn.kernels.memory import peak_allocated_bytes
+from mucudnn.running.keeping import KeepingModule
+from mucudnn.tuning.model_state import OwnStep
+
+X = torch.randn(4, 3, 32, 32)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.2))
+            for _ in range(6)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        for block in self.blocks:
+            y = y + block(y)
+        return y.mean((2, 3))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(database=tmp_path / "m.sqlite", algorithms="native", time_limit="10ms", confirm=False, fuse=False)
+
+
+def step_bytes(model: nn.Module) -> int:
+    """Return the peak of a step beside the gradients of the parameters."""
+    step = OwnStep(X, keeps_gradients=True)
+    step(model)
+    return peak_allocated_bytes(lambda: step(model))
+
+
+def test_steps_stay_within_the_budget_with_the_same_gradients(config: Config) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    states = copy.deepcopy(model.state_dict())
+    all_bytes = step_bytes(copy.deepcopy(model))
+    for share in (0.85, 0.7, 0.6):
+        budget_bytes = int(all_bytes * share)
+        within = mucudnn.optimize(copy.deepcopy(model), X, _with_budget(config, budget_bytes), progress=False)
+        assert isinstance(within, Net)
+        assert all(map(torch.equal, within.state_dict().values(), states.values()))
+        counted_bytes = step_bytes(within)
+        keeping = cast(KeepingModule, within).keeping
+        assert counted_bytes <= budget_bytes
+        assert counted_bytes == keeping.peak_bytes
+        gradients = []
+        for trained in (copy.deepcopy(model), within, pickle.loads(pickle.dumps(within))):
+            torch.manual_seed(1)
+            trained.load_state_dict(states)
+            trained.zero_grad()
+            trained(X).square().sum().backward()
+            gradients.append([parameter.grad for parameter in trained.parameters()] + [*trained.buffers()])
+        for others in gradients[1:]:
+            assert all(map(torch.equal, gradients[0], others))
+        assert str(keeping) in re.sub(r"\s+", " ", str(mucudnn.report(within)))
+
+
+def test_the_least_budget_that_is_named_works(config: Config) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    with pytest.raises(InfeasibleError, match="at least") as raised:
+        mucudnn.optimize(model, X, _with_budget(config, 100_000), progress=False)
+    named = re.search(r"at least (\d+)B", str(raised.value))
+    assert named is not None
+    least_bytes = int(named[1])
+    within = mucudnn.optimize(model, X, _with_budget(config, least_bytes), progress=False)
+    assert step_bytes(within) <= least_bytes
+
+
+def test_evaluation_other_batches_and_frozen_models_run_as_before(config: Config) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    budget_bytes = int(0.6 * step_bytes(copy.deepcopy(model)))
+    within = mucudnn.optimize(copy.deepcopy(model), X, _with_budget(config, budget_bytes), progress=False)
+    assert torch.equal(within.eval()(X), model.eval()(X))
+    for batch in (X[:1], torch.cat((X, X))):
+        gradients = []
+        for trained in (model.train(), within.train()):
+            torch.manual_seed(2)
+            trained.zero_grad()
+            trained(batch).square().sum().backward()
+            gradients.append([parameter.grad for parameter in trained.parameters()])
+        assert all(map(torch.equal, *gradients))
+    for trained in (model, within):
+        trained.requires_grad_(False)
+    assert not within(X).requires_grad
+
+
+def _with_budget(config: Config, budget_bytes: int) -> Config:
+    return Config(
+        database=config.database, algorithms="native", time_limit="10ms", confirm=False, fuse=False,
+        memory_budget=budget_bytes,
+    )  # fmt: skip
