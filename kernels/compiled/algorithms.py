@@ -334,6 +334,10 @@ _MOST_CHANNELS = 8  # Depthwise: with more channels per group, matrix products a
 _LARGEST_EXTENT = 128  # Depthwise: the windows of larger filters do not fit in the cache.
 
 
+def _none(problem: ConvProblem) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class ExactAlgorithm(CompiledAlgorithm):
     """An algorithm that computes the sums of the definition.
@@ -345,7 +349,7 @@ class ExactAlgorithm(CompiledAlgorithm):
     name: str
     refuses: Callable[[ConvProblem], str | None] = why_too_large
     version: int = 1
-    normalizes: Callable[[ConvProblem], bool] = lambda problem: False
+    normalizes: Callable[[ConvProblem], bool] = _none
     deterministic: bool = True
 
     def supports(self, problem: ConvProblem) -> str | None:
@@ -370,6 +374,14 @@ def _not_pointwise(problem: ConvProblem) -> str | None:
     if problem.groups > 1 and channels < _LEAST_CHANNELS:
         return f"a group has {channels} channels; pointwise takes groups of {_LEAST_CHANNELS} and more"
     return None
+
+
+def _all(problem: ConvProblem) -> bool:
+    return True
+
+
+def _with_a_filter_a_channel(problem: ConvProblem) -> bool:
+    return problem.c == problem.k == problem.groups
 
 
 def _not_depthwise(problem: ConvProblem) -> str | None:
@@ -429,10 +441,10 @@ class LoopNest(ExactAlgorithm):
 IMPLICIT_GEMM = ExactAlgorithm("implicit-gemm", version=7)
 # 1x1 filters as matrix products on x and y in place, in either memory format (pointwise.cpp). Any stride and groups, no
 # padding. For BACKWARD_FILTER in float32, the first thread adds to dw itself, the other threads to copies of dw.
-POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=7, normalizes=lambda problem: True)
+POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=7, normalizes=_all)
 # Depthwise, and small groups of channels, by direct sums (depthwise.cpp). Every output is a sum over the few channels
 # of its group. Each register tile of outputs reads neighbouring columns from zero-padded windows, or neighbouring
 # channels in place. Any stride, padding, dilation and channel multiplier.
-DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=7, normalizes=lambda p: p.c == p.k == p.groups)
+DEPTHWISE = ExactAlgorithm("depthwise", _not_depthwise, version=7, normalizes=_with_a_filter_a_channel)
 LOOP_NEST = LoopNest("loop-nest")
 ALGORITHMS = (IMPLICIT_GEMM, POINTWISE, DEPTHWISE)

@@ -91,7 +91,7 @@ class Hungry(Executable):
         result = Result.of(problem, len(x), x.device.type)
         return cls(problem, Configuration((), 0.0, 0), (), slice(0, workspace_bytes), result)
 
-    def execute(self, x: Tensor, w: Tensor, y: Tensor, *_: object) -> None:
+    def execute(self, x: Tensor, w: Tensor, y: Tensor, *_: object, **named: object) -> None:
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8)
         written = {Operation.FORWARD: y, Operation.BACKWARD_DATA: x, Operation.BACKWARD_FILTER: w}
         written[self.problem.operation].zero_()
