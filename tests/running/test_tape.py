@@ -123,8 +123,8 @@ def test_dropped_values_are_freed_and_nothing_is_left_behind() -> None:
         again = peak_allocated_bytes(lambda: step(Choice.EACH_TIME))
     finally:
         gc.enable()
-    assert each < 0.7 * kept
-    assert again == each
+    assert each < 0.8 * kept
+    assert again < 0.8 * kept
 
 
 def test_an_operand_that_was_changed_in_place_is_an_error() -> None:
