@@ -39,8 +39,6 @@ from mucudnn.tuning.model_state import is_training, leaf
 from mucudnn.tuning.tuner import machine_and_database
 
 _ROUNDS = Rounds(3, 7, 0.3, sure=3)  # of a kind of call, forward and backward, beside PyTorch's operators
-
-
 _LEAST_GAIN_S = 4e-5  # of a convolution that normalizes: it is called from Python, others by the extension
 
 
@@ -144,10 +142,8 @@ def _gains_of_normalization(
             progress("measuring norms in convolutions", number / len(readers))
             faster: dict[Operation, bool] = {}
             for executable, normalizing in _normalizing(convolution.choices):
-                comparison, operation = (
-                    _with_prologue(executable, normalizing, norm, timings),
-                    executable.problem.operation,
-                )
+                operation = executable.problem.operation
+                comparison = _with_prologue(executable, normalizing, norm, timings)
                 gain_s = comparison.baseline_s - comparison.time_s
                 faster[operation] = faster.get(operation, True) and gain_s > _LEAST_GAIN_S
             gains.append(frozenset(operation for operation, is_faster in faster.items() if is_faster))

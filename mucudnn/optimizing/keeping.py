@@ -22,6 +22,7 @@ from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.kernels.memory import mark, peaks_between_marks
+from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.optimizing.steps import Step
 from mucudnn.running.devices import device_of_convolutions
@@ -35,6 +36,7 @@ from mucudnn.tuning.choose import with_noise
 from mucudnn.tuning.model_state import OwnStep, undisturbed
 
 _COUNTS = 4  # steps that are counted to correct the prediction
+_MOST_READERS = 3  # of a value that may be dropped: others, such as the features of dense blocks, are kept
 _ROUNDS = Rounds(3, 9, 10.0)  # of steps within the budget and PyTorch's
 
 
@@ -64,7 +66,7 @@ class Keeping:
             f"steps within {format_bytes(self.budget_bytes)}: peak {format_bytes(self.peak_bytes)}, predicted "
             f"{format_bytes(self.predicted_bytes)}, {format_bytes(self.all_bytes)} if all is kept; {kept} of "
             f"{len(self.choices)} tensors are kept, the others computed again in {format_seconds(self.time_s)}"
-            f"{'' if self.step is None else f'; {with_noise(self.step)} of PyTorch without a budget'}"
+            f"{'' if self.step is None else f'; speedup over PyTorch without a budget {with_noise(self.step)}'}"
         )
 
 
@@ -86,25 +88,29 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
     vars(module)["keeping"] = None
     with undisturbed(model):
         progress("tracing what a step keeps", 1.0)
-        _peaks(model, step, device_type)  # once, so that libraries have what they keep
-        traced, allowed_bytes = _traced(model, step, device_type), budget_bytes
-        keeping, is_least = None, False
-        for _ in range(_COUNTS):
-            solved = solver.least_time(traced.values, allowed_bytes)
-            if solved is None:
-                is_least, solved = True, solver.least_memory(traced.values)
-            vars(module)["keeping"] = keeping = Keeping(
+        _peaks(model, step, device_type)  # a first step, in which libraries allocate what they keep
+        traced = _traced(model, step, device_type)
+
+        def counted(solved: solver.Keeping) -> Keeping:
+            keeping = Keeping(
                 choices=traced.choices(solved.choices),
                 budget_bytes=budget_bytes,
                 predicted_bytes=solved.peak_bytes,
                 time_s=solved.time_s,
                 all_bytes=traced.peak_bytes,
             )
-            keeping = replace(keeping, peak_bytes=max(_peaks(model, step, device_type)))
-            if keeping.peak_bytes <= budget_bytes or is_least:
+            vars(module)["keeping"] = keeping
+            return replace(keeping, peak_bytes=max(_peaks(model, step, device_type)))
+
+        keeping, allowed_bytes = None, budget_bytes
+        for _ in range(_COUNTS):
+            solved = solver.least_time(traced.values, allowed_bytes)
+            keeping = None if solved is None else counted(solved)
+            if keeping is None or keeping.peak_bytes <= budget_bytes:
                 break
             allowed_bytes -= keeping.peak_bytes - budget_bytes
-        assert keeping is not None
+        if keeping is None or keeping.peak_bytes > budget_bytes:
+            keeping = counted(solver.least_memory(traced.values))
         if keeping.peak_bytes > budget_bytes:
             vars(module)["keeping"] = None
             raise InfeasibleError(
@@ -113,37 +119,29 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
                 "smaller batch"
             )
         progress("comparing steps within the budget", 1.0)
-        vars(module)["keeping"] = replace(keeping, step=_compared(module, step, config))
+        vars(module)["keeping"] = replace(keeping, step=_compared(module, keeping, step, wall_clock(device_type)))
 
 
-def _compared(model: KeepingModule, step: Step, config: Config) -> Comparison:
+def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock) -> Comparison:
     """Compare steps within the budget with those of PyTorch's operators, which keep all."""
-    tuned = [module for module in model.children() for module in module.modules() if isinstance(module, TunedModule)]
-    keeping = model.keeping
+    tuned = [module for module in model.modules() if isinstance(module, TunedModule)]
+
+    def timed(kept: Keeping | None) -> float:
+        vars(model)["keeping"] = kept
+        begun_s = clock.now()
+        step(model)
+        return clock.now() - begun_s
 
     def by_torch() -> float:
-        vars(model)["keeping"] = None
         with running_torchs_own(tuned), untouched:
-            return _timed(model, step)
-
-    def within() -> float:
-        vars(model)["keeping"] = keeping
-        return _timed(model, step)
+            return timed(None)
 
     times: list[list[float]] = []
-    for of_round in in_turns([by_torch, within]):
+    for of_round in in_turns([by_torch, lambda: timed(keeping)]):
         times.append(of_round)
         if _ROUNDS.is_enough(len(times), sum(map(sum, times))):
             break
     return Comparison.of(*zip(*times, strict=True))
-
-
-def _timed(model: nn.Module, step: Step) -> float:
-    begun_s = perf_counter()
-    step(model)
-    if next(model.parameters()).is_cuda:
-        torch.cuda.synchronize()
-    return perf_counter() - begun_s
 
 
 def _peaks(model: nn.Module, step: Step, device_type: str) -> list[int]:
@@ -158,8 +156,10 @@ def _peaks(model: nn.Module, step: Step, device_type: str) -> list[int]:
 class _Seen:
     """A value of a forward pass, as seen in a step.
 
-    uses: the intervals between marks that begin when the backward pass reads it.
-    storage: what it shares with other values if it is a view.
+    made, freed: the marks after it was computed and freed; -1 if it was not freed in the step.
+    is_view: whether it shares the memory of what it is computed from.
+    is_saved: whether autograd has kept it.
+    uses: the marks at which the backward pass reads it.
     """
 
     name: str
@@ -250,7 +250,7 @@ class _Traced:
 
 
 def _traced(model: nn.Module, step: Step, device_type: str) -> _Traced:
-    """Run a step of the model twice, the second time to see what it keeps and allocates."""
+    """Run a step of the model, to see what it keeps and allocates."""
     observer = _Observer()
 
     def observed(module: nn.Module, arguments: Any) -> None:
@@ -307,7 +307,7 @@ def _simplified(seen: list[_Seen], peaks: list[int]) -> _Traced:
                 is_used=bool(value.uses),
                 backward_bytes=max(backward, 0),
                 forward_bytes=max(forward, 0),
-                may_be_dropped=len(readers[index]) <= 3,
+                may_be_dropped=len(readers[index]) <= _MOST_READERS,
             )
         )
     return _Traced([value.name for value in seen], values, numbers, max(peaks))

@@ -33,6 +33,7 @@ from mucudnn.optimizing.steps import Step
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import DEVICE_TYPES, untouched
+from mucudnn.running.keeping import KeepingModule
 from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
 from mucudnn.tuning.model_state import is_training, undisturbed
 from mucudnn.tuning.result import configurations_of
@@ -83,7 +84,8 @@ def optimize(
     With ``config.memory_budget``, for inference on the CPU or on CUDA, the model is not changed either. What is
     returned computes the same in bands of rows, within the budget. The model itself is returned, with a warning, if its
     graph cannot be captured. Of a model in training, the steps stay within the budget: what is not kept of a forward
-    pass is computed again in the backward pass (docs/within.md).
+    pass is computed again in the backward pass (docs/within.md). If none of that is enough, ``InfeasibleError`` has the
+    least budget, and the model stays tuned without one.
 
     A model on a GPU is tuned on that GPU, even if another one is current. Optimize a model before wrapping it in
     ``DistributedDataParallel`` or ``DataParallel``, with the input of one device.
@@ -100,7 +102,7 @@ def optimize(
     they are errors.
     """
     config = config_or_default(config)
-    fits_steps = config.memory_budget_bytes is not None and is_training(model)
+    fits_steps = config.memory_budget_bytes is not None and is_training(model) and not config.fuse
     runs_modules = fits_steps or (config.memory_budget_bytes is None and not config.fuse)
     if runs_modules:
         config = without_cache_budget(config)
@@ -123,6 +125,13 @@ def optimize(
     with progress_of(progress) as report_progress:
         if runs_modules:
             team = team_of(process_group) if config.share_tuning else ALONE
+            if fits_steps and team_of(process_group).are_several:
+                raise InvalidInputError(
+                    "memory_budget of a training step is for a process without others: several ranks would choose "
+                    "differently; leave memory_budget out"
+                )
+            if isinstance(model, KeepingModule):
+                vars(model)["keeping"] = None  # of an earlier budget
             _optimize_modules(model, sample_input, config, step, team, report_progress)
             if fits_steps:
                 keep_within(model, sample_input, config, step, report_progress)

@@ -6,8 +6,8 @@ order, hooks, random numbers and running statistics are those of a forward pass 
 computed again with the same bits is kept: results of random operators, of code that the tape does not see, and
 tensors that existed before.
 
-Calls are those of ATen, below autograd and autocast (``torch.utils._python_dispatch``), and groups, which report
-themselves.
+Calls are those of ATen, below autograd and autocast (``torch.utils._python_dispatch``). Our convolutions and groups,
+which PyTorch's dispatcher does not see, report themselves.
 """
 
 from __future__ import annotations

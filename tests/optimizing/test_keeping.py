@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
+from unittest import mock
 
 import pytest
 import torch
@@ -14,9 +17,11 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.core.config import Config
-from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.keeping import KeepingModule
+from mucudnn.solver import keeping as solver
+from mucudnn.solver.keeping import Choice
 from mucudnn.tuning.model_state import OwnStep
 
 X = torch.randn(4, 3, 32, 32)
@@ -85,6 +90,40 @@ def test_the_least_budget_that_is_named_works(config: Config) -> None:
     least_bytes = int(named[1])
     within = mucudnn.optimize(model, X, _with_budget(config, least_bytes), progress=False)
     assert step_bytes(within) <= least_bytes
+
+
+def test_choices_that_need_more_than_predicted_are_no_least_budget(config: Config) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    budget_bytes = int(0.8 * step_bytes(copy.deepcopy(model)))
+
+    def too_low(values: Sequence[solver.Value], allowed_bytes: int) -> solver.Keeping:
+        return solver.Keeping((Choice.KEPT,) * len(values), 0.0, allowed_bytes)
+
+    def fewest(values: Sequence[solver.Value]) -> solver.Keeping:
+        choices = tuple(Choice.EACH_TIME if index % 2 else Choice.ONCE for index in range(len(values)))
+        return solver.Keeping(choices, 0.0, 0)
+
+    with mock.patch.object(solver, "least_time", too_low), mock.patch.object(solver, "least_memory", fewest):
+        within = mucudnn.optimize(model, X, _with_budget(config, budget_bytes), progress=False)
+    assert step_bytes(within) <= budget_bytes
+
+
+def test_a_model_that_is_optimized_without_a_budget_keeps_all_again(config: Config) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    all_bytes = step_bytes(copy.deepcopy(model))
+    within = mucudnn.optimize(model, X, _with_budget(config, int(0.8 * all_bytes)), progress=False)
+    assert step_bytes(mucudnn.optimize(within, X, config, progress=False)) > 0.8 * all_bytes
+
+
+def test_several_ranks_are_refused_before_anything_is_tuned(config: Config) -> None:
+    model = Net()
+    several = mock.Mock(are_several=True)
+    with mock.patch.object(sys.modules["mucudnn.optimizing.optimize"], "team_of", lambda _: several):
+        with pytest.raises(InvalidInputError, match="several ranks"):
+            mucudnn.optimize(model, X, _with_budget(config, 10**9), progress=False)
+    assert type(model) is Net
 
 
 def test_evaluation_other_batches_and_frozen_models_run_as_before(config: Config) -> None:
