@@ -44,7 +44,8 @@ _ROUNDS = Rounds(3, 9, 10.0)  # of steps within the budget and PyTorch's
 class Keeping:
     """What the forward passes of a model keep. Prints as one line.
 
-    choices: of the values of a forward pass, each with the operator that computes it.
+    choices: of the values of a forward pass, each with the operator that computes it; empty to keep all that PyTorch
+        keeps.
     budget_bytes: of a step beside parameters, gradients and the input.
     predicted_bytes, peak_bytes: what was predicted and counted.
     time_s: of what is computed again.
@@ -62,12 +63,18 @@ class Keeping:
 
     def __str__(self) -> str:
         kept = sum(choice is Choice.KEPT for _, choice in self.choices)
-        return (
-            f"steps within {format_bytes(self.budget_bytes)}: peak {format_bytes(self.peak_bytes)}, predicted "
-            f"{format_bytes(self.predicted_bytes)}, {format_bytes(self.all_bytes)} if all is kept; {kept} of "
-            f"{len(self.choices)} tensors are kept, the others computed again in {format_seconds(self.time_s)}"
-            f"{'' if self.step is None else f'; speedup over PyTorch without a budget {with_noise(self.step)}'}"
-        )
+        parts = [f"steps within {format_bytes(self.budget_bytes)}: peak {format_bytes(self.peak_bytes)}"]
+        if self.choices:
+            parts[0] += (
+                f", predicted {format_bytes(self.predicted_bytes)}, {format_bytes(self.all_bytes)} if all is kept"
+            )
+            again = f"the others computed again in {format_seconds(self.time_s)}"
+            parts.append(f"{kept} of {len(self.choices)} tensors are kept, {again}")
+        else:
+            parts.append("all is kept")
+        if self.step is not None:
+            parts.append(f"speedup over PyTorch without a budget {with_noise(self.step)}")
+        return "; ".join(parts)
 
 
 def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step | None, progress: Progress) -> None:
@@ -103,7 +110,9 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
             return replace(keeping, peak_bytes=max(_peaks(model, step, device_type)))
 
         keeping, allowed_bytes = None, budget_bytes
-        for _ in range(_COUNTS):
+        if traced.peak_bytes <= budget_bytes:
+            keeping = Keeping((), budget_bytes, traced.peak_bytes, 0.0, traced.peak_bytes, traced.peak_bytes)
+        for _ in range(_COUNTS if keeping is None else 0):
             solved = solver.least_time(traced.values, allowed_bytes)
             keeping = None if solved is None else counted(solved)
             if keeping is None or keeping.peak_bytes <= budget_bytes:

@@ -22,9 +22,10 @@ class KeepingModule(TunedModule, nn.Module):
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         is_recorded = torch.is_grad_enabled() and self.training and not torch.compiler.is_compiling()
-        if self.keeping is None or not is_recorded or tape.recording() is not None:
+        choices = () if self.keeping is None else self.keeping.choices
+        if not choices or not is_recorded or tape.recording() is not None:
             return super().forward(*arguments, **named)
-        with tape.Tape(self.keeping.choices):
+        with tape.Tape(choices):
             return super().forward(*arguments, **named)
 
 

@@ -60,7 +60,7 @@ def test_steps_stay_within_the_budget_with_the_same_gradients(config: Config) ->
     model = Net()
     states = copy.deepcopy(model.state_dict())
     all_bytes = step_bytes(copy.deepcopy(model))
-    for share in (0.9, 0.75):
+    for share in (1.1, 0.9, 0.75):
         budget_bytes = int(all_bytes * share)
         within = mucudnn.optimize(copy.deepcopy(model), X, _with_budget(config, budget_bytes), progress=False)
         assert isinstance(within, Net)
@@ -68,6 +68,7 @@ def test_steps_stay_within_the_budget_with_the_same_gradients(config: Config) ->
         counted_bytes = step_bytes(within)
         keeping = cast(KeepingModule, within).keeping
         assert counted_bytes <= budget_bytes
+        assert bool(keeping.choices) is (share < 1)
         gradients = []
         for trained in (copy.deepcopy(model), within, pickle.loads(pickle.dumps(within))):
             torch.manual_seed(1)
@@ -120,9 +121,9 @@ def test_a_model_that_is_optimized_without_a_budget_keeps_all_again(config: Conf
 def test_several_ranks_are_refused_before_anything_is_tuned(config: Config) -> None:
     model = Net()
     several = mock.Mock(are_several=True)
-    with mock.patch.object(sys.modules["mucudnn.optimizing.optimize"], "team_of", lambda _: several):
-        with pytest.raises(InvalidInputError, match="several ranks"):
-            mucudnn.optimize(model, X, _with_budget(config, 10**9), progress=False)
+    told = mock.patch.object(sys.modules["mucudnn.optimizing.optimize"], "team_of", return_value=several)
+    with told, pytest.raises(InvalidInputError, match="several ranks"):
+        mucudnn.optimize(model, X, _with_budget(config, 10**9), progress=False)
     assert type(model) is Net
 
 
