@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from mucudnn.core.config import Config
 from mucudnn.core.errors import warn
-from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.problem import Operation
 from mucudnn.core.records import Comparison
 from mucudnn.core.team import Team
 from mucudnn.core.terminal import Progress
@@ -22,11 +23,11 @@ from mucudnn.kernels.algorithm import Prologue, zero_moments
 from mucudnn.kernels.compiled import normalization
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.compiled.normalization import Norm
-from mucudnn.kernels.memory import dense_strides, torch_dtype
 from mucudnn.measuring.heap import kept_heap
+from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.timings import Timings
 from mucudnn.measuring.turns import Rounds
-from mucudnn.running.choices import Choices, make_executable, within_limits
+from mucudnn.running.choices import make_executable, within_limits
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.eager.bound_norm import BoundNorm
 from mucudnn.running.executable import Executable
@@ -141,7 +142,7 @@ def _gains_of_normalization(
         for number, (convolution, norm) in enumerate(readers.items()):
             progress("measuring norms in convolutions", number / len(readers))
             faster: dict[Operation, bool] = {}
-            for executable, normalizing in _normalizing(convolution.choices):
+            for executable, normalizing in _normalizing(convolution):
                 operation = executable.problem.operation
                 comparison = _with_prologue(executable, normalizing, norm, timings)
                 gain_s = comparison.baseline_s - comparison.time_s
@@ -150,38 +151,37 @@ def _gains_of_normalization(
     return gains
 
 
-def _normalizing(choices: Choices | None) -> Iterator[tuple[Executable, Executable]]:
-    """Yield the executables of choices that can normalize x, and those that do."""
+def _normalizing(convolution: TunedModule) -> Iterator[tuple[Executable, Executable]]:
+    """Yield the executables of a convolution, at tuned batch sizes, that can normalize x, and those that do."""
+    choices = convolution.choices
     if choices is None:
         return
-    for problem, by_size in choices.configurations.items():
-        for n in by_size:
-            executable = make_executable(choices, problem, n)
-            normalizing = None if executable is None else within_limits(choices, executable)
-            if executable is not None and normalizing is not None:
-                yield executable, normalizing
+    for tuned in convolution.tuned:
+        executable = make_executable(choices, tuned.problem, tuned.batch_size)
+        normalizing = None if executable is None else within_limits(choices, executable)
+        if executable is not None and normalizing is not None:
+            yield executable, normalizing
 
 
 def _with_prologue(executable: Executable, normalizing: Executable, norm: Norm, timings: Timings) -> Comparison:
     """Compare a convolution that normalizes x with one of the norm's result."""
     problem, n = executable.problem, executable.configuration.batch_size
-    x, w, y = (_random(problem, shape) for shape in (problem.x_shape(n), problem.w_shape(), problem.y_shape(n)))
-    third = None if problem.operation is Operation.FORWARD else y
+    operands = cache(partial(random_operands, problem, n))  # only drawn if the times are not known
     mean, inverse, weight, bias = torch.zeros(problem.c), *torch.ones(3, problem.c)
 
+    def third() -> Tensor | None:
+        return None if problem.operation is Operation.FORWARD else operands().y
+
     def apart() -> object:
-        return executable.run(normalization.forward(x, norm, mean, inverse, weight, bias)[0], w, third)
+        x = normalization.forward(operands().x, norm, mean, inverse, weight, bias)[0]
+        return executable.run(x, operands().w, third())
 
     def together() -> object:
-        return normalizing.run(x, w, third, None, Prologue(mean, inverse, weight, bias, norm.function, norm.slope))
+        prologue = Prologue(mean, inverse, weight, bias, norm.function, norm.slope)
+        return normalizing.run(operands().x, operands().w, third(), None, prologue)
 
     what = f"{norm!r} of x: {problem!r}, {executable.configuration.micro_configs!r}, version {normalization.VERSION}"
     return timings.compared(what, apart, [together], _ROUNDS)[0]
-
-
-def _random(problem: ConvProblem, shape: Sequence[int]) -> Tensor:
-    strides = dense_strides(shape, problem.memory_format)
-    return torch.empty_strided(shape, strides, dtype=torch_dtype(problem)).normal_()
 
 
 def _gains_of_moments(convolutions: Sequence[TunedModule], config: Config, progress: Progress) -> list[bool]:
@@ -206,15 +206,16 @@ def _is_able(executable: Executable) -> bool:
 def _with_moments(executable: Executable, timings: Timings) -> Comparison:
     """Compare a convolution that computes moments with one whose y is read once more for them."""
     problem, batch_size = executable.problem, executable.configuration.batch_size
-    x, w = (_random(problem, shape) for shape in (problem.x_shape(batch_size), problem.w_shape()))
+    operands = cache(partial(random_operands, problem, batch_size))
     norm = Norm(0, 1e-5)
 
     def apart() -> object:
-        return normalization.moments(executable.run(x, w, None), norm)
+        return normalization.moments(executable.run(operands().x, operands().w, None), norm)
 
     def together() -> object:
         moments = zero_moments(problem.k)
-        return executable.run(x, w, None, moments), moments_from(moments, problem.k, norm.eps)
+        y = executable.run(operands().x, operands().w, None, moments)
+        return y, moments_from(moments, problem.k, norm.eps)
 
     what = f"moments of y: {problem!r}, {executable.configuration.micro_configs!r}"
     return timings.compared(what, apart, [together], _ROUNDS)[0]

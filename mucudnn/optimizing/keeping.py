@@ -8,9 +8,9 @@ too low is corrected, and chosen again.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from statistics import median
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class Keeping:
     time_s: of what is computed again.
     all_bytes: the peak of a step that keeps all that PyTorch keeps.
     step: the time of a step, compared with PyTorch's operators without a budget.
+    predicted_s: the predicted time of a step.
     """
 
     choices: tuple[tuple[str, Choice], ...]
@@ -60,6 +61,7 @@ class Keeping:
     all_bytes: int
     peak_bytes: int = 0
     step: Comparison | None = None
+    predicted_s: float = 0.0
 
     def __str__(self) -> str:
         kept = sum(choice is Choice.KEPT for _, choice in self.choices)
@@ -73,6 +75,9 @@ class Keeping:
         else:
             parts.append("all is kept")
         if self.step is not None:
+            parts.append(
+                f"a step takes {format_seconds(self.step.time_s)}, predicted {format_seconds(self.predicted_s)}"
+            )
             parts.append(f"speedup over PyTorch without a budget {with_noise(self.step)}")
         return "; ".join(parts)
 
@@ -95,8 +100,12 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
     vars(module)["keeping"] = None
     with undisturbed(model):
         progress("tracing what a step keeps", 1.0)
-        _peaks(model, step, device_type)  # a first step, in which libraries allocate what they keep
-        traced = _traced(model, step, device_type)
+        timer = _Timer(wall_clock(device_type))
+        _recorded(model, step, timer, device_type)  # a first step, in which libraries allocate what they keep
+        all_bytes = max(_peaks(model, step, device_type))
+        observer = _Observer(timer.times_s)
+        peaks = _recorded(model, step, observer, device_type)
+        traced = _simplified(observer.seen, peaks)
 
         def counted(solved: solver.Keeping) -> Keeping:
             keeping = Keeping(
@@ -104,14 +113,14 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
                 budget_bytes=budget_bytes,
                 predicted_bytes=solved.peak_bytes,
                 time_s=solved.time_s,
-                all_bytes=traced.peak_bytes,
+                all_bytes=all_bytes,
             )
             vars(module)["keeping"] = keeping
             return replace(keeping, peak_bytes=max(_peaks(model, step, device_type)))
 
         keeping, allowed_bytes = None, budget_bytes
-        if traced.peak_bytes <= budget_bytes:
-            keeping = Keeping((), budget_bytes, traced.peak_bytes, 0.0, traced.peak_bytes, traced.peak_bytes)
+        if all_bytes <= budget_bytes:
+            keeping = Keeping((), budget_bytes, all_bytes, 0.0, all_bytes, all_bytes)
         for _ in range(_COUNTS if keeping is None else 0):
             solved = solver.least_time(traced.values, allowed_bytes)
             keeping = None if solved is None else counted(solved)
@@ -128,11 +137,15 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
                 "smaller batch"
             )
         progress("comparing steps within the budget", 1.0)
-        vars(module)["keeping"] = replace(keeping, step=_compared(module, keeping, step, wall_clock(device_type)))
+        step_, all_s = _compared(module, keeping, step, wall_clock(device_type))
+        vars(module)["keeping"] = replace(keeping, step=step_, predicted_s=all_s + keeping.time_s)
 
 
-def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock) -> Comparison:
-    """Compare steps within the budget with those of PyTorch's operators, which keep all."""
+def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock) -> tuple[Comparison, float]:
+    """Compare steps within the budget with those of PyTorch's operators, which keep all.
+
+    Return also the time of steps by the model's own operators that keep all.
+    """
     tuned = [module for module in model.modules() if isinstance(module, TunedModule)]
 
     def timed(kept: Keeping | None) -> float:
@@ -146,11 +159,12 @@ def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock) 
             return timed(None)
 
     times: list[list[float]] = []
-    for of_round in in_turns([by_torch, lambda: timed(keeping)]):
+    for of_round in in_turns([by_torch, lambda: timed(keeping), lambda: timed(None)]):
         times.append(of_round)
         if _ROUNDS.is_enough(len(times), sum(map(sum, times))):
             break
-    return Comparison.of(*zip(*times, strict=True))
+    torchs_s, kept_s, all_s = zip(*times, strict=True)
+    return Comparison.of(torchs_s, kept_s), median(all_s)
 
 
 def _peaks(model: nn.Module, step: Step, device_type: str) -> list[int]:
@@ -182,45 +196,87 @@ class _Seen:
     uses: list[int] = field(default_factory=list)
 
 
-class _Observer(Tape):  # type: ignore[no-untyped-call]
-    """A tape that keeps what PyTorch keeps, and notes when it is read."""
+class _Keeper(Tape):  # type: ignore[no-untyped-call]
+    """A tape that keeps what PyTorch keeps."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[_Seen] = []
-        self.marks = 0
-        self.begun_s = perf_counter()
-
-    def mark(self) -> None:
-        self.marks += 1
-        mark()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.begun_s = perf_counter()
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def note(self, results: Sequence[Any], name: str, call: Call) -> None:
-        time_s = perf_counter() - self.begun_s
-        reads = [value for value in call.reads() if value.index >= 0]
-        known = self.count
-        super().note(results, name, call)
-        self.mark()
-        for tensor in results:
-            value = self.value_of(tensor) if isinstance(tensor, Tensor) else None
-            if value is None or value.index < known:
-                continue
+    def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
+        values = super().note(results, name, call)
+        for value in values:
             value.call = None
-            is_view = not call.is_in_place and any(
-                read.tensor is not None and _memory(read.tensor) == _memory(tensor) for read in reads
-            )
-            indices = [read.index for read in reads]
-            self.seen.append(_Seen(name, tensor.nbytes, time_s, indices, self.marks, is_view))
-            weakref.finalize(value, self._freed, value.index)
+        return values
 
     def pack(self, tensor: Tensor) -> Any:
         kept = super().pack(tensor)
         if isinstance(kept, Value):
             kept.store(tensor)
+        return kept
+
+
+class _Timer(_Keeper):  # type: ignore[no-untyped-call]
+    """A tape that times what computes the values.
+
+    times_s: of the values, in their order.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.times_s: list[float] = []
+        self._time_s = 0.0
+
+    def call(self, func: Any, args: Any, named: Any) -> Any:
+        begun_s = self.clock.now()
+        result = super().call(func, args, named)
+        self._time_s = self.clock.now() - begun_s
+        return result
+
+    def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
+        values = super().note(results, name, call)
+        self.times_s += [self._time_s] * len(values)
+        return values
+
+    def note_unseen(self, y: Tensor, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        begun_s = self.clock.now()
+        with torch.no_grad():
+            function(*arguments)
+        self._time_s = self.clock.now() - begun_s
+        super().note_unseen(y, name, function, arguments)
+
+
+class _Observer(_Keeper):  # type: ignore[no-untyped-call]
+    """A tape that notes when the values are read and freed.
+
+    times_s: of what computes the values, in their order.
+    """
+
+    def __init__(self, times_s: Sequence[float]) -> None:
+        super().__init__()
+        self.times_s = times_s
+        self.seen: list[_Seen] = []
+        self.marks = 0
+
+    def mark(self) -> None:
+        self.marks += 1
+        mark()
+
+    def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
+        reads = [value for value in call.reads() if value.index >= 0]
+        memory = {_memory(read.tensor) for read in reads if read.tensor is not None}
+        values = super().note(results, name, call)
+        self.mark()
+        for value, tensor in ((self.value_of(tensor), tensor) for tensor in results if isinstance(tensor, Tensor)):
+            if value in values:
+                assert value is not None
+                is_view = not call.is_in_place and _memory(tensor) in memory
+                time_s = self.times_s[value.index] if value.index < len(self.times_s) else 0.0
+                indices = [read.index for read in reads]
+                self.seen.append(_Seen(name, tensor.nbytes, time_s, indices, self.marks, is_view))
+                weakref.finalize(value, self._freed, value.index)
+        return values
+
+    def pack(self, tensor: Tensor) -> Any:
+        kept = super().pack(tensor)
+        if isinstance(kept, Value):
             self.seen[kept.index].is_saved = True
         return kept
 
@@ -258,21 +314,19 @@ class _Traced:
         return tuple(zip(self.names, choices, strict=True))
 
 
-def _traced(model: nn.Module, step: Step, device_type: str) -> _Traced:
-    """Run a step of the model, to see what it keeps and allocates."""
-    observer = _Observer()
+def _recorded(model: nn.Module, step: Step, tape: Tape, device_type: str) -> list[int]:
+    """Return the peaks between marks of a step, whose forward pass a tape records."""
 
-    def observed(module: nn.Module, arguments: Any) -> None:
-        observer.__enter__()
+    def begin(module: nn.Module, arguments: Any) -> None:
+        tape.__enter__()
 
-    before = model.register_forward_pre_hook(observed)
-    after = model.register_forward_hook(lambda *_: observer.__exit__(None, None, None), always_call=True)
+    before = model.register_forward_pre_hook(begin)
+    after = model.register_forward_hook(lambda *_: tape.__exit__(None, None, None), always_call=True)
     try:
-        peaks = _peaks(model, step, device_type)
+        return _peaks(model, step, device_type)
     finally:
         before.remove()
         after.remove()
-    return _simplified(observer.seen, peaks)
 
 
 def _simplified(seen: list[_Seen], peaks: list[int]) -> _Traced:

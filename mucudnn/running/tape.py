@@ -230,11 +230,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in itertools.compress(args, is_written):
                 if isinstance(tensor, Tensor):
                     self._overwrite(tensor)
-            result = func(*args, **named)
+            result = self.call(func, args, named)
             if operands is not None:
                 self.note((result,), func.name(), Call(func, *operands, is_in_place=True))
             return result
-        result = func(*args, **named)
+        result = self.call(func, args, named)
         if is_unknown:
             return result
         results = result if isinstance(result, (tuple, list)) else (result,)
@@ -244,8 +244,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.note(results, func.name(), Call(func, *self.operands(args, named), is_in_place=False))
         return result
 
-    def note(self, results: Sequence[Any], name: str, call: Call) -> None:
-        """Note that a call has computed these tensors, and keep those that are to be kept."""
+    def call(self, func: Any, args: Any, named: Any) -> Any:
+        """Call an operator."""
+        return func(*args, **named)
+
+    def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
+        """Note that a call has computed these tensors, and keep those that are to be kept; return the new values."""
+        values = []
         for number, tensor in enumerate(results):
             if not isinstance(tensor, Tensor) or tensor.nbytes < LEAST_BYTES or self.value_of(tensor) is not None:
                 continue  # known: an alias
@@ -255,6 +260,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 value.store(tensor)
                 value.call = None
             self._values_of(tensor)[_place(tensor)] = value
+            values.append(value)
+        return values
+
+    def note_unseen(self, y: Tensor, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        """Note that function(*arguments), which PyTorch's dispatcher does not see, has computed y."""
+        operands, _ = self.operands(arguments, {})
+        self.note((y,), name, Call(function, operands, {}, is_in_place=False))
 
     def _choice(self, name: str) -> Choice:
         if self.count < len(self.choices) and self.matches:
@@ -313,8 +325,7 @@ def note(y: Tensor, name: str, function: Callable[..., Any], *arguments: Any) ->
     """Tell the tape that records, if any, that function(*arguments) has computed y out of its sight."""
     tape = _this_thread.tape
     if tape is not None and y.nbytes >= LEAST_BYTES:
-        operands, _ = tape.operands(arguments, {})
-        tape.note((y,), name, Call(function, operands, {}, is_in_place=False))
+        tape.note_unseen(y, name, function, arguments)
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
