@@ -260,7 +260,7 @@ class _Observer(_Keeper):  # type: ignore[no-untyped-call]
         mark()
 
     def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
-        reads = [value for value in call.reads() if value.index >= 0]
+        reads = call.reads()
         memory = {_memory(read.tensor) for read in reads if read.tensor is not None}
         values = super().note(results, name, call)
         self.mark()
@@ -269,7 +269,7 @@ class _Observer(_Keeper):  # type: ignore[no-untyped-call]
                 assert value is not None
                 is_view = not call.is_in_place and _memory(tensor) in memory
                 time_s = self.times_s[value.index] if value.index < len(self.times_s) else 0.0
-                indices = [read.index for read in reads]
+                indices = [read.index for read in reads if read.index >= 0]
                 self.seen.append(_Seen(name, tensor.nbytes, time_s, indices, self.marks, is_view))
                 weakref.finalize(value, self._freed, value.index)
         return values
@@ -281,8 +281,8 @@ class _Observer(_Keeper):  # type: ignore[no-untyped-call]
         return kept
 
     def unpack(self, kept: Any) -> Tensor:
-        self.mark()
         if isinstance(kept, Value):
+            self.mark()
             self.seen[kept.index].uses.append(self.marks)
         return super().unpack(kept)
 
