@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -169,15 +170,35 @@ def peaks_between_marks(
         function()
     finally:
         threads = _disable_profiler_legacy()
-    live, peaks = 0, [0]
+    changes, marks, gradients = [0], [], set[int]()
     for event in (event for thread in threads for event in thread):
-        kind = str(event.kind())
+        kind, name = str(event.kind()), event.name()
         if kind == "memory_alloc":
-            live += event.cpu_memory_usage()
-            peaks[-1] = max(peaks[-1], live)
-        elif kind == "push" and event.name() == _MARK:
-            peaks.append(live)
-    return [int(peak) for peak in peaks]
+            changes.append(event.cpu_memory_usage())
+        elif kind == "push" and name == _MARK:
+            marks.append(len(changes))
+        elif kind == "push" and name.startswith(_GRADIENT):
+            # The last allocation of its size is the gradient's, which is not counted.
+            size = int(name.removeprefix(_GRADIENT))
+            places = (place for place in range(len(changes) - 1, 0, -1) if changes[place] == size)
+            place = next((place for place in places if place not in gradients), None)
+            if place is not None:
+                gradients.add(place)
+                changes[place] = 0
+    live = list(accumulate(changes))
+    bounds = [0, *marks, len(live)]
+    # An interval without allocations has the bytes of the one before.
+    return [int(max(live[max(0, start - 1) : stop])) for start, stop in pairwise(bounds)]
+
+
+def mark_gradient(size_bytes: int) -> None:
+    """Have ``peaks_between_marks`` not count a gradient of so many bytes, which has just been allocated.
+
+    On CUDA it counts.
+    """
+    if _marked is None and torch._C._autograd._profiler_enabled():
+        with record_function(f"{_GRADIENT}{size_bytes}"):
+            pass
 
 
 def mark() -> None:
@@ -201,6 +222,7 @@ class _MarksOnCuda:
 
 
 _MARK = "mucudnn: allocations"
+_GRADIENT = "mucudnn: gradient of "
 _marked: _MarksOnCuda | None = None
 
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,19 +21,21 @@ from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
-from mucudnn.kernels.memory import mark, peaks_between_marks
+from mucudnn.kernels.memory import mark, mark_gradient, peaks_between_marks
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.turns import Rounds, in_turns
+from mucudnn.optimizing.segments import Part, chosen_parts, mixing_parts, parts_of
 from mucudnn.optimizing.steps import Step
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.keeping import KeepingModule, make_keeping
 from mucudnn.running.modules import TunedModule, running_torchs_own
+from mucudnn.running.segments import SEGMENT, Segment, set_segments
 from mucudnn.running.tape import Call, Tape, Value
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
 from mucudnn.tuning.choose import with_noise
-from mucudnn.tuning.model_state import OwnStep, undisturbed
+from mucudnn.tuning.model_state import OwnStep, set_gradients, undisturbed
 
 _COUNTS = 4  # steps that are counted to correct the prediction
 _MOST_READERS = 3  # of a value that may be dropped: others, such as the features of dense blocks, are kept
@@ -52,6 +54,7 @@ class Keeping:
     all_bytes: the peak of a step that keeps all that PyTorch keeps.
     step: the time of a step, compared with PyTorch's operators without a budget.
     predicted_s: the predicted time of a step.
+    segments: parts of the model that run in micro-batches.
     """
 
     choices: tuple[tuple[str, Choice], ...]
@@ -62,6 +65,7 @@ class Keeping:
     peak_bytes: int = 0
     step: Comparison | None = None
     predicted_s: float = 0.0
+    segments: tuple[Segment, ...] = ()
 
     def __str__(self) -> str:
         kept = sum(choice is Choice.KEPT for _, choice in self.choices)
@@ -74,6 +78,7 @@ class Keeping:
             parts.append(f"{kept} of {len(self.choices)} tensors are kept, {again}")
         else:
             parts.append("all is kept")
+        parts += map(str, self.segments)
         if self.step is not None:
             parts.append(
                 f"a step takes {format_seconds(self.step.time_s)}, predicted {format_seconds(self.predicted_s)}"
@@ -94,51 +99,124 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
     """
     budget_bytes = config.memory_budget_bytes
     assert budget_bytes is not None
-    step = step or OwnStep(sample_input, keeps_gradients=True)
+    step = step or OwnStep(sample_input)
     device_type = device_of_convolutions(model).type
     module = make_keeping(model)
     vars(module)["keeping"] = None
+    clock = wall_clock(device_type)
     with undisturbed(model):
         progress("tracing what a step keeps", 1.0)
-        timer = _Timer(wall_clock(device_type))
-        _recorded(model, step, timer, device_type)  # a first step, in which libraries allocate what they keep
-        all_bytes = max(_peaks(model, step, device_type))
-        observer = _Observer(timer.times_s)
-        peaks = _recorded(model, step, observer, device_type)
-        traced = _simplified(observer.seen, peaks)
-
-        def counted(solved: solver.Keeping) -> Keeping:
-            keeping = Keeping(
-                choices=traced.choices(solved.choices),
-                budget_bytes=budget_bytes,
-                predicted_bytes=solved.peak_bytes,
-                time_s=solved.time_s,
-                all_bytes=all_bytes,
-            )
-            vars(module)["keeping"] = keeping
-            return replace(keeping, peak_bytes=max(_peaks(model, step, device_type)))
-
-        keeping, allowed_bytes = None, budget_bytes
-        if all_bytes <= budget_bytes:
-            keeping = Keeping((), budget_bytes, all_bytes, 0.0, all_bytes, all_bytes)
-        for _ in range(_COUNTS if keeping is None else 0):
-            solved = solver.least_time(traced.values, allowed_bytes)
-            keeping = None if solved is None else counted(solved)
-            if keeping is None or keeping.peak_bytes <= budget_bytes:
-                break
-            allowed_bytes -= keeping.peak_bytes - budget_bytes
-        if keeping is None or keeping.peak_bytes > budget_bytes:
-            keeping = counted(solver.least_memory(traced.values))
-        if keeping.peak_bytes > budget_bytes:
-            vars(module)["keeping"] = None
-            raise InfeasibleError(
-                f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
-                f"{exact_bytes(keeping.peak_bytes)} beside parameters, gradients and the batch: give that, or a "
-                "smaller batch"
-            )
+        set_segments(model, ())
+        model_of_step = Stepping(model, step, device_type)
+        all_bytes = max(model_of_step.peaks())
+        keeping = Keeping((), budget_bytes, all_bytes, 0.0, all_bytes, all_bytes)
+        if all_bytes > budget_bytes:
+            keeping = _chosen(module, model_of_step, budget_bytes, all_bytes)
         progress("comparing steps within the budget", 1.0)
-        step_, all_s = _compared(module, keeping, step, wall_clock(device_type))
-        vars(module)["keeping"] = replace(keeping, step=step_, predicted_s=all_s + keeping.time_s)
+        compared, all_s = _compared(module, keeping, step, clock)
+        vars(module)["keeping"] = replace(keeping, step=compared, predicted_s=all_s + keeping.time_s)
+    set_segments(model, keeping.segments)
+
+
+def _chosen(module: KeepingModule, stepping: Stepping, budget_bytes: int, all_bytes: int) -> Keeping:
+    """Return what forward passes keep within a budget, counted, and put it in.
+
+    Segments in micro-batches are estimated first; where that was too low, for a smaller budget, and for the least.
+    """
+    whole, parts = stepping.traced(with_parts=True)
+    traced, before, mixing = whole, list[Part](), set[Part]()
+
+    def counted(solved: solver.Keeping) -> Keeping:
+        keeping = Keeping(
+            choices=traced.choices(solved.choices),
+            budget_bytes=budget_bytes,
+            predicted_bytes=solved.peak_bytes,
+            time_s=solved.time_s + traced.time_s,
+            all_bytes=all_bytes,
+            segments=tuple(part.segment for part in chosen),
+        )
+        vars(module)["keeping"] = keeping
+        return replace(keeping, peak_bytes=max(stepping.peaks()))
+
+    for target_bytes in (budget_bytes, int(0.8 * budget_bytes), 0):
+        while True:
+            able = [part for part in parts if part not in mixing]
+            chosen = chosen_parts(whole.values, whole.numbers, able, target_bytes)
+            found = [] if chosen == before else mixing_parts(module, stepping.step, chosen)
+            if not found:
+                break
+            mixing |= {part for part in parts for other in found if part.covers(other)}
+        if chosen != before:
+            vars(module)["keeping"] = None
+            set_segments(module, [part.segment for part in chosen])
+            traced, _ = stepping.traced()
+        elif target_bytes != budget_bytes:
+            continue
+        before, allowed_bytes = chosen, budget_bytes
+        for _ in range(_COUNTS):
+            solved = solver.least_time(traced.values, allowed_bytes)
+            if solved is None:
+                break
+            keeping = counted(solved)
+            if keeping.peak_bytes <= budget_bytes:
+                return keeping
+            allowed_bytes -= keeping.peak_bytes - budget_bytes
+    keeping = counted(solver.least_memory(traced.values))
+    if keeping.peak_bytes > budget_bytes:
+        vars(module)["keeping"] = None
+        set_segments(module, ())
+        raise InfeasibleError(
+            f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
+            f"{exact_bytes(keeping.peak_bytes)} beside parameters, gradients and the batch: give that, or a "
+            "smaller batch"
+        )
+    return keeping
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """A model with its step."""
+
+    model: nn.Module
+    step: Step
+    device_type: str
+
+    def peaks(self) -> list[int]:
+        """Return the peaks of a step between marks, beside the gradients of the parameters."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        set_gradients((parameter, None) for parameter in parameters)
+        hooked = (cast(Any, parameter).register_post_accumulate_grad_hook for parameter in parameters)
+        handles = [register(_mark_gradient) for register in hooked]
+        try:
+            return peaks_between_marks(lambda: self.step(self.model), self.device_type)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def traced(self, *, with_parts: bool = False) -> tuple[_Traced, list[Part]]:
+        """Return what a step keeps, and the parts of the model that may run in micro-batches."""
+        timer = _Timer(wall_clock(self.device_type))
+        self._recorded(timer)  # in which libraries allocate what they keep
+        observer = _Observer(timer.times_s)
+        if not with_parts:
+            return _simplified(observer.seen, self._recorded(observer)), []
+        with parts_of(self.model, observer) as parts:
+            peaks = self._recorded(observer)
+        return _simplified(observer.seen, peaks), parts
+
+    def _recorded(self, tape: Tape) -> list[int]:
+        """Return the peaks between marks of a step, whose forward pass a tape records."""
+
+        def begin(module: nn.Module, arguments: Any) -> None:
+            tape.__enter__()
+
+        before = self.model.register_forward_pre_hook(begin, prepend=True)
+        after = self.model.register_forward_hook(lambda *_: tape.__exit__(None, None, None), always_call=True)
+        try:
+            return self.peaks()
+        finally:
+            before.remove()
+            after.remove()
 
 
 def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock) -> tuple[Comparison, float]:
@@ -165,14 +243,6 @@ def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock) 
             break
     torchs_s, kept_s, all_s = zip(*times, strict=True)
     return Comparison.of(torchs_s, kept_s), median(all_s)
-
-
-def _peaks(model: nn.Module, step: Step, device_type: str) -> list[int]:
-    """Return the peaks of a step between marks, beside the gradients of the parameters."""
-    for parameter in model.parameters():
-        if parameter.grad is None and parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-    return peaks_between_marks(lambda: step(model), device_type)
 
 
 @dataclass(slots=True)
@@ -290,6 +360,11 @@ class _Observer(_Keeper):  # type: ignore[no-untyped-call]
         self.seen[index].freed = self.marks
 
 
+def _mark_gradient(parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        mark_gradient(parameter.grad.nbytes)
+
+
 def _memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
@@ -299,12 +374,14 @@ class _Traced:
     """A step as the solver sees it.
 
     values: those to choose for; numbers: of each, its index in the forward pass.
+    time_s: of the segments, which are computed again in any case.
     """
 
     names: list[str]
     values: list[solver.Value]
     numbers: list[int]
     peak_bytes: int
+    time_s: float
 
     def choices(self, chosen: Sequence[Choice]) -> tuple[tuple[str, Choice], ...]:
         """Return the choices of all values of the forward pass; those that are not saved are computed each time."""
@@ -312,21 +389,6 @@ class _Traced:
         for number, choice in zip(self.numbers, chosen, strict=True):
             choices[number] = choice
         return tuple(zip(self.names, choices, strict=True))
-
-
-def _recorded(model: nn.Module, step: Step, tape: Tape, device_type: str) -> list[int]:
-    """Return the peaks between marks of a step, whose forward pass a tape records."""
-
-    def begin(module: nn.Module, arguments: Any) -> None:
-        tape.__enter__()
-
-    before = model.register_forward_pre_hook(begin)
-    after = model.register_forward_hook(lambda *_: tape.__exit__(None, None, None), always_call=True)
-    try:
-        return _peaks(model, step, device_type)
-    finally:
-        before.remove()
-        after.remove()
 
 
 def _simplified(seen: list[_Seen], peaks: list[int]) -> _Traced:
@@ -373,7 +435,8 @@ def _simplified(seen: list[_Seen], peaks: list[int]) -> _Traced:
                 may_be_dropped=len(readers[index]) <= _MOST_READERS,
             )
         )
-    return _Traced([value.name for value in seen], values, numbers, max(peaks))
+    segments_s = sum(value.time_s for value in seen if value.name == SEGMENT)
+    return _Traced([value.name for value in seen], values, numbers, max(peaks), segments_s)
 
 
 def _joined(seen: list[_Seen], is_joined: list[bool], index: int) -> tuple[set[int], float]:

@@ -10,9 +10,10 @@ from torch import nn
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.running import tape
 from mucudnn.running.modules import TunedModule, derived_tuned, require_free_names
+from mucudnn.running.segments import SegmentedModule
 
 
-class KeepingModule(TunedModule, nn.Module):
+class KeepingModule(SegmentedModule):
     """A model of which a forward pass keeps what was chosen, so that a training step stays within a budget.
 
     keeping: the choices; None to keep all that PyTorch keeps.
@@ -31,9 +32,10 @@ class KeepingModule(TunedModule, nn.Module):
 
 def make_keeping(model: nn.Module) -> KeepingModule:
     """Let a model keep what is chosen. Raises ``InvalidInputError`` if its class cannot be changed."""
-    if isinstance(model, TunedModule) and not isinstance(model, KeepingModule):
+    if isinstance(model, TunedModule) and not isinstance(model, SegmentedModule):
         raise InvalidInputError(f"{type(model).__name__} is a single layer; memory_budget is for models of several")
     if not isinstance(model, KeepingModule):
-        require_free_names(model)
+        if not isinstance(model, SegmentedModule):
+            require_free_names(model)
         object.__setattr__(model, "__class__", derived_tuned(KeepingModule, type(model)))
     return cast(KeepingModule, model)

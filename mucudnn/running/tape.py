@@ -15,8 +15,8 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -198,6 +198,17 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         set_dispatch_modes(torch._C._len_torch_dispatch_stack)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._stack.close()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Note no calls in the block; what autograd keeps is packed as before."""
+        _this_thread.tape = None
+        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            super().__enter__()  # type: ignore[no-untyped-call]
+            _this_thread.tape = self
 
     # Saved tensors
 

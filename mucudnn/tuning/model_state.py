@@ -312,15 +312,13 @@ class OwnStep:
 
     arguments: the model's only argument, or a tuple of all positional ones. Each differentiable output gets a random
     gradient, drawn once: a gradient of ones would vanish behind a normalization, and zeros may change the time. Without
-    differentiable outputs, the step is the forward pass. Gradients are kept after the step; at the start they are None,
-    unless ``keeps_gradients``.
+    differentiable outputs, the step is the forward pass. Gradients are kept after the step; at the start they are None.
 
     Raises any error of the model.
     """
 
-    def __init__(self, arguments: Any, *, keeps_gradients: bool = False) -> None:
+    def __init__(self, arguments: Any) -> None:
         self.arguments = arguments if isinstance(arguments, tuple) else (arguments,)
-        self.keeps_gradients = keeps_gradients
         self._gradients: dict[int, Tensor] = {}
 
     def __call__(self, model: nn.Module) -> None:
@@ -329,8 +327,7 @@ class OwnStep:
             with torch.no_grad():
                 model(*arguments)
             return
-        if not self.keeps_gradients:
-            set_gradients((parameter, None) for parameter in model.parameters())
+        set_gradients((parameter, None) for parameter in model.parameters())
         if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
             torch.clear_autocast_cache()
         output = model(*arguments)

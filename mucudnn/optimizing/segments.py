@@ -1,0 +1,250 @@
+"""Which segments of a model run in micro-batches, where keeping less is not enough for a budget or takes longer.
+
+Candidates are modules that are called once, with tensors of whole batches, and consecutive children of sequential
+ones. What they would save and cost is estimated from the values of a step that has been traced without them; the step
+is traced again with those that are chosen.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from mucudnn.running.modules import TunedModule
+from mucudnn.running.segments import Segment
+from mucudnn.running.tape import Tape
+from mucudnn.solver import keeping as solver
+from mucudnn.solver.keeping import Value
+
+_MOST_PARTS = 6
+_LEAST_GAIN = 0.05  # of bytes, and of the time that is computed again, for which one more part is worth while
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive children of a module, or a module, and what it computes in a forward pass.
+
+    start, end: of the values that are computed inside.
+    batch_size: of its inputs and its result.
+    x_bytes, y_bytes: of its inputs and its result.
+    """
+
+    segment: Segment
+    start: int
+    end: int
+    batch_size: int
+    x_bytes: int
+    y_bytes: int
+
+    def is_apart(self, others: Sequence[Part]) -> bool:
+        return all(self.end <= other.start or other.end <= self.start for other in others)
+
+    def covers(self, other: Part) -> bool:
+        return self.start <= other.start and other.end <= self.end
+
+
+@contextmanager
+def parts_of(model: nn.Module, tape: Tape) -> Iterator[list[Part]]:
+    """Yield a list which has, after a forward pass that the tape records in the block, the parts of the model."""
+    parts: list[Part] = []
+    calls: dict[nn.Module, list[tuple[int, int, int, int, int]]] = {}
+    begun: dict[nn.Module, int] = {}
+    able = {module: name for name, module in model.named_modules() if _is_able(module)}
+    handles: list[RemovableHandle] = []
+
+    def begin(module: nn.Module, arguments: Any) -> None:
+        begun[module] = tape.count
+
+    def end(module: nn.Module, arguments: Any, named: Any, result: Any) -> None:
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        is_plain = isinstance(result, Tensor) and len(tensors) == len(arguments) > 0 and not named
+        whole = is_plain and result.dim() > 1 and all(x.dim() > 1 and len(x) == len(result) for x in tensors)
+        n = len(result) if whole else 0
+        bytes_of = (sum(x.nbytes for x in tensors), result.nbytes) if whole else (0, 0)
+        calls.setdefault(module, []).append((begun[module], tape.count, n, *bytes_of))
+
+    for module in able:
+        handles += module.register_forward_pre_hook(begin), module.register_forward_hook(end, with_kwargs=True)
+    try:
+        yield parts
+    finally:
+        for handle in handles:
+            handle.remove()
+    once = {module: of_module[0] for module, of_module in calls.items() if len(of_module) == 1 and of_module[0][2] > 1}
+    for module, name in able.items():
+        if isinstance(module, nn.Sequential) and _forward_of(module) is nn.Sequential.forward:
+            children = list(module)
+            for first in range(len(children)):
+                for last in range(first, len(children)):
+                    if children[last] not in once or once[children[last]][2] != once[children[first]][2]:
+                        break
+                    (start, _, n, x_bytes, _), (_, stop, _, _, y_bytes) = once[children[first]], once[children[last]]
+                    if stop - start > 1:
+                        parts.append(Part(Segment(name, first, last, n), start, stop, n, x_bytes, y_bytes))
+        elif module in once and not isinstance(module, TunedModule) and once[module][1] - once[module][0] > 1:
+            start, stop, n, x_bytes, y_bytes = once[module]
+            parts.append(Part(Segment(name, None, None, n), start, stop, n, x_bytes, y_bytes))
+
+
+def _forward_of(module: nn.Module) -> Callable[..., Any]:
+    cls = module.untuned_class if isinstance(module, TunedModule) else type(module)
+    return cast(Callable[..., Any], cast(Any, cls).forward)
+
+
+def _is_able(module: nn.Module) -> bool:
+    """Return whether no module inside is known to mix samples, to draw random numbers, or to have hooks."""
+    for inside in module.modules():
+        if inside._forward_hooks or inside._forward_pre_hooks or inside._backward_hooks or inside._backward_pre_hooks:
+            return False
+        if isinstance(inside, nn.modules.dropout._DropoutNd) and inside.training and inside.p > 0:
+            return False
+        if isinstance(inside, nn.modules.batchnorm._NormBase) and inside.training:
+            mixes = isinstance(inside, nn.modules.batchnorm._BatchNorm)
+            if mixes or inside.track_running_stats:
+                return False
+    return True
+
+
+def mixing_parts(model: nn.Module, step: Callable[[nn.Module], object], parts: Sequence[Part]) -> list[Part]:
+    """Run a step; return the parts in which a sample's result depends on others, or a call has other effects."""
+    mixing: list[Part] = []
+    handles: list[RemovableHandle] = []
+
+    def watch(part: Part) -> None:
+        module = model.get_submodule(part.segment.module)
+        function, entry = module, module
+        if part.segment.first is not None and part.segment.last is not None:
+            children = list(cast(nn.Sequential, module))[part.segment.first : part.segment.last + 1]
+            function, entry = nn.Sequential(*children), children[0]
+
+        def check(_: nn.Module, arguments: Any) -> None:
+            handle.remove()
+            if not _is_same_alone(function, arguments):
+                mixing.append(part)
+
+        handle = entry.register_forward_pre_hook(check)
+        handles.append(handle)
+
+    for part in parts:
+        watch(part)
+    try:
+        step(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return mixing
+
+
+def _is_same_alone(function: nn.Module, inputs: Sequence[Tensor]) -> bool:
+    """Return whether the first sample has the same result alone, and calls have no other effects."""
+    states = [(torch.get_rng_state(), [buffer._version for buffer in function.buffers()])]
+    copies = [x.clone() for x in inputs]
+    with torch.no_grad():
+        whole, alone = function(*copies), function(*(x[:1].clone() for x in inputs))
+    if any(copy._version for copy in copies):  # which the backward pass would read once more
+        return False
+    states.append((torch.get_rng_state(), [buffer._version for buffer in function.buffers()]))
+    (before, versions), (after, versions_after) = states
+    if not torch.equal(before, after) or versions != versions_after or len(alone) != 1:
+        return False
+    result, expected = alone.double(), whole[:1].double()
+    return bool((result - expected).norm() <= _LEAST_GAIN * expected.norm())
+
+
+def chosen_parts(
+    values: Sequence[Value], numbers: Sequence[int], parts: Sequence[Part], budget_bytes: int
+) -> list[Part]:
+    """Return parts to run in micro-batches, so that a step is estimated to stay within the budget.
+
+    There is one more part, around the value that needs the most memory by itself, as long as the budget is exceeded, or
+    a step is faster with it.
+
+    numbers: of the values, as the parts count them.
+    """
+    chosen: list[Part] = []
+    state = _State(tuple(values), tuple(numbers), 0.0)
+    time_s = state.least_time_s(budget_bytes)
+    while len(chosen) < _MOST_PARTS:
+        place = max(range(len(state.values)), key=lambda index: _least_bytes(state.values[index]), default=-1)
+        around = [part for part in parts if part.is_apart(chosen) and part.start <= state.numbers[place] < part.end]
+        merged = [
+            (state.merged(part, size), part, size)
+            for part in around
+            for size in sorted({max(1, part.batch_size // count) for count in (2, 4, 8, 16, 32)}, reverse=True)
+        ]
+        floor = min((after.least_bytes for after, _, _ in merged), default=state.least_bytes)
+        if floor > (1 - _LEAST_GAIN) * state.least_bytes:
+            break
+        # What leaves a quarter of the budget to what is kept is good enough.
+        near_bytes = max((1 + 2 * _LEAST_GAIN) * floor, 0.75 * budget_bytes)
+        near = [entry for entry in merged if entry[0].least_bytes <= near_bytes]
+        after, part, size = min(near, key=lambda entry: (entry[0].time_s, -entry[2]))
+        after_s = after.least_time_s(budget_bytes)
+        if time_s < inf and after_s > (1 - _LEAST_GAIN) * time_s:
+            break
+        state, time_s = after, after_s
+        chosen.append(replace(part, segment=replace(part.segment, micro_batch=size)))
+    return chosen
+
+
+def _least_bytes(value: Value) -> int:
+    """Return the memory that a step needs for a value, whatever is kept."""
+    return max(value.forward_bytes + value.size_bytes, (value.backward_bytes + value.size_bytes) * value.is_used)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The values of a step with some parts in micro-batches, each of which has become one value.
+
+    time_s: of the parts, which the backward pass computes again.
+    """
+
+    values: tuple[Value, ...]
+    numbers: tuple[int, ...]
+    time_s: float
+
+    @property
+    def least_bytes(self) -> int:
+        return max(map(_least_bytes, self.values), default=0)
+
+    def least_time_s(self, budget_bytes: int) -> float:
+        keeping = solver.least_time(self.values, budget_bytes)
+        return inf if keeping is None else self.time_s + keeping.time_s
+
+    def merged(self, part: Part, micro_batch: int) -> _State:
+        """Return the state in which one more part runs in micro-batches."""
+        first, last = bisect_left(self.numbers, part.start), bisect_left(self.numbers, part.end) - 1
+        inside, share = self.values[first : last + 1], micro_batch / part.batch_size
+        before = self.values[:first]
+        # A value before the part that only the part reads is read in its backward pass.
+        reads = sorted({read for value in inside for read in value.reads if read < first})
+        read_bytes = max((self.values[read].backward_bytes for read in reads), default=0)
+        kept_bytes = sum(value.size_bytes for value in inside[:-1])
+        inner_bytes = kept_bytes + max([read_bytes, *(value.backward_bytes for value in inside[:-1])])
+        run_bytes = part.x_bytes + part.y_bytes + int(share * inner_bytes)
+        time_s = sum(value.time_s for value in inside)
+        forward_bytes = int(share * max(value.forward_bytes + value.size_bytes for value in inside))
+        y = replace(inside[-1], reads=tuple(reads), time_s=time_s, forward_bytes=forward_bytes)
+        if reads:
+            x = replace(before[reads[-1]], backward_bytes=run_bytes)
+            before = *before[: reads[-1]], x, *before[reads[-1] + 1 :]
+        else:
+            y = replace(y, backward_bytes=max(y.backward_bytes, run_bytes - y.size_bytes))
+
+        def moved(read: int) -> int:
+            return read if read < first else first if read <= last else read - (last - first)
+
+        after = (
+            replace(value, reads=tuple(sorted({moved(read) for read in value.reads})))
+            for value in self.values[last + 1 :]
+        )
+        numbers = *self.numbers[:first], *self.numbers[last:]
+        return _State((*before, y, *after), numbers, self.time_s + time_s)
