@@ -8,7 +8,8 @@ too low is corrected, and chosen again.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Comparison
+from mucudnn.core.team import Team
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.kernels.memory import mark, peaks_between_marks
@@ -27,9 +29,9 @@ from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.optimizing.steps import Step
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
-from mucudnn.running.keeping import KeepingModule, make_keeping
+from mucudnn.running.keeping import KeepingModule, make_keeping, records
 from mucudnn.running.modules import TunedModule, running_torchs_own
-from mucudnn.running.tape import Call, Tape, Value
+from mucudnn.running.tape import Call, Tape, Value, memory_of, recording
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
 from mucudnn.tuning.choose import with_noise
@@ -77,62 +79,99 @@ class Keeping:
         return "; ".join(parts)
 
 
-def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step | None, progress: Progress) -> None:
+def keep_within(
+    model: nn.Module, sample_input: Any, config: Config, step: Step | None, team: Team, progress: Progress
+) -> None:
     """Choose what forward passes of a model in training keep, so that a step stays within ``config.memory_budget``.
 
     The budget is for what a step allocates beside the gradients of the parameters.
 
     step: the user's step, or None for a forward and backward pass on the sample input.
+    team: the ranks that tuned the model together. They run the same number of steps and make the choices of rank 0,
+    with which each of them is within the budget.
 
-    Raises ``InfeasibleError`` with the least budget; ``InvalidInputError`` if the class of the model cannot be changed;
-    and any error of the step.
+    Raises ``InfeasibleError`` with the least budget, the same on all ranks; ``InvalidInputError`` if the class of the
+    model cannot be changed; ``SharingError`` if a rank fails, or has no ``step`` while others have one; and any error
+    of the step.
     """
     budget_bytes = config.memory_budget_bytes
     assert budget_bytes is not None
-    step = step or OwnStep(sample_input, keeps_gradients=True)
     device_type = device_of_convolutions(model).type
     module = make_keeping(model)
     vars(module)["keeping"] = None
-    with undisturbed(model):
-        progress("tracing what a step keeps", 1.0)
-        _peaks(model, step, device_type)  # a first step, in which libraries allocate what they keep
-        traced = _traced(model, step, device_type)
-
-        def counted(solved: solver.Keeping) -> Keeping:
-            keeping = Keeping(
-                choices=traced.choices(solved.choices),
-                budget_bytes=budget_bytes,
-                predicted_bytes=solved.peak_bytes,
-                time_s=solved.time_s,
-                all_bytes=traced.peak_bytes,
-            )
-            vars(module)["keeping"] = keeping
-            return replace(keeping, peak_bytes=max(_peaks(model, step, device_type)))
-
-        keeping, allowed_bytes = None, budget_bytes
-        if traced.peak_bytes <= budget_bytes:
-            keeping = Keeping((), budget_bytes, traced.peak_bytes, 0.0, traced.peak_bytes, traced.peak_bytes)
-        for _ in range(_COUNTS if keeping is None else 0):
-            solved = solver.least_time(traced.values, allowed_bytes)
-            keeping = None if solved is None else counted(solved)
-            if keeping is None or keeping.peak_bytes <= budget_bytes:
-                break
-            allowed_bytes -= keeping.peak_bytes - budget_bytes
-        if keeping is None or keeping.peak_bytes > budget_bytes:
-            keeping = counted(solver.least_memory(traced.values))
+    with undisturbed(model), team.propagate_errors(), ExitStack() as stack:
+        team.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
+        if step is None:
+            step = OwnStep(sample_input, keeps_gradients=True)
+            stack.enter_context(_without_updates(model))
+        keeping = _within(module, step, budget_bytes, device_type, team, progress)
         if keeping.peak_bytes > budget_bytes:
-            vars(module)["keeping"] = None
             raise InfeasibleError(
                 f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
                 f"{exact_bytes(keeping.peak_bytes)} beside parameters, gradients and the batch: give that, or a "
                 "smaller batch"
             )
         progress("comparing steps within the budget", 1.0)
-        vars(module)["keeping"] = replace(keeping, step=_compared(module, keeping, step, wall_clock(device_type)))
+        compared = _compared(module, keeping, step, wall_clock(device_type), team)
+        vars(module)["keeping"] = replace(keeping, step=compared)
 
 
-def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock) -> Comparison:
-    """Compare steps within the budget with those of PyTorch's operators, which keep all."""
+def _within(
+    module: KeepingModule, step: Step, budget_bytes: int, device_type: str, team: Team, progress: Progress
+) -> Keeping:
+    """Return choices within a budget, or if none are found, those of the least memory."""
+    progress("tracing what a step keeps", 1.0)
+    _peaks(module, step, device_type)  # a first step, in which libraries allocate what they keep
+    own = _traced(module, step, device_type)
+    traced, all_bytes = team.of_rank_0(own), max(team.gather(own.peak_bytes))
+    if all_bytes <= budget_bytes:
+        return Keeping((), budget_bytes, all_bytes, 0.0, all_bytes, all_bytes)
+
+    def counted(solved: solver.Keeping) -> Keeping:
+        keeping = Keeping(
+            choices=traced.choices(solved.choices),
+            budget_bytes=budget_bytes,
+            predicted_bytes=solved.peak_bytes,
+            time_s=solved.time_s,
+            all_bytes=all_bytes,
+        )
+        vars(module)["keeping"] = keeping
+        return replace(keeping, peak_bytes=max(team.gather(max(_peaks(module, step, device_type)))))
+
+    allowed_bytes = budget_bytes
+    for _ in range(_COUNTS):
+        solved = team.of_rank_0(None if team.rank else solver.least_time(traced.values, allowed_bytes))
+        if solved is None:
+            break
+        keeping = counted(solved)
+        if keeping.peak_bytes <= budget_bytes:
+            return keeping
+        allowed_bytes -= keeping.peak_bytes - budget_bytes
+    least = team.of_rank_0(None if team.rank else solver.least_memory(traced.values))
+    assert least is not None  # rank 0 sends it
+    return counted(least)
+
+
+@contextmanager
+def _without_updates(model: nn.Module) -> Iterator[None]:
+    """Have hooks that get the gradient of a parameter, as soon as it is there, do nothing: they may train the model."""
+    hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
+    saved = [(of_one, {**of_one}) for of_one in hooks if of_one]
+    for of_one, _ in saved:
+        of_one.update(dict.fromkeys(of_one, _no_update))
+    try:
+        yield
+    finally:
+        for of_one, entries in saved:
+            of_one.update(entries)
+
+
+def _no_update(_: Tensor) -> None:
+    pass
+
+
+def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock, team: Team) -> Comparison:
+    """Compare steps within the budget with those of PyTorch's operators, which keep all, by the times of rank 0."""
     tuned = [module for module in model.modules() if isinstance(module, TunedModule)]
 
     def timed(kept: Keeping | None) -> float:
@@ -148,9 +187,9 @@ def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock) 
     times: list[list[float]] = []
     for of_round in in_turns([by_torch, lambda: timed(keeping)]):
         times.append(of_round)
-        if _ROUNDS.is_enough(len(times), sum(map(sum, times))):
+        if team.of_rank_0(_ROUNDS.is_enough(len(times), sum(map(sum, times)))):
             break
-    return Comparison.of(*zip(*times, strict=True))
+    return team.of_rank_0(Comparison.of(*zip(*times, strict=True)))
 
 
 def _peaks(model: nn.Module, step: Step, device_type: str) -> list[int]:
@@ -183,20 +222,28 @@ class _Seen:
 
 
 class _Observer(Tape):  # type: ignore[no-untyped-call]
-    """A tape that keeps what PyTorch keeps, and notes when it is read."""
+    """A tape that keeps what PyTorch keeps, and notes when it is read.
+
+    seen: the values of all forward passes of the step, of_one: how many the first one has.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[_Seen] = []
-        self.marks = 0
+        self.marks = self.of_one = 0
         self.begun_s = perf_counter()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.of_one = self.of_one or len(self.seen)
 
     def mark(self) -> None:
         self.marks += 1
         mark()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.begun_s = perf_counter()
+        if func is not torch.ops.aten.detach.default:  # by which the tape itself keeps operands
+            self.begun_s = perf_counter()
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def note(self, results: Sequence[Any], name: str, call: Call) -> None:
@@ -211,7 +258,7 @@ class _Observer(Tape):  # type: ignore[no-untyped-call]
                 continue
             value.call = None
             is_view = not call.is_in_place and any(
-                read.tensor is not None and _memory(read.tensor) == _memory(tensor) for read in reads
+                read.tensor is not None and memory_of(read.tensor) == memory_of(tensor) for read in reads
             )
             indices = [read.index for read in reads]
             self.seen.append(_Seen(name, tensor.nbytes, time_s, indices, self.marks, is_view))
@@ -220,7 +267,7 @@ class _Observer(Tape):  # type: ignore[no-untyped-call]
     def pack(self, tensor: Tensor) -> Any:
         kept = super().pack(tensor)
         if isinstance(kept, Value):
-            kept.store(tensor)
+            kept.keep(tensor)
             self.seen[kept.index].is_saved = True
         return kept
 
@@ -232,10 +279,6 @@ class _Observer(Tape):  # type: ignore[no-untyped-call]
 
     def _freed(self, index: int) -> None:
         self.seen[index].freed = self.marks
-
-
-def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,39 +305,47 @@ def _traced(model: nn.Module, step: Step, device_type: str) -> _Traced:
     """Run a step of the model, to see what it keeps and allocates."""
     observer = _Observer()
 
-    def observed(module: nn.Module, arguments: Any) -> None:
-        observer.__enter__()
+    def begun(module: nn.Module, _: Any) -> None:
+        if records(module):
+            observer.__enter__()
 
-    before = model.register_forward_pre_hook(observed)
-    after = model.register_forward_hook(lambda *_: observer.__exit__(None, None, None), always_call=True)
+    def ended(*_: Any) -> None:
+        if recording() is observer:
+            observer.__exit__(None, None, None)
+
+    before = model.register_forward_pre_hook(begun)
+    after = model.register_forward_hook(ended, always_call=True)
     try:
         peaks = _peaks(model, step, device_type)
     finally:
         before.remove()
         after.remove()
-    return _simplified(observer.seen, peaks)
+    return _simplified(observer.seen, observer.of_one, peaks)
 
 
-def _simplified(seen: list[_Seen], peaks: list[int]) -> _Traced:
+def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int]) -> _Traced:
     """Return the values for which there is a choice, in terms of each other.
 
     Views, and values that only one other is computed from, are computed with those that read them.
+
+    of_all: the values of all forward passes in the step, which make the same choices for ``of_one`` values.
     """
+    seen = of_all[:of_one]
     readers: list[list[int]] = [[] for _ in seen]
     for index, value in enumerate(seen):
         for read in dict.fromkeys(value.reads):
             readers[read].append(index)
     is_joined = [value.is_view or (not value.is_saved and len(readers[i]) <= 1) for i, value in enumerate(seen)]
     kept = [0] * (len(peaks) + 1)  # bytes of the saved values at each mark
-    for value in seen:
+    for value in of_all:
         if value.is_saved and not value.is_view:
             for interval in range(value.made, value.freed if value.freed >= 0 else len(peaks)):
                 kept[interval] += value.size_bytes
     else_bytes = [peak - of_kept for peak, of_kept in zip(peaks, kept, strict=False)]
     highest = -1  # of the values that are read at an interval or later
     of_backward: dict[int, int] = {}
-    last_forward = max((value.made for value in seen), default=0)
-    uses = {interval: index for index, value in enumerate(seen) for interval in value.uses}
+    last_forward = max((value.made for value in of_all), default=0)
+    uses = {interval: index % of_one for index, value in enumerate(of_all) for interval in value.uses}
     for interval in range(len(peaks) - 1, last_forward, -1):
         highest = max(highest, uses.get(interval, -1))
         of_backward[highest] = max(of_backward.get(highest, 0), else_bytes[interval])
