@@ -7,38 +7,36 @@ too low is corrected, and chosen again.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Comparison
+from mucudnn.core.team import Team
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
-from mucudnn.kernels.memory import mark, mark_gradient, peaks_between_marks
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.turns import Rounds, in_turns
-from mucudnn.optimizing.segments import Part, chosen_parts, mixing_parts, parts_of
+from mucudnn.optimizing.segments import Part, chosen_parts, mixing_parts
 from mucudnn.optimizing.steps import Step
+from mucudnn.optimizing.trace import Stepping
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.keeping import KeepingModule, make_keeping
 from mucudnn.running.modules import TunedModule, running_torchs_own
-from mucudnn.running.segments import SEGMENT, Segment, set_segments
-from mucudnn.running.tape import Call, Tape, Value
+from mucudnn.running.segments import Segment, set_segments
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
 from mucudnn.tuning.choose import with_noise
-from mucudnn.tuning.model_state import OwnStep, set_gradients, undisturbed
+from mucudnn.tuning.model_state import OwnStep, undisturbed
 
 _COUNTS = 4  # steps that are counted to correct the prediction
-_MOST_READERS = 3  # of a value that may be dropped: others, such as the features of dense blocks, are kept
 _ROUNDS = Rounds(3, 9, 10.0)  # of steps within the budget and PyTorch's
 
 
@@ -87,7 +85,9 @@ class Keeping:
         return "; ".join(parts)
 
 
-def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step | None, progress: Progress) -> None:
+def keep_within(
+    model: nn.Module, sample_input: Any, config: Config, step: Step | None, team: Team, progress: Progress
+) -> None:
     """Choose what forward passes of a model in training keep, so that a step stays within ``config.memory_budget``.
 
     The budget is for what a step allocates beside the gradients of the parameters.
@@ -99,32 +99,44 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
     """
     budget_bytes = config.memory_budget_bytes
     assert budget_bytes is not None
-    step = step or OwnStep(sample_input)
     device_type = device_of_convolutions(model).type
     module = make_keeping(model)
     vars(module)["keeping"] = None
-    clock = wall_clock(device_type)
-    with undisturbed(model):
+    with undisturbed(model), team.propagate_errors(), ExitStack() as stack:
+        team.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
+        if step is None:
+            step = OwnStep(sample_input)
+            stack.enter_context(_without_updates(model))
         progress("tracing what a step keeps", 1.0)
         set_segments(model, ())
-        model_of_step = Stepping(model, step, device_type)
-        all_bytes = max(model_of_step.peaks())
+        stepping = Stepping(model, step, device_type)
+        stepping.peaks()  # a first step, in which libraries allocate what they keep
+        all_bytes = max(team.gather(max(stepping.peaks())))
         keeping = Keeping((), budget_bytes, all_bytes, 0.0, all_bytes, all_bytes)
         if all_bytes > budget_bytes:
-            keeping = _chosen(module, model_of_step, budget_bytes, all_bytes)
+            keeping = _within(module, stepping, budget_bytes, all_bytes, team)
+        if keeping.peak_bytes > budget_bytes:
+            vars(module)["keeping"] = None
+            set_segments(model, ())
+            raise InfeasibleError(
+                f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
+                f"{exact_bytes(keeping.peak_bytes)} beside parameters, gradients and the batch: give that, or a "
+                "smaller batch"
+            )
         progress("comparing steps within the budget", 1.0)
-        compared, all_s = _compared(module, keeping, step, clock)
+        compared, all_s = _compared(module, keeping, step, wall_clock(device_type), team)
         vars(module)["keeping"] = replace(keeping, step=compared, predicted_s=all_s + keeping.time_s)
     set_segments(model, keeping.segments)
 
 
-def _chosen(module: KeepingModule, stepping: Stepping, budget_bytes: int, all_bytes: int) -> Keeping:
-    """Return what forward passes keep within a budget, counted, and put it in.
+def _within(module: KeepingModule, stepping: Stepping, budget_bytes: int, all_bytes: int, team: Team) -> Keeping:
+    """Return choices within a budget, or if none are found, those of the least memory; and put them in.
 
-    Segments in micro-batches are estimated first; where that was too low, for a smaller budget, and for the least.
+    Rank 0 chooses. Segments are chosen by estimates; where these were too low, again for a smaller budget, and for the
+    least memory.
     """
-    whole, parts = stepping.traced(with_parts=True)
-    traced, before, mixing = whole, list[Part](), set[Part]()
+    whole, parts = team.of_rank_0(stepping.traced(with_parts=True))
+    traced, before = whole, list[Part]()
 
     def counted(solved: solver.Keeping) -> Keeping:
         keeping = Keeping(
@@ -133,94 +145,60 @@ def _chosen(module: KeepingModule, stepping: Stepping, budget_bytes: int, all_by
             predicted_bytes=solved.peak_bytes,
             time_s=solved.time_s + traced.time_s,
             all_bytes=all_bytes,
-            segments=tuple(part.segment for part in chosen),
+            segments=tuple(part.segment for part in before),
         )
         vars(module)["keeping"] = keeping
-        return replace(keeping, peak_bytes=max(stepping.peaks()))
+        return replace(keeping, peak_bytes=max(team.gather(max(stepping.peaks()))))
 
     for target_bytes in (budget_bytes, int(0.8 * budget_bytes), 0):
-        while True:
-            able = [part for part in parts if part not in mixing]
-            chosen = chosen_parts(whole.values, whole.numbers, able, target_bytes)
-            found = [] if chosen == before else mixing_parts(module, stepping.step, chosen)
-            if not found:
+        chosen = []
+        while parts:
+            chosen = team.of_rank_0([] if team.rank else chosen_parts(whole.values, whole.numbers, parts, target_bytes))
+            mixing = team.of_rank_0(mixing_parts(module, stepping.step, chosen) if chosen != before else [])
+            if not mixing:
                 break
-            mixing |= {part for part in parts for other in found if part.covers(other)}
+            parts = [part for part in parts if not any(part.covers(other) for other in mixing)]
         if chosen != before:
             vars(module)["keeping"] = None
             set_segments(module, [part.segment for part in chosen])
-            traced, _ = stepping.traced()
+            traced, _ = team.of_rank_0(stepping.traced())
+            before = chosen
         elif target_bytes != budget_bytes:
             continue
-        before, allowed_bytes = chosen, budget_bytes
+        allowed_bytes = budget_bytes
         for _ in range(_COUNTS):
-            solved = solver.least_time(traced.values, allowed_bytes)
+            solved = team.of_rank_0(None if team.rank else solver.least_time(traced.values, allowed_bytes))
             if solved is None:
                 break
             keeping = counted(solved)
             if keeping.peak_bytes <= budget_bytes:
                 return keeping
             allowed_bytes -= keeping.peak_bytes - budget_bytes
-    keeping = counted(solver.least_memory(traced.values))
-    if keeping.peak_bytes > budget_bytes:
-        vars(module)["keeping"] = None
-        set_segments(module, ())
-        raise InfeasibleError(
-            f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
-            f"{exact_bytes(keeping.peak_bytes)} beside parameters, gradients and the batch: give that, or a "
-            "smaller batch"
-        )
-    return keeping
+    least = team.of_rank_0(None if team.rank else solver.least_memory(traced.values))
+    assert least is not None  # rank 0 sends it
+    return counted(least)
 
 
-@dataclass(frozen=True, slots=True)
-class Stepping:
-    """A model with its step."""
-
-    model: nn.Module
-    step: Step
-    device_type: str
-
-    def peaks(self) -> list[int]:
-        """Return the peaks of a step between marks, beside the gradients of the parameters."""
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        set_gradients((parameter, None) for parameter in parameters)
-        hooked = (cast(Any, parameter).register_post_accumulate_grad_hook for parameter in parameters)
-        handles = [register(_mark_gradient) for register in hooked]
-        try:
-            return peaks_between_marks(lambda: self.step(self.model), self.device_type)
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def traced(self, *, with_parts: bool = False) -> tuple[_Traced, list[Part]]:
-        """Return what a step keeps, and the parts of the model that may run in micro-batches."""
-        timer = _Timer(wall_clock(self.device_type))
-        self._recorded(timer)  # in which libraries allocate what they keep
-        observer = _Observer(timer.times_s)
-        if not with_parts:
-            return _simplified(observer.seen, self._recorded(observer)), []
-        with parts_of(self.model, observer) as parts:
-            peaks = self._recorded(observer)
-        return _simplified(observer.seen, peaks), parts
-
-    def _recorded(self, tape: Tape) -> list[int]:
-        """Return the peaks between marks of a step, whose forward pass a tape records."""
-
-        def begin(module: nn.Module, arguments: Any) -> None:
-            tape.__enter__()
-
-        before = self.model.register_forward_pre_hook(begin, prepend=True)
-        after = self.model.register_forward_hook(lambda *_: tape.__exit__(None, None, None), always_call=True)
-        try:
-            return self.peaks()
-        finally:
-            before.remove()
-            after.remove()
+@contextmanager
+def _without_updates(model: nn.Module) -> Iterator[None]:
+    """Have hooks that get the gradient of a parameter, as soon as it is there, do nothing: they may train the model."""
+    hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
+    saved = [(of_one, {**of_one}) for of_one in hooks if of_one]
+    for of_one, _ in saved:
+        of_one.update(dict.fromkeys(of_one, _no_update))
+    try:
+        yield
+    finally:
+        for of_one, entries in saved:
+            of_one.update(entries)
 
 
-def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock) -> tuple[Comparison, float]:
-    """Compare steps within the budget with those of PyTorch's operators, which keep all.
+def _no_update(_: Tensor) -> None:
+    pass
+
+
+def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock, team: Team) -> tuple[Comparison, float]:
+    """Compare steps within the budget with those of PyTorch's operators, which keep all, by the times of rank 0.
 
     Return also the time of steps by the model's own operators that keep all.
     """
@@ -239,214 +217,7 @@ def _compared(model: KeepingModule, keeping: Keeping, step: Step, clock: Clock) 
     times: list[list[float]] = []
     for of_round in in_turns([by_torch, lambda: timed(keeping), lambda: timed(None)]):
         times.append(of_round)
-        if _ROUNDS.is_enough(len(times), sum(map(sum, times))):
+        if team.of_rank_0(_ROUNDS.is_enough(len(times), sum(map(sum, times)))):
             break
     torchs_s, kept_s, all_s = zip(*times, strict=True)
-    return Comparison.of(torchs_s, kept_s), median(all_s)
-
-
-@dataclass(slots=True)
-class _Seen:
-    """A value of a forward pass, as seen in a step.
-
-    made, freed: the marks after it was computed and freed; -1 if it was not freed in the step.
-    is_view: whether it shares the memory of what it is computed from.
-    is_saved: whether autograd has kept it.
-    uses: the marks at which the backward pass reads it.
-    """
-
-    name: str
-    size_bytes: int
-    time_s: float
-    reads: list[int]
-    made: int
-    is_view: bool
-    is_saved: bool = False
-    freed: int = -1
-    uses: list[int] = field(default_factory=list)
-
-
-class _Keeper(Tape):  # type: ignore[no-untyped-call]
-    """A tape that keeps what PyTorch keeps."""
-
-    def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
-        values = super().note(results, name, call)
-        for value in values:
-            value.call = None
-        return values
-
-    def pack(self, tensor: Tensor) -> Any:
-        kept = super().pack(tensor)
-        if isinstance(kept, Value):
-            kept.store(tensor)
-        return kept
-
-
-class _Timer(_Keeper):  # type: ignore[no-untyped-call]
-    """A tape that times what computes the values.
-
-    times_s: of the values, in their order.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self.clock = clock
-        self.times_s: list[float] = []
-        self._time_s = 0.0
-
-    def call(self, func: Any, args: Any, named: Any) -> Any:
-        begun_s = self.clock.now()
-        result = super().call(func, args, named)
-        self._time_s = self.clock.now() - begun_s
-        return result
-
-    def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
-        values = super().note(results, name, call)
-        self.times_s += [self._time_s] * len(values)
-        return values
-
-    def note_unseen(self, y: Tensor, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        begun_s = self.clock.now()
-        with torch.no_grad():
-            function(*arguments)
-        self._time_s = self.clock.now() - begun_s
-        super().note_unseen(y, name, function, arguments)
-
-
-class _Observer(_Keeper):  # type: ignore[no-untyped-call]
-    """A tape that notes when the values are read and freed.
-
-    times_s: of what computes the values, in their order.
-    """
-
-    def __init__(self, times_s: Sequence[float]) -> None:
-        super().__init__()
-        self.times_s = times_s
-        self.seen: list[_Seen] = []
-        self.marks = 0
-
-    def mark(self) -> None:
-        self.marks += 1
-        mark()
-
-    def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
-        reads = call.reads()
-        memory = {_memory(read.tensor) for read in reads if read.tensor is not None}
-        values = super().note(results, name, call)
-        self.mark()
-        for value, tensor in ((self.value_of(tensor), tensor) for tensor in results if isinstance(tensor, Tensor)):
-            if value in values:
-                assert value is not None
-                is_view = not call.is_in_place and _memory(tensor) in memory
-                time_s = self.times_s[value.index] if value.index < len(self.times_s) else 0.0
-                indices = [read.index for read in reads if read.index >= 0]
-                self.seen.append(_Seen(name, tensor.nbytes, time_s, indices, self.marks, is_view))
-                weakref.finalize(value, self._freed, value.index)
-        return values
-
-    def pack(self, tensor: Tensor) -> Any:
-        kept = super().pack(tensor)
-        if isinstance(kept, Value):
-            self.seen[kept.index].is_saved = True
-        return kept
-
-    def unpack(self, kept: Any) -> Tensor:
-        if isinstance(kept, Value):
-            self.mark()
-            self.seen[kept.index].uses.append(self.marks)
-        return super().unpack(kept)
-
-    def _freed(self, index: int) -> None:
-        self.seen[index].freed = self.marks
-
-
-def _mark_gradient(parameter: Tensor) -> None:
-    if parameter.grad is not None:
-        mark_gradient(parameter.grad.nbytes)
-
-
-def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-@dataclass(frozen=True, slots=True)
-class _Traced:
-    """A step as the solver sees it.
-
-    values: those to choose for; numbers: of each, its index in the forward pass.
-    time_s: of the segments, which are computed again in any case.
-    """
-
-    names: list[str]
-    values: list[solver.Value]
-    numbers: list[int]
-    peak_bytes: int
-    time_s: float
-
-    def choices(self, chosen: Sequence[Choice]) -> tuple[tuple[str, Choice], ...]:
-        """Return the choices of all values of the forward pass; those that are not saved are computed each time."""
-        choices = [Choice.EACH_TIME] * len(self.names)
-        for number, choice in zip(self.numbers, chosen, strict=True):
-            choices[number] = choice
-        return tuple(zip(self.names, choices, strict=True))
-
-
-def _simplified(seen: list[_Seen], peaks: list[int]) -> _Traced:
-    """Return the values for which there is a choice, in terms of each other.
-
-    Views, and values that only one other is computed from, are computed with those that read them.
-    """
-    readers: list[list[int]] = [[] for _ in seen]
-    for index, value in enumerate(seen):
-        for read in dict.fromkeys(value.reads):
-            readers[read].append(index)
-    is_joined = [value.is_view or (not value.is_saved and len(readers[i]) <= 1) for i, value in enumerate(seen)]
-    kept = [0] * (len(peaks) + 1)  # bytes of the saved values at each mark
-    for value in seen:
-        if value.is_saved and not value.is_view:
-            for interval in range(value.made, value.freed if value.freed >= 0 else len(peaks)):
-                kept[interval] += value.size_bytes
-    else_bytes = [peak - of_kept for peak, of_kept in zip(peaks, kept, strict=False)]
-    highest = -1  # of the values that are read at an interval or later
-    of_backward: dict[int, int] = {}
-    last_forward = max((value.made for value in seen), default=0)
-    uses = {interval: index for index, value in enumerate(seen) for interval in value.uses}
-    for interval in range(len(peaks) - 1, last_forward, -1):
-        highest = max(highest, uses.get(interval, -1))
-        of_backward[highest] = max(of_backward.get(highest, 0), else_bytes[interval])
-    numbers = [index for index in range(len(seen)) if not is_joined[index]]
-    places = {index: place for place, index in enumerate(numbers)}
-    values = []
-    below = 0
-    for index in numbers:
-        reads, time_s = _joined(seen, is_joined, index)
-        backward = max((size for at, size in of_backward.items() if below <= at <= index), default=0)
-        forward = max(else_bytes[seen[k].made] for k in range(below, index + 1))
-        below = index + 1
-        value = seen[index]
-        values.append(
-            solver.Value(
-                size_bytes=value.size_bytes,
-                time_s=time_s,
-                reads=tuple(sorted(places[read] for read in reads)),
-                is_used=bool(value.uses),
-                backward_bytes=max(backward, 0),
-                forward_bytes=max(forward, 0),
-                may_be_dropped=len(readers[index]) <= _MOST_READERS,
-            )
-        )
-    segments_s = sum(value.time_s for value in seen if value.name == SEGMENT)
-    return _Traced([value.name for value in seen], values, numbers, max(peaks), segments_s)
-
-
-def _joined(seen: list[_Seen], is_joined: list[bool], index: int) -> tuple[set[int], float]:
-    """Return from which values for which there is a choice a value is computed, and how long that takes."""
-    reads, time_s = set[int](), seen[index].time_s
-    for read in seen[index].reads:
-        if is_joined[read]:
-            more, more_s = _joined(seen, is_joined, read)
-            reads |= more
-            time_s += more_s
-        else:
-            reads.add(read)
-    return reads, time_s
+    return team.of_rank_0((Comparison.of(torchs_s, kept_s), median(all_s)))

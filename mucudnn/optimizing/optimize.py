@@ -125,16 +125,11 @@ def optimize(
     with progress_of(progress) as report_progress:
         if runs_modules:
             team = team_of(process_group) if config.share_tuning else ALONE
-            if fits_steps and team_of(process_group).are_several:
-                raise InvalidInputError(
-                    "memory_budget of a training step is for a process without others: several ranks would choose "
-                    "differently; leave memory_budget out"
-                )
             if isinstance(model, KeepingModule):
                 vars(model)["keeping"] = None  # of an earlier budget
             _optimize_modules(model, sample_input, config, step, team, report_progress)
             if fits_steps:
-                keep_within(model, sample_input, config, step, report_progress)
+                keep_within(model, sample_input, config, step, team.again(), report_progress)
             return model
         return _as_graph(model, sample_input, config, step, process_group, report_progress)
 

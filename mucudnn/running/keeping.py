@@ -12,6 +12,8 @@ from mucudnn.running import tape
 from mucudnn.running.modules import TunedModule, derived_tuned, require_free_names
 from mucudnn.running.segments import SegmentedModule
 
+_autograd: Any = torch._C._autograd  # of which stubs know less
+
 
 class KeepingModule(SegmentedModule):
     """A model of which a forward pass keeps what was chosen, so that a training step stays within a budget.
@@ -22,12 +24,24 @@ class KeepingModule(SegmentedModule):
     keeping: Any = None
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        is_recorded = torch.is_grad_enabled() and self.training and not torch.compiler.is_compiling()
         choices = () if self.keeping is None else self.keeping.choices
-        if not choices or not is_recorded or tape.recording() is not None:
+        if not choices or not records(self):
             return super().forward(*arguments, **named)
-        with tape.Tape(choices):
+        trained = [parameter for parameter in self.parameters() if parameter._post_accumulate_grad_hooks]
+        with tape.Tape(choices, trained):
             return super().forward(*arguments, **named)
+
+
+def records(model: nn.Module) -> bool:
+    """Return whether a forward pass of a model may record a tape.
+
+    It trains, and nothing else decides what autograd keeps, such as a checkpoint around the model.
+    """
+    if not model.training or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    takes_hooks = torch.is_grad_enabled() and _autograd._saved_tensors_hooks_is_enabled()
+    has_none = takes_hooks and _autograd._top_saved_tensors_default_hooks(True) is None
+    return has_none and not torch._C._are_functorch_transforms_active()
 
 
 def make_keeping(model: nn.Module) -> KeepingModule:

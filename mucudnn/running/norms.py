@@ -174,6 +174,8 @@ def statistics_of(x: Tensor, bound: BoundNorm, running: tuple[Tensor, Tensor, fl
     computed = moments_of(x) if bound.norm.sets == 0 else None
     if computed is not None:
         return moments_from(computed, x.shape[1], bound.norm.eps, running)
+    if running is not None:
+        tape.overwrite(*running[:2])
     moments: Any = NotImplemented
     if bound.compiled is not None:
         moments = bound.compiled.moments(x, *(running or (None, None, 0.0)))

@@ -32,7 +32,7 @@ def test_the_picture_is_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", ["first_steps.py", "large_image.py", "digits_ddp.py"])
+@pytest.mark.parametrize("example", ["first_steps.py", "large_image.py", "digits_ddp.py", "train_within.py"])
 def test_every_example_has_help(example: str) -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLE.with_name(example), "--help"], capture_output=True, text=True, timeout=120

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 from unittest import mock
 
@@ -17,8 +17,12 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.core.config import Config
-from mucudnn.core.errors import InfeasibleError, InvalidInputError
-from mucudnn.optimizing.keeping import Stepping
+from mucudnn.core.errors import InfeasibleError
+from mucudnn.measuring.clocks import Clock
+from mucudnn.optimizing import trace
+from mucudnn.optimizing.steps import Step
+from mucudnn.optimizing.trace import Stepping
+from mucudnn.running import tape
 from mucudnn.running.keeping import KeepingModule
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
@@ -50,7 +54,10 @@ def config(tmp_path: Path) -> Config:
 
 def step_bytes(model: nn.Module) -> int:
     """Return the peak of a step beside the gradients of the parameters."""
-    step = OwnStep(X)
+    return bytes_of(OwnStep(X), model)
+
+
+def bytes_of(step: Step, model: nn.Module) -> int:
     step(model)
     return max(Stepping(model, step, "cpu").peaks())
 
@@ -110,21 +117,73 @@ def test_choices_that_need_more_than_predicted_are_no_least_budget(config: Confi
     assert step_bytes(within) <= budget_bytes
 
 
+def test_calls_out_of_sight_of_pytorch_have_their_time() -> None:
+    now_s = 0.0
+
+    def function(x: Tensor) -> Tensor:
+        nonlocal now_s
+        now_s += 5.0
+        return -x
+
+    timer = trace._Timer(cast(Clock, SimpleNamespace(now=lambda: now_s)))
+    x = torch.zeros(100_000)
+    with timer:
+        tape.note(torch.empty_like(x), "ours", function, x)
+    assert timer.times_s == [5.0]
+
+
+def several(model: nn.Module) -> None:
+    for part in X.chunk(2):
+        model(part).sum().backward()
+
+
+def before_gradients(model: nn.Module) -> None:
+    (model(X) * model(X + 1)).sum().backward()
+
+
+def in_bfloat16(model: nn.Module) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(X)
+    y.float().sum().backward()
+
+
+def after_evaluation(model: nn.Module) -> None:
+    with torch.no_grad():
+        target = model(X)
+    (model(X) - target).square().sum().backward()
+
+
+def test_a_users_step_may_run_the_model_several_times(config: Config) -> None:
+    for step in (several, before_gradients, in_bfloat16, after_evaluation):
+        torch.manual_seed(0)
+        model = Net()
+        budget_bytes = int(0.7 * bytes_of(step, copy.deepcopy(model)))
+        within = mucudnn.optimize(model, X, _with_budget(config, budget_bytes), progress=False, step=step)
+        assert cast(KeepingModule, within).keeping.choices
+        assert bytes_of(step, within) <= budget_bytes
+
+
+def test_optimizers_of_hooks_are_not_run(config: Config) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    budget_bytes = int(0.8 * step_bytes(copy.deepcopy(model)))
+    updated: list[Tensor] = []
+    handles = [parameter.register_post_accumulate_grad_hook(updated.append) for parameter in model.parameters()]
+    within = mucudnn.optimize(model, X, _with_budget(config, budget_bytes), progress=False)
+    assert not updated
+    assert step_bytes(within) <= budget_bytes
+    assert {*map(id, updated)} == {*map(id, within.parameters())}
+    for handle in handles:
+        handle.remove()
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in within.parameters())
+
+
 def test_a_model_that_is_optimized_without_a_budget_keeps_all_again(config: Config) -> None:
     torch.manual_seed(0)
     model = Net()
     all_bytes = step_bytes(copy.deepcopy(model))
     within = mucudnn.optimize(model, X, _with_budget(config, int(0.8 * all_bytes)), progress=False)
     assert step_bytes(mucudnn.optimize(within, X, config, progress=False)) > 0.8 * all_bytes
-
-
-def test_several_ranks_are_refused_before_anything_is_tuned(config: Config) -> None:
-    model = Net()
-    several = mock.Mock(are_several=True)
-    told = mock.patch.object(sys.modules["mucudnn.optimizing.optimize"], "team_of", return_value=several)
-    with told, pytest.raises(InvalidInputError, match="several ranks"):
-        mucudnn.optimize(model, X, _with_budget(config, 10**9), progress=False)
-    assert type(model) is Net
 
 
 def test_evaluation_other_batches_and_frozen_models_run_as_before(config: Config) -> None:

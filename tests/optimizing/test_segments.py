@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.core.config import Config
-from mucudnn.optimizing.keeping import Stepping
+from mucudnn.optimizing.trace import Stepping
 from mucudnn.running.keeping import KeepingModule
 from mucudnn.tuning.model_state import OwnStep
 

@@ -1,0 +1,289 @@
+"""What a training step keeps: the values of its forward pass, when they are read, and what else is allocated.
+
+A step is run with all that PyTorch keeps, once to time what computes the values, once to see its bytes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mucudnn.kernels.memory import mark, mark_gradient, peaks_between_marks
+from mucudnn.measuring.clocks import Clock, wall_clock
+from mucudnn.optimizing.segments import Part, parts_of
+from mucudnn.optimizing.steps import Step
+from mucudnn.running.keeping import records
+from mucudnn.running.segments import SEGMENT
+from mucudnn.running.tape import Call, Tape, Value, memory_of, recording
+from mucudnn.solver import keeping as solver
+from mucudnn.solver.keeping import Choice
+from mucudnn.tuning.model_state import set_gradients
+
+_MOST_READERS = 3  # of a value that may be dropped: others, such as the features of dense blocks, are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A step as the solver sees it.
+
+    values: those to choose for; numbers: of each, its index in the forward pass.
+    time_s: of the segments, which are computed again in any case.
+    """
+
+    names: list[str]
+    values: list[solver.Value]
+    numbers: list[int]
+    time_s: float
+
+    def choices(self, chosen: Sequence[Choice]) -> tuple[tuple[str, Choice], ...]:
+        """Return the choices of all values of the forward pass; those that are not saved are computed each time."""
+        choices = [Choice.EACH_TIME] * len(self.names)
+        for number, choice in zip(self.numbers, chosen, strict=True):
+            choices[number] = choice
+        return tuple(zip(self.names, choices, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """A model with its step."""
+
+    model: nn.Module
+    step: Step
+    device_type: str
+
+    def peaks(self) -> list[int]:
+        """Return the peaks of a step between marks, beside the gradients of the parameters."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        set_gradients((parameter, None) for parameter in parameters)
+        hooked = (cast(Any, parameter).register_post_accumulate_grad_hook for parameter in parameters)
+        handles = [register(_mark_gradient) for register in hooked]
+        try:
+            return peaks_between_marks(lambda: self.step(self.model), self.device_type)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def traced(self, *, with_parts: bool = False) -> tuple[Traced, list[Part]]:
+        """Return what a step keeps, and the parts of the model that may run in micro-batches."""
+        timer = _Timer(wall_clock(self.device_type))
+        self._recorded(timer)
+        observer = _Observer(timer.times_s)
+        if not with_parts:
+            peaks = self._recorded(observer)
+            return _simplified(observer.seen, observer.of_one, peaks), []
+        with parts_of(self.model, observer) as parts:
+            peaks = self._recorded(observer)
+        return _simplified(observer.seen, observer.of_one, peaks), parts
+
+    def _recorded(self, tape: Tape) -> list[int]:
+        """Return the peaks between marks of a step, whose forward passes a tape records."""
+
+        def begin(module: nn.Module, _: Any) -> None:
+            if records(module):
+                tape.__enter__()
+
+        def end(*_: Any) -> None:
+            if recording() is tape:
+                tape.__exit__(None, None, None)
+
+        before = self.model.register_forward_pre_hook(begin, prepend=True)
+        after = self.model.register_forward_hook(end, always_call=True)
+        try:
+            return self.peaks()
+        finally:
+            before.remove()
+            after.remove()
+
+
+def _mark_gradient(parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        mark_gradient(parameter.grad.nbytes)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A value of a forward pass, as seen in a step.
+
+    made, freed: the marks after it was computed and freed; -1 if it was not freed in the step.
+    is_view: whether it shares the memory of what it is computed from.
+    is_saved: whether autograd has kept it.
+    uses: the marks at which the backward pass reads it.
+    """
+
+    name: str
+    size_bytes: int
+    time_s: float
+    reads: list[int]
+    made: int
+    is_view: bool
+    is_saved: bool = False
+    freed: int = -1
+    uses: list[int] = field(default_factory=list)
+
+
+class _AllKept(Tape):  # type: ignore[no-untyped-call]
+    """A tape that keeps what PyTorch keeps."""
+
+    def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
+        values = super().note(results, name, call)
+        for value in values:
+            value.call = None
+        return values
+
+    def pack(self, tensor: Tensor) -> Any:
+        kept = super().pack(tensor)
+        if isinstance(kept, Value):
+            kept.keep(tensor)
+        return kept
+
+
+class _Timer(_AllKept):  # type: ignore[no-untyped-call]
+    """A tape that times what computes the values.
+
+    times_s: of the values, in their order.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.times_s: list[float] = []
+        self._time_s = 0.0
+
+    def run(self, func: Any, args: Any, named: Any) -> Any:
+        begun_s = self.clock.now()
+        result = super().run(func, args, named)
+        self._time_s = self.clock.now() - begun_s
+        return result
+
+    def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
+        values = super().note(results, name, call)
+        self.times_s += [self._time_s] * len(values)
+        return values
+
+    def note_unseen(self, y: Tensor, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        begun_s = self.clock.now()
+        with self.paused(), torch.no_grad():
+            function(*arguments)
+        self._time_s = self.clock.now() - begun_s
+        super().note_unseen(y, name, function, arguments)
+
+
+class _Observer(_AllKept):  # type: ignore[no-untyped-call]
+    """A tape that notes when the values are read and freed.
+
+    times_s: of what computes the values, in their order.
+    seen: the values of all forward passes of the step, of_one: how many the first one has.
+    """
+
+    def __init__(self, times_s: Sequence[float]) -> None:
+        super().__init__()
+        self.times_s = times_s
+        self.seen: list[_Seen] = []
+        self.marks = self.of_one = 0
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.of_one = self.of_one or len(self.seen)
+
+    def mark(self) -> None:
+        self.marks += 1
+        mark()
+
+    def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
+        reads = call.reads()
+        memory = {memory_of(read.tensor) for read in reads if read.tensor is not None}
+        values = super().note(results, name, call)
+        self.mark()
+        for value, tensor in ((self.value_of(tensor), tensor) for tensor in results if isinstance(tensor, Tensor)):
+            if value in values:
+                assert value is not None
+                is_view = not call.is_in_place and memory_of(tensor) in memory
+                time_s = self.times_s[value.index] if value.index < len(self.times_s) else 0.0
+                indices = [read.index for read in reads if read.index >= 0]
+                self.seen.append(_Seen(name, tensor.nbytes, time_s, indices, self.marks, is_view))
+                weakref.finalize(value, self._freed, value.index)
+        return values
+
+    def pack(self, tensor: Tensor) -> Any:
+        kept = super().pack(tensor)
+        if isinstance(kept, Value):
+            self.seen[kept.index].is_saved = True
+        return kept
+
+    def unpack(self, kept: Any) -> Tensor:
+        if isinstance(kept, Value):
+            self.mark()
+            self.seen[kept.index].uses.append(self.marks)
+        return super().unpack(kept)
+
+    def _freed(self, index: int) -> None:
+        self.seen[index].freed = self.marks
+
+
+def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int]) -> Traced:
+    """Return the values for which there is a choice, in terms of each other.
+
+    Views, and values that only one other is computed from, are computed with those that read them.
+
+    of_all: the values of all forward passes in the step, which make the same choices for ``of_one`` values.
+    """
+    seen = of_all[:of_one]
+    readers: list[list[int]] = [[] for _ in seen]
+    for index, value in enumerate(seen):
+        for read in dict.fromkeys(value.reads):
+            readers[read].append(index)
+    is_joined = [value.is_view or (not value.is_saved and len(readers[i]) <= 1) for i, value in enumerate(seen)]
+    kept = [0] * (len(peaks) + 1)  # bytes of the saved values at each mark
+    for value in of_all:
+        if value.is_saved and not value.is_view:
+            for interval in range(value.made, value.freed if value.freed >= 0 else len(peaks)):
+                kept[interval] += value.size_bytes
+    else_bytes = [peak - of_kept for peak, of_kept in zip(peaks, kept, strict=False)]
+    highest = -1  # of the values that are read at an interval or later
+    of_backward: dict[int, int] = {}
+    last_forward = max((value.made for value in of_all), default=0)
+    uses = {interval: index % of_one for index, value in enumerate(of_all) for interval in value.uses}
+    for interval in range(len(peaks) - 1, last_forward, -1):
+        highest = max(highest, uses.get(interval, -1))
+        of_backward[highest] = max(of_backward.get(highest, 0), else_bytes[interval])
+    numbers = [index for index in range(len(seen)) if not is_joined[index]]
+    places = {index: place for place, index in enumerate(numbers)}
+    values = []
+    below = 0
+    for index in numbers:
+        reads, time_s = _joined(seen, is_joined, index)
+        backward = max((size for at, size in of_backward.items() if below <= at <= index), default=0)
+        forward = max(else_bytes[seen[k].made] for k in range(below, index + 1))
+        below = index + 1
+        value = seen[index]
+        values.append(
+            solver.Value(
+                size_bytes=value.size_bytes,
+                time_s=time_s,
+                reads=tuple(sorted(places[read] for read in reads)),
+                is_used=bool(value.uses),
+                backward_bytes=max(backward, 0),
+                forward_bytes=max(forward, 0),
+                may_be_dropped=len(readers[index]) <= _MOST_READERS,
+            )
+        )
+    segments_s = sum(value.time_s for value in seen if value.name == SEGMENT)
+    return Traced([value.name for value in seen], values, numbers, segments_s)
+
+
+def _joined(seen: list[_Seen], is_joined: list[bool], index: int) -> tuple[set[int], float]:
+    """Return from which values for which there is a choice a value is computed, and how long that takes."""
+    reads, time_s = set[int](), seen[index].time_s
+    for read in seen[index].reads:
+        if is_joined[read]:
+            more, more_s = _joined(seen, is_joined, read)
+            reads |= more
+            time_s += more_s
+        else:
+            reads.add(read)
+    return reads, time_s
