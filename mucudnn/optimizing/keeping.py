@@ -7,6 +7,7 @@ too low is corrected, and chosen again.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from mucudnn.running.dispatcher import untouched
 from mucudnn.running.keeping import KeepingModule, make_keeping
 from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.running.tape import Call, Tape, Value
+from mucudnn.running.workspace import release_workspaces
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
 from mucudnn.tuning.choose import with_noise
@@ -103,7 +105,7 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
                 choices=traced.choices(solved.choices),
                 budget_bytes=budget_bytes,
                 predicted_bytes=solved.peak_bytes,
-                time_s=solved.time_s,
+                time_s=solver.recomputation_s(traced.values, solved.choices),
                 all_bytes=traced.peak_bytes,
             )
             vars(module)["keeping"] = keeping
@@ -119,12 +121,15 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
                 break
             allowed_bytes -= keeping.peak_bytes - budget_bytes
         if keeping is None or keeping.peak_bytes > budget_bytes:
-            keeping = counted(solver.least_memory(traced.values))
+            # By bytes instead of seconds, so that the least budget is the same each time.
+            untimed = [replace(value, time_s=float(value.size_bytes)) for value in traced.values]
+            keeping = counted(solver.least_memory(untimed))
         if keeping.peak_bytes > budget_bytes:
             vars(module)["keeping"] = None
+            least_bytes = min(keeping.peak_bytes, traced.peak_bytes)
             raise InfeasibleError(
                 f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
-                f"{exact_bytes(keeping.peak_bytes)} beside parameters, gradients and the batch: give that, or a "
+                f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that, or a "
                 "smaller batch"
             )
         progress("comparing steps within the budget", 1.0)
@@ -158,6 +163,10 @@ def _peaks(model: nn.Module, step: Step, device_type: str) -> list[int]:
     for parameter in model.parameters():
         if parameter.grad is None and parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
+    # What is kept between steps counts, too, and what is freed meanwhile must be of the step.
+    torch.clear_autocast_cache()
+    release_workspaces()
+    gc.collect()
     return peaks_between_marks(lambda: step(model), device_type)
 
 

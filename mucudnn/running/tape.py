@@ -239,8 +239,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         results = result if isinstance(result, (tuple, list)) else (result,)
         if any(isinstance(tensor, Tensor) and tensor.nbytes >= LEAST_BYTES for tensor in results):
-            if func in _BATCH_NORMS and args[5]:  # in training; running statistics are not updated again
-                args = *args[:3], None, None, *args[5:]
+            if func in _BATCH_NORMS and args[5]:  # in training; other running statistics, of their dtype, are updated
+                args = *args[:3], *(one if one is None else torch.zeros_like(one) for one in args[3:5]), *args[5:]
             self.note(results, func.name(), Call(func, *self.operands(args, named), is_in_place=False))
         return result
 
@@ -253,6 +253,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.count += 1
             if value.choice is Choice.KEPT:
                 value.store(tensor)
+                value.version += call.is_in_place  # which PyTorch counts after this
                 value.call = None
             self._values_of(tensor)[_place(tensor)] = value
 

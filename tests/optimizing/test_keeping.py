@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 import re
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.kernels.memory import peak_allocated_bytes
+from mucudnn.optimizing import keeping
 from mucudnn.running.keeping import KeepingModule
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
@@ -66,9 +68,9 @@ def test_steps_stay_within_the_budget_with_the_same_gradients(config: Config) ->
         assert isinstance(within, Net)
         assert all(map(torch.equal, within.state_dict().values(), states.values()))
         counted_bytes = step_bytes(within)
-        keeping = cast(KeepingModule, within).keeping
+        kept = cast(KeepingModule, within).keeping
         assert counted_bytes <= budget_bytes
-        assert bool(keeping.choices) is (share < 1)
+        assert bool(kept.choices) is (share < 1)
         gradients = []
         for trained in (copy.deepcopy(model), within, pickle.loads(pickle.dumps(within))):
             torch.manual_seed(1)
@@ -78,19 +80,41 @@ def test_steps_stay_within_the_budget_with_the_same_gradients(config: Config) ->
             gradients.append([parameter.grad for parameter in trained.parameters()] + [*trained.buffers()])
         for others in gradients[1:]:
             assert all(map(torch.equal, gradients[0], others))
-        assert str(keeping) in re.sub(r"\s+", " ", str(mucudnn.report(within)))
+        assert str(kept) in re.sub(r"\s+", " ", str(mucudnn.report(within)))
 
 
-def test_the_least_budget_that_is_named_works(config: Config) -> None:
-    torch.manual_seed(0)
-    model = Net()
+def least_bytes(model: nn.Module, config: Config) -> int:
     with pytest.raises(InfeasibleError, match="at least") as raised:
         mucudnn.optimize(model, X, _with_budget(config, 100_000), progress=False)
     named = re.search(r"at least (\d+)B", str(raised.value))
     assert named is not None
-    least_bytes = int(named[1])
-    within = mucudnn.optimize(model, X, _with_budget(config, least_bytes), progress=False)
-    assert step_bytes(within) <= least_bytes
+    return int(named[1])
+
+
+def test_the_least_budget_that_is_named_works(config: Config) -> None:
+    torch.manual_seed(0)
+    for enabled in (False, True):  # of autocast, which keeps casts of weights until it ends
+        model, step = Net(), OwnStep(X, keeps_gradients=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            budget_bytes = least_bytes(model, config)
+            within = mucudnn.optimize(model, X, _with_budget(config, budget_bytes), progress=False)
+
+        def run(within: nn.Module = within, step: OwnStep = step, *, enabled: bool = enabled) -> None:
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                step(within)
+
+        run()
+        assert peak_allocated_bytes(run) <= budget_bytes
+
+
+def test_the_least_budget_does_not_depend_on_times(config: Config) -> None:
+    torch.manual_seed(0)
+    model, named = Net(), set()
+    for seed in range(3):
+        drawn = random.Random(seed)
+        with mock.patch.object(keeping, "perf_counter", lambda drawn=drawn: drawn.random() ** 9):
+            named.add(least_bytes(model, config))
+    assert len(named) == 1
 
 
 def test_choices_that_need_more_than_predicted_are_no_least_budget(config: Config) -> None:
