@@ -97,8 +97,9 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
     vars(module)["keeping"] = None
     with undisturbed(model):
         progress("tracing what a step keeps", 1.0)
-        _peaks(model, step, device_type)  # a first step, in which libraries allocate what they keep
+        first_bytes = max(_peaks(model, step, device_type))  # in which libraries allocate what they keep
         traced = _traced(model, step, device_type)
+        all_bytes = min(first_bytes, traced.peak_bytes)  # the observer may keep parts without gradients for longer
 
         def counted(solved: solver.Keeping) -> Keeping:
             keeping = Keeping(
@@ -106,14 +107,14 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
                 budget_bytes=budget_bytes,
                 predicted_bytes=solved.peak_bytes,
                 time_s=solver.recomputation_s(traced.values, solved.choices),
-                all_bytes=traced.peak_bytes,
+                all_bytes=all_bytes,
             )
             vars(module)["keeping"] = keeping
             return replace(keeping, peak_bytes=max(_peaks(model, step, device_type)))
 
         keeping, allowed_bytes = None, budget_bytes
-        if traced.peak_bytes <= budget_bytes:
-            keeping = Keeping((), budget_bytes, traced.peak_bytes, 0.0, traced.peak_bytes, traced.peak_bytes)
+        if all_bytes <= budget_bytes:
+            keeping = Keeping((), budget_bytes, all_bytes, 0.0, all_bytes, all_bytes)
         for _ in range(_COUNTS if keeping is None else 0):
             solved = solver.least_time(traced.values, allowed_bytes)
             keeping = None if solved is None else counted(solved)
@@ -126,7 +127,7 @@ def keep_within(model: nn.Module, sample_input: Any, config: Config, step: Step 
             keeping = counted(solver.least_memory(untimed))
         if keeping.peak_bytes > budget_bytes:
             vars(module)["keeping"] = None
-            least_bytes = min(keeping.peak_bytes, traced.peak_bytes)
+            least_bytes = min(keeping.peak_bytes, all_bytes)
             raise InfeasibleError(
                 f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
                 f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that, or a "

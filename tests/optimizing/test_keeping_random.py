@@ -193,7 +193,7 @@ def can_train(within: Within) -> bool:
 def wrong_with(within: Within) -> Iterator[str]:
     """Yield what is wrong with steps within the least budget, and within one between that and what PyTorch needs."""
     least, all_bytes = least_bytes(within), step_bytes(within.model(), within)
-    if least > all_bytes:
+    if least > 1.01 * all_bytes:
         yield f"{least} are the least budget, and {all_bytes} are enough"
     expected = trained(within.model(), within)
     for budget_bytes in dict.fromkeys((least, int(least + within.share * max(0, all_bytes - least)))):
