@@ -121,7 +121,7 @@ def least_memory(values: Sequence[Value], cells: int = CELLS) -> Keeping:
         else:
             choices, high = keeping.choices, keeping.peak_bytes
     # Where states are thinned out by their times, none may be left within these bytes.
-    return least_time(values, high, cells) or Keeping(choices, _time_s(values, choices), high, proven=False)
+    return least_time(values, high, cells) or Keeping(choices, recomputation_s(values, choices), high, proven=False)
 
 
 def peak_bytes(values: Sequence[Value], choices: Sequence[Choice]) -> int:
@@ -138,7 +138,7 @@ def peak_bytes(values: Sequence[Value], choices: Sequence[Choice]) -> int:
     return peak
 
 
-def _time_s(values: Sequence[Value], choices: Sequence[Choice]) -> float:
+def recomputation_s(values: Sequence[Value], choices: Sequence[Choice]) -> float:
     """Return the seconds of what is computed again with these choices."""
     time_s = 0.0
     for value, choice in zip(values, choices, strict=True):

@@ -7,7 +7,7 @@ too low is corrected, and chosen again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
@@ -110,7 +110,6 @@ def keep_within(
         progress("tracing what a step keeps", 1.0)
         set_segments(model, ())
         stepping = Stepping(model, step, device_type)
-        stepping.peaks()  # a first step, in which libraries allocate what they keep
         all_bytes = max(team.gather(max(stepping.peaks())))
         keeping = Keeping((), budget_bytes, all_bytes, 0.0, all_bytes, all_bytes)
         if all_bytes > budget_bytes:
@@ -118,10 +117,10 @@ def keep_within(
         if keeping.peak_bytes > budget_bytes:
             vars(module)["keeping"] = None
             set_segments(model, ())
+            least_bytes = min(keeping.peak_bytes, all_bytes)
             raise InfeasibleError(
                 f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
-                f"{exact_bytes(keeping.peak_bytes)} beside parameters, gradients and the batch: give that, or a "
-                "smaller batch"
+                f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that, or a smaller batch"
             )
         progress("comparing steps within the budget", 1.0)
         compared, all_s = _compared(module, keeping, step, wall_clock(device_type), team)
@@ -143,7 +142,7 @@ def _within(module: KeepingModule, stepping: Stepping, budget_bytes: int, all_by
             choices=traced.choices(solved.choices),
             budget_bytes=budget_bytes,
             predicted_bytes=solved.peak_bytes,
-            time_s=solved.time_s + traced.time_s,
+            time_s=solver.recomputation_s(traced.values, solved.choices) + traced.time_s,
             all_bytes=all_bytes,
             segments=tuple(part.segment for part in before),
         )
@@ -151,9 +150,9 @@ def _within(module: KeepingModule, stepping: Stepping, budget_bytes: int, all_by
         return replace(keeping, peak_bytes=max(team.gather(max(stepping.peaks()))))
 
     for target_bytes in (budget_bytes, int(0.8 * budget_bytes), 0):
-        chosen = []
+        chosen, values = [], whole.values if target_bytes else _untimed(whole.values)
         while parts:
-            chosen = team.of_rank_0([] if team.rank else chosen_parts(whole.values, whole.numbers, parts, target_bytes))
+            chosen = team.of_rank_0([] if team.rank else chosen_parts(values, whole.numbers, parts, target_bytes))
             mixing = team.of_rank_0(mixing_parts(module, stepping.step, chosen) if chosen != before else [])
             if not mixing:
                 break
@@ -174,9 +173,14 @@ def _within(module: KeepingModule, stepping: Stepping, budget_bytes: int, all_by
             if keeping.peak_bytes <= budget_bytes:
                 return keeping
             allowed_bytes -= keeping.peak_bytes - budget_bytes
-    least = team.of_rank_0(None if team.rank else solver.least_memory(traced.values))
+    least = team.of_rank_0(None if team.rank else solver.least_memory(_untimed(traced.values)))
     assert least is not None  # rank 0 sends it
     return counted(least)
+
+
+def _untimed(values: Sequence[solver.Value]) -> list[solver.Value]:
+    """Return values with bytes in place of seconds, so that the least budget is the same each time."""
+    return [replace(value, time_s=float(value.size_bytes)) for value in values]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ A step is run with all that PyTorch keeps, once to time what computes the values
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from mucudnn.optimizing.steps import Step
 from mucudnn.running.keeping import records
 from mucudnn.running.segments import SEGMENT
 from mucudnn.running.tape import Call, Tape, Value, memory_of, recording
+from mucudnn.running.workspace import release_workspaces
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
 from mucudnn.tuning.model_state import set_gradients
@@ -62,6 +64,10 @@ class Stepping:
         set_gradients((parameter, None) for parameter in parameters)
         hooked = (cast(Any, parameter).register_post_accumulate_grad_hook for parameter in parameters)
         handles = [register(_mark_gradient) for register in hooked]
+        # What is kept between steps counts, too, and what is freed meanwhile must be of the step.
+        torch.clear_autocast_cache()
+        release_workspaces()
+        gc.collect()
         try:
             return peaks_between_marks(lambda: self.step(self.model), self.device_type)
         finally:

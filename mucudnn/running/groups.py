@@ -438,7 +438,9 @@ def _differentiable_gradients(
     statistics = (mean, inverse.pow(-2) - norm.eps) if is_fixed else None
     with torch.enable_grad():
         # Aliases, since x may depend on the weight; x among them, since torch's group norm crashes without its gradient
-        image = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+        # (not by view_as: a single sample with the channels last gets strides with which torch 2.13's batch norm
+        # takes the pixels of a contiguous dy for channels).
+        image = x.expand_as(x) if x.requires_grad else x.detach().requires_grad_()
         scale, shift = (
             parameter if parameter is None else parameter.view_as(parameter) for parameter in (weight, bias)
         )

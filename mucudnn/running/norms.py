@@ -251,6 +251,8 @@ def _batch_norm(
         why = _why_torchs(input, weight, bias, norm, with_autocast=True)
         if why is None and training and input.numel() == input.shape[1]:
             why = "a channel has a single value"
+        elif why is None and not input.is_contiguous() and input.dim() not in (4, 5):
+            why = "torch's batch norm returns another memory format"
         why = why or _why_not_running(running_mean, running_var, input, training)
     if calls.are_torchs(why):
         return NotImplemented
@@ -323,7 +325,7 @@ def _group_norm(
     why = _why_torchs(input, weight, bias, norm)
     if why is None and input.numel() == input.shape[0] * num_groups:
         why = "a group has a single value"
-    elif why is None and not input.is_contiguous() and (len(input) == 1 or input.dim() < 4):
+    elif why is None and not input.is_contiguous() and (len(input) == 1 or input.dim() not in (4, 5)):
         why = "torch's group norm returns another memory format"
     if calls.are_torchs(why):
         return NotImplemented

@@ -300,8 +300,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         results = result if isinstance(result, (tuple, list)) else (result,)
         if any(map(_is_large, results)):
-            if updates_statistics:  # but not again
-                args = *args[:3], None, None, *args[5:]
+            if updates_statistics:  # others, of their dtype, the next time
+                args = *args[:3], *(one if one is None else torch.zeros_like(one) for one in args[3:5]), *args[5:]
             self.note(results, func.name(), self.call(func, args, named))
         return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,16 +89,39 @@ def test_steps_stay_within_the_budget_with_the_same_gradients(config: Config) ->
         assert str(keeping) in re.sub(r"\s+", " ", str(mucudnn.report(within)))
 
 
-def test_the_least_budget_that_is_named_works(config: Config) -> None:
-    torch.manual_seed(0)
-    model = Net()
+def least_bytes(model: nn.Module, config: Config) -> int:
     with pytest.raises(InfeasibleError, match="at least") as raised:
         mucudnn.optimize(model, X, _with_budget(config, 100_000), progress=False)
     named = re.search(r"at least (\d+)B", str(raised.value))
     assert named is not None
-    least_bytes = int(named[1])
-    within = mucudnn.optimize(model, X, _with_budget(config, least_bytes), progress=False)
-    assert step_bytes(within) <= least_bytes
+    return int(named[1])
+
+
+def test_the_least_budget_that_is_named_works(config: Config) -> None:
+    torch.manual_seed(0)
+    for enabled in (False, True):  # of autocast, which keeps casts of weights until it ends
+        model, step = Net(), OwnStep(X)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            budget_bytes = least_bytes(model, config)
+            within = mucudnn.optimize(model, X, _with_budget(config, budget_bytes), progress=False)
+
+        def run(within: nn.Module = within, step: OwnStep = step, *, enabled: bool = enabled) -> None:
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                step(within)
+
+        run()
+        assert max(Stepping(within, run, "cpu").peaks()) <= budget_bytes
+
+
+def test_the_least_budget_does_not_depend_on_times(config: Config) -> None:
+    torch.manual_seed(0)
+    model, named = Net(), set()
+    for seed in range(3):
+        drawn = random.Random(seed)
+        clock = SimpleNamespace(now=lambda drawn=drawn: drawn.random() ** 9)
+        with mock.patch.object(trace, "wall_clock", lambda _, clock=clock: clock):
+            named.add(least_bytes(model, config))
+    assert len(named) == 1
 
 
 def test_choices_that_need_more_than_predicted_are_no_least_budget(config: Config) -> None:

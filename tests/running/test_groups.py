@@ -238,6 +238,29 @@ def test_gradients_of_gradients_are_torchs() -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
 
 
+def test_gradients_of_a_single_sample_with_the_channels_last_can_be_differentiated() -> None:
+    norm = nn.BatchNorm2d(4)
+    x, dy, v = torch.randn(3, 1, 4, 6, 5)
+    results = []
+    for tuned in (norm, seeded(activated, copy.deepcopy(norm))[1].norm):
+        z = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+        gradients = torch.autograd.grad(F.silu(tuned(z)), (z, *tuned.parameters()), dy, create_graph=True)
+        results.append([*gradients, *torch.autograd.grad(gradients[0], z, v)])
+    assert isinstance(tuned, TunedNorm)
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_results_have_the_memory_format_that_torchs_have() -> None:
+    norms = nn.BatchNorm1d(4), nn.GroupNorm(2, 4)
+    for norm, extent in (*itertools.product(norms, ((5,), ())), (nn.GroupNorm(2, 4), (2, 2, 2, 3))):
+        x = torch.randn(3, *extent, 4).movedim(-1, 1)
+        grouped = nn.Sequential(copy.deepcopy(norm), nn.ReLU())
+        make_groups(grouped, lambda model, x=x: model(x))
+        assert isinstance(grouped[0], TunedNorm)
+        assert grouped(x).stride() == F.relu(norm(x)).stride()
+
+
 def test_running_statistics_are_updated_once_a_step_under_checkpoints() -> None:
     for reentrant in (False, True):
         block, grouped, x = seeded(in_place)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import random
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -154,6 +156,28 @@ def test_what_is_overwritten_is_as_it_was_or_an_error() -> None:
     other.add_(1)
     with pytest.raises(ChangedOperandError, match="changed in place"):
         y.sum().backward()
+
+
+def test_what_operations_in_place_have_computed_may_be_read_and_is_not_taken_for_changed() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.LeakyReLU(0.2, inplace=True))
+    expected = trained(copy.deepcopy(model))
+    for choice in Choice:
+        for got, wanted in zip(trained(copy.deepcopy(model), itertools.repeat(choice)), expected, strict=True):
+            assert torch.equal(got, wanted)
+
+
+def test_norms_in_half_precision_have_the_same_bits_without_updating_statistics_again() -> None:
+    x = torch.randn(4, 8, 40, 40).bfloat16().requires_grad_()
+    for affine in (True, False):
+        results = []
+        for choice in (None, *Choice):
+            norm, x.grad = nn.BatchNorm2d(8, affine=affine), None
+            with nullcontext() if choice is None else told_tape(itertools.repeat(choice)):
+                y = norm(x).square().sum()
+            y.backward()
+            results.append([x.grad, *norm.buffers()])
+        for others in results[1:]:
+            assert all(map(torch.equal, results[0], others))
 
 
 def test_other_forward_passes_than_the_one_that_was_chosen_for() -> None:

@@ -7,7 +7,7 @@ and copied into a script.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from random import Random
 from types import CodeType
@@ -542,6 +542,26 @@ class Writer:
         self.extent = tuple(2 * size for size in self.extent)
         return self.let(f"F.interpolate({n}, scale_factor=2)")
 
+    def grouped(self) -> str:
+        """A convolution of groups of channels, with a larger filter, dilated or with a stride."""
+        groups = self.random.choice([count for count in range(1, self.channels + 1) if self.channels % count == 0])
+        channels, size = groups * self.random.randint(1, max(1, 32 // groups)), self.random.choice([2, 3, 5])
+        stride, dilation = self.random.choice([(1, 1), (1, 2), (2, 1)])
+        padding, reach = dilation * (size // 2), dilation * (size - 1)
+        settings = self.channels, channels, size, stride, padding, dilation, groups
+        self.channels, self.extent = channels, tuple((n + 2 * padding - reach - 1) // stride + 1 for n in self.extent)
+        return self.act(self.norm(self.let(f"{self.layer(f'nn.Conv{self.dims}d{settings}')}(x)")))
+
+    def skipped(self) -> str:
+        """A level of a U-Net: what is before the pooling is concatenated with what is computed behind it."""
+        before = self.act(self.normed("x"))
+        channels = self.channels
+        pooled = self.let(f"F.max_pool{self.dims}d({before}, 2, ceil_mode=True)")
+        inside = self.act(self.normed(pooled, random_channels(self.random)))
+        above = self.let(f"F.interpolate({inside}, size={before}.shape[2:])")
+        self.channels += channels
+        return self.let(f"torch.cat([{before}, {above}], 1)")
+
     def each_sample(self) -> str:
         """Instance norm of inputs without a batch."""
         norm = self.layer(f"nn.InstanceNorm{self.dims}d({self.channels}, affine={self.maybe(0.5)})")
@@ -569,9 +589,9 @@ def random_channels(random: Random) -> int:
     return random.choice([1, 2, 3, 4, 4, 6, 8, 8, 12, 16, 16, 17, 24, 32])
 
 
-def random_kinds(random: Random) -> tuple[tuple[str, int], ...]:
+def random_kinds(random: Random, shares: Mapping[str, int] = KINDS) -> tuple[tuple[str, int], ...]:
     """Return the kinds of a network's blocks, each with its seed."""
-    kinds = random.choices([*KINDS], [*KINDS.values()], k=random.choice([1, 2, 2, 3, 3, 4]))
+    kinds = random.choices([*shares], [*shares.values()], k=random.choice([1, 2, 2, 3, 3, 4]))
     return tuple((kind, random.randrange(2**32)) for kind in kinds)
 
 
