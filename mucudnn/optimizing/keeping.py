@@ -110,6 +110,7 @@ def keep_within(
         progress("tracing what a step keeps", 1.0)
         set_segments(model, ())
         stepping = Stepping(model, step, device_type)
+        stepping.peaks()  # a first step, in which libraries allocate what they keep
         all_bytes = max(team.gather(max(stepping.peaks())))
         keeping = Keeping((), budget_bytes, all_bytes, 0.0, all_bytes, all_bytes)
         if all_bytes > budget_bytes:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mucudnn.running.modules import TunedModule
-from mucudnn.running.segments import Segment
+from mucudnn.running.segments import Segment, micro_batched
 from mucudnn.running.tape import Tape
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Value
@@ -106,15 +106,19 @@ def _is_able(module: nn.Module) -> bool:
             return False
         if isinstance(inside, nn.modules.dropout._DropoutNd) and inside.training and inside.p > 0:
             return False
-        if isinstance(inside, nn.modules.batchnorm._NormBase) and inside.training:
-            mixes = isinstance(inside, nn.modules.batchnorm._BatchNorm)
-            if mixes or inside.track_running_stats:
-                return False
+        if isinstance(inside, nn.modules.batchnorm._BatchNorm) and inside.training:
+            return False
+        # PyTorch's gradients are wrong for a single sample with the channels last (2.13).
+        if isinstance(inside, nn.modules.instancenorm._InstanceNorm):
+            return False
     return True
 
 
 def mixing_parts(model: nn.Module, step: Callable[[nn.Module], object], parts: Sequence[Part]) -> list[Part]:
-    """Run a step; return the parts in which a sample's result depends on others, or a call has other effects."""
+    """Run a step; return the parts that have other results or gradients in micro-batches, or other effects.
+
+    They mix samples, or change buffers or inputs; and some of PyTorch's own operators are wrong for a single sample.
+    """
     mixing: list[Part] = []
     handles: list[RemovableHandle] = []
 
@@ -127,7 +131,8 @@ def mixing_parts(model: nn.Module, step: Callable[[nn.Module], object], parts: S
 
         def check(_: nn.Module, arguments: Any) -> None:
             handle.remove()
-            if not _is_same_alone(function, arguments):
+            # Gradients may come in either format, for which some of PyTorch's operators are not equally right.
+            if not all(_is_same(function, arguments, part.segment.micro_batch, is_last) for is_last in (False, True)):
                 mixing.append(part)
 
         handle = entry.register_forward_pre_hook(check)
@@ -143,20 +148,47 @@ def mixing_parts(model: nn.Module, step: Callable[[nn.Module], object], parts: S
     return mixing
 
 
-def _is_same_alone(function: nn.Module, inputs: Sequence[Tensor]) -> bool:
-    """Return whether the first sample has the same result alone, and calls have no other effects."""
-    states = [(torch.get_rng_state(), [buffer._version for buffer in function.buffers()])]
-    copies = [x.clone() for x in inputs]
-    with torch.no_grad():
-        whole, alone = function(*copies), function(*(x[:1].clone() for x in inputs))
-    if any(copy._version for copy in copies):  # which the backward pass would read once more
+def _is_same(function: nn.Module, inputs: Sequence[Tensor], micro_batch: int, is_last: bool) -> bool:
+    """Return whether results and gradients are the same in micro-batches, up to rounding, without other effects.
+
+    is_last: whether the gradient of the result has the channels last.
+    """
+    states, found = [], []
+    parameters = [parameter for parameter in function.parameters() if parameter.requires_grad]
+    for is_whole in (True, False):
+        states.append((torch.get_rng_state(), [buffer._version for buffer in function.buffers()]))
+        with torch.enable_grad():
+            leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+            copies = [x.clone() for x in leaves]
+            y = function(*copies) if is_whole else micro_batched(function, parameters, micro_batch, copies)
+        if any(copy._version for copy in copies):  # which the backward pass would read once more
+            return False
+        dy = torch.randn(y.shape, generator=torch.Generator(y.device).manual_seed(0), dtype=y.dtype, device=y.device)
+        if is_last and y.dim() in (4, 5):
+            dy = dy.contiguous(memory_format=torch.channels_last if y.dim() == 4 else torch.channels_last_3d)
+        wanted = [*(x for x in leaves if x.requires_grad), *parameters]
+        found.append((y.detach(), torch.autograd.grad(y, wanted, dy, allow_unused=True)))
+    (rng_state, versions), (rng_state_after, versions_after) = states
+    if not torch.equal(rng_state, rng_state_after) or versions != versions_after:
         return False
-    states.append((torch.get_rng_state(), [buffer._version for buffer in function.buffers()]))
-    (before, versions), (after, versions_after) = states
-    if not torch.equal(before, after) or versions != versions_after or len(alone) != 1:
+    (whole, gradients), (in_parts, others) = found
+    largest = max((float(one.norm()) for one in gradients[-len(parameters) :] if one is not None), default=0.0)
+    pairs = [
+        (whole, in_parts, 0.0),
+        *((one, other, 0.01 * largest) for one, other in zip(gradients, others, strict=True)),
+    ]
+    return all(_is_near(*pair) for pair in pairs)
+
+
+def _is_near(one: Tensor | None, other: Tensor | None, scale: float) -> bool:
+    """Return whether tensors are equal up to rounding beside their norm, or beside ``scale`` if that is larger."""
+    if one is None or other is None:
+        return one is other
+    if one.shape != other.shape or one.dtype is not other.dtype:
         return False
-    result, expected = alone.double(), whole[:1].double()
-    return bool((result - expected).norm() <= _LEAST_GAIN * expected.norm())
+    tolerance = 2 * torch.finfo(one.dtype).eps ** 0.5 if one.is_floating_point() else 0.0
+    difference, norm = (one.double() - other.double()).norm(), one.double().norm()
+    return bool(difference <= tolerance * max(float(norm), scale))
 
 
 def chosen_parts(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -104,13 +104,21 @@ def in_micro_batches(
         return function(*inputs)
     if len(tensors[0]) <= micro_batch:
         return function(*inputs)
-    parts = _Parts(function, micro_batch, len(inputs), _autocast(tensors[0].device.type))
     recording = tape.recording()
     assert recording is not None
     with recording.paused():
-        y: Tensor = _InMicroBatches.apply(parts, *inputs, *parameters)  # type: ignore[no-untyped-call]
+        y = micro_batched(function, parameters, micro_batch, inputs)
+    parts = _Parts(function, micro_batch, len(inputs), _autocast(tensors[0].device.type))
     tape.note(y, SEGMENT, _values, parts, *inputs, *parameters)
     return y
+
+
+def micro_batched(
+    function: Callable[..., Any], parameters: Sequence[Tensor], micro_batch: int, inputs: Sequence[Tensor]
+) -> Tensor:
+    """Return function(*inputs), computed for so many samples at a time, forward and backward."""
+    parts = _Parts(function, micro_batch, len(inputs), _autocast(inputs[0].device.type))
+    return cast(Tensor, _InMicroBatches.apply(parts, *inputs, *parameters))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
