@@ -9,6 +9,7 @@ import gc
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -62,8 +63,8 @@ class Stepping:
         """Return the peaks of a step between marks, beside the gradients of the parameters."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         set_gradients((parameter, None) for parameter in parameters)
-        hooked = (cast(Any, parameter).register_post_accumulate_grad_hook for parameter in parameters)
-        handles = [register(_mark_gradient) for register in hooked]
+        # Not after a gradient is accumulated: models with such hooks keep more.
+        handles = [cast(Any, parameter).register_hook(partial(_mark_gradient, parameter)) for parameter in parameters]
         # What is kept between steps counts, too, and what is freed meanwhile must be of the step.
         torch.clear_autocast_cache()
         release_workspaces()
@@ -106,9 +107,9 @@ class Stepping:
             after.remove()
 
 
-def _mark_gradient(parameter: Tensor) -> None:
-    if parameter.grad is not None:
-        mark_gradient(parameter.grad.nbytes)
+def _mark_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    if parameter.grad is None:  # else the gradient is added to it, and freed
+        mark_gradient(gradient.nbytes)
 
 
 @dataclass(slots=True)
