@@ -26,6 +26,7 @@ from mucudnn.solver.keeping import Value
 
 _MOST_PARTS = 6
 _LEAST_GAIN = 0.05  # of bytes, and of the time that is computed again, for which one more part is worth while
+_MOST_ERROR = 0.05  # of gradients in micro-batches, relative to their norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,8 @@ def _is_same(function: nn.Module, inputs: Sequence[Tensor], micro_batch: int, is
             leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
             copies = [x.clone() for x in leaves]
             y = function(*copies) if is_whole else micro_batched(function, parameters, micro_batch, copies)
-        if any(copy._version for copy in copies):  # which the backward pass would read once more
+        # An input that is written would be read once more by the backward pass.
+        if not y.requires_grad or any(copy._version for copy in copies):
             return False
         dy = torch.randn(y.shape, generator=torch.Generator(y.device).manual_seed(0), dtype=y.dtype, device=y.device)
         if is_last and y.dim() in (4, 5):
@@ -173,20 +175,19 @@ def _is_same(function: nn.Module, inputs: Sequence[Tensor], micro_batch: int, is
         return False
     (whole, gradients), (in_parts, others) = found
     largest = max((float(one.norm()) for one in gradients[-len(parameters) :] if one is not None), default=0.0)
-    pairs = [
-        (whole, in_parts, 0.0),
-        *((one, other, 0.01 * largest) for one, other in zip(gradients, others, strict=True)),
-    ]
-    return all(_is_near(*pair) for pair in pairs)
+    if not _is_near(whole, in_parts, 2 * torch.finfo(whole.dtype).eps ** 0.5, 0.0):
+        return False
+    # Values near zero change their sign by rounding, and with it the derivative of an activation.
+    of_gradients = zip(gradients, others, strict=True)
+    return all(_is_near(one, other, _MOST_ERROR, 0.01 * largest) for one, other in of_gradients)
 
 
-def _is_near(one: Tensor | None, other: Tensor | None, scale: float) -> bool:
-    """Return whether tensors are equal up to rounding beside their norm, or beside ``scale`` if that is larger."""
+def _is_near(one: Tensor | None, other: Tensor | None, tolerance: float, scale: float) -> bool:
+    """Return whether tensors are equal, up to a share of their norm, or of ``scale`` if that is larger."""
     if one is None or other is None:
         return one is other
     if one.shape != other.shape or one.dtype is not other.dtype:
         return False
-    tolerance = 2 * torch.finfo(one.dtype).eps ** 0.5 if one.is_floating_point() else 0.0
     difference, norm = (one.double() - other.double()).norm(), one.double().norm()
     return bool(difference <= tolerance * max(float(norm), scale))
 

@@ -107,8 +107,8 @@ class Stepping:
             after.remove()
 
 
-def _mark_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    if parameter.grad is None:  # else the gradient is added to it, and freed
+def _mark_gradient(parameter: Tensor, gradient: Tensor | None) -> None:
+    if gradient is not None and parameter.grad is None:  # else the gradient is added to it, and freed
         mark_gradient(gradient.nbytes)
 
 
