@@ -133,7 +133,8 @@ def mixing_parts(model: nn.Module, step: Callable[[nn.Module], object], parts: S
         def check(_: nn.Module, arguments: Any) -> None:
             handle.remove()
             # Gradients may come in either format, for which some of PyTorch's operators are not equally right.
-            if not all(_is_same(function, arguments, part.segment.micro_batch, is_last) for is_last in (False, True)):
+            micro_batch = part.segment.micro_batch
+            if not all(_is_same(function, arguments, micro_batch, is_last=is_last) for is_last in (False, True)):
                 mixing.append(part)
 
         handle = entry.register_forward_pre_hook(check)
@@ -149,7 +150,7 @@ def mixing_parts(model: nn.Module, step: Callable[[nn.Module], object], parts: S
     return mixing
 
 
-def _is_same(function: nn.Module, inputs: Sequence[Tensor], micro_batch: int, is_last: bool) -> bool:
+def _is_same(function: nn.Module, inputs: Sequence[Tensor], micro_batch: int, *, is_last: bool) -> bool:
     """Return whether results and gradients are the same in micro-batches, up to rounding, without other effects.
 
     is_last: whether the gradient of the result has the channels last.
