@@ -27,7 +27,7 @@ from mucudnn.measuring.heap import kept_heap
 from mucudnn.measuring.operands import random_operands
 from mucudnn.measuring.timings import Timings
 from mucudnn.measuring.turns import Rounds
-from mucudnn.running.choices import make_executable, within_limits
+from mucudnn.running.choices import Choices, make_executable, within_limits
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.eager.bound_norm import BoundNorm
 from mucudnn.running.executable import Executable
@@ -142,7 +142,7 @@ def _gains_of_normalization(
         for number, (convolution, norm) in enumerate(readers.items()):
             progress("measuring norms in convolutions", number / len(readers))
             faster: dict[Operation, bool] = {}
-            for executable, normalizing in _normalizing(convolution):
+            for executable, normalizing in _normalizing(convolution.choices):
                 operation = executable.problem.operation
                 comparison = _with_prologue(executable, normalizing, norm, timings)
                 gain_s = comparison.baseline_s - comparison.time_s
@@ -151,13 +151,12 @@ def _gains_of_normalization(
     return gains
 
 
-def _normalizing(convolution: TunedModule) -> Iterator[tuple[Executable, Executable]]:
-    """Yield the executables of a convolution, at tuned batch sizes, that can normalize x, and those that do."""
-    choices = convolution.choices
+def _normalizing(choices: Choices | None) -> Iterator[tuple[Executable, Executable]]:
+    """Yield the executables of choices, at their largest batch sizes, that can normalize x, and those that do."""
     if choices is None:
         return
-    for tuned in convolution.tuned:
-        executable = make_executable(choices, tuned.problem, tuned.batch_size)
+    for problem, by_size in choices.configurations.items():
+        executable = make_executable(choices, problem, max(by_size)) if by_size else None
         normalizing = None if executable is None else within_limits(choices, executable)
         if executable is not None and normalizing is not None:
             yield executable, normalizing
