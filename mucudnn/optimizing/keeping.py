@@ -1,8 +1,8 @@
 """A model whose training steps stay within a budget of memory: what its forward passes keep is chosen and counted.
 
-A step is run once, with all that PyTorch keeps, to see the values of the forward pass, when the backward pass reads
-them, and what else is allocated meanwhile. ``solver/keeping.py`` chooses. Then steps are counted: what was predicted
-too low is corrected, and chosen again.
+A step is traced with all that PyTorch keeps (``trace.py``). ``solver/keeping.py`` chooses what is kept, and
+``segments.py`` what runs in micro-batches. Then steps are counted: what was predicted too low is corrected, and chosen
+again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.optimizing.segments import Part, chosen_parts, mixing_parts
 from mucudnn.optimizing.steps import Step
-from mucudnn.optimizing.trace import Stepping
+from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.keeping import KeepingModule, make_keeping
@@ -68,12 +68,12 @@ class Keeping:
     def __str__(self) -> str:
         kept = sum(choice is Choice.KEPT for _, choice in self.choices)
         parts = [f"steps within {format_bytes(self.budget_bytes)}: peak {format_bytes(self.peak_bytes)}"]
-        if self.choices:
-            parts[0] += (
-                f", predicted {format_bytes(self.predicted_bytes)}, {format_bytes(self.all_bytes)} if all is kept"
+        if self.choices or self.segments:
+            predicted, kept_bytes = format_bytes(self.predicted_bytes), format_bytes(self.all_bytes)
+            parts[0] += f", predicted {predicted}, {kept_bytes} if all is kept"
+            parts.append(
+                f"{kept} of {len(self.choices)} tensors are kept, {format_seconds(self.time_s)} computed again"
             )
-            again = f"the others computed again in {format_seconds(self.time_s)}"
-            parts.append(f"{kept} of {len(self.choices)} tensors are kept, {again}")
         else:
             parts.append("all is kept")
         parts += map(str, self.segments)
@@ -101,67 +101,73 @@ def keep_within(
     assert budget_bytes is not None
     device_type = device_of_convolutions(model).type
     module = make_keeping(model)
-    vars(module)["keeping"] = None
-    with undisturbed(model), team.propagate_errors(), ExitStack() as stack:
-        team.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
-        if step is None:
-            step = OwnStep(sample_input)
-            stack.enter_context(_without_updates(model))
-        progress("tracing what a step keeps", 1.0)
-        set_segments(model, ())
-        stepping = Stepping(model, step, device_type)
-        stepping.peaks()  # a first step, in which libraries allocate what they keep
-        all_bytes = max(team.gather(max(stepping.peaks())))
-        keeping = Keeping((), budget_bytes, all_bytes, 0.0, all_bytes, all_bytes)
-        if all_bytes > budget_bytes:
-            keeping = _within(module, stepping, budget_bytes, all_bytes, team)
-        if keeping.peak_bytes > budget_bytes:
-            vars(module)["keeping"] = None
-            set_segments(model, ())
-            least_bytes = min(keeping.peak_bytes, all_bytes)
-            raise InfeasibleError(
-                f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
-                f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that, or a smaller batch"
-            )
-        progress("comparing steps within the budget", 1.0)
-        compared, all_s = _compared(module, keeping, step, wall_clock(device_type), team)
-        vars(module)["keeping"] = replace(keeping, step=compared, predicted_s=all_s + keeping.time_s)
-    set_segments(model, keeping.segments)
+    try:
+        with undisturbed(model), team.propagate_errors(), ExitStack() as stack:
+            team.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
+            if step is None:
+                step = OwnStep(sample_input)
+                stack.enter_context(_without_updates(model))
+            progress("tracing what a step keeps", 1.0)
+            _keep(module, None)
+            measured = MeasuredStep(model, step, device_type)
+            measured.peaks()  # a first step, in which libraries allocate what they keep
+            all_bytes = max(team.gather(max(measured.peaks())))
+            keeping = Keeping((), budget_bytes, all_bytes, 0.0, all_bytes, all_bytes)
+            if all_bytes > budget_bytes:
+                keeping = _within(module, measured, budget_bytes, all_bytes, team)
+            if keeping.peak_bytes > budget_bytes:
+                least_bytes = exact_bytes(min(keeping.peak_bytes, all_bytes))
+                raise InfeasibleError(
+                    f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least {least_bytes} "
+                    "beside parameters, gradients and the batch: give that, or a smaller batch"
+                )
+            progress("comparing steps within the budget", 1.0)
+            compared, all_s = _compared(module, keeping, step, wall_clock(device_type), team)
+    except BaseException:
+        _keep(module, None)
+        raise
+    _keep(module, replace(keeping, step=compared, predicted_s=all_s + keeping.time_s))
 
 
-def _within(module: KeepingModule, stepping: Stepping, budget_bytes: int, all_bytes: int, team: Team) -> Keeping:
+def _keep(module: KeepingModule, keeping: Keeping | None) -> None:
+    """Have a model keep what is chosen; None to keep all that PyTorch keeps."""
+    vars(module)["keeping"] = keeping
+    set_segments(module, () if keeping is None else keeping.segments)
+
+
+def _within(module: KeepingModule, measured: MeasuredStep, budget_bytes: int, all_bytes: int, team: Team) -> Keeping:
     """Return choices within a budget, or if none are found, those of the least memory; and put them in.
 
     Rank 0 chooses. Segments are chosen by estimates; where these were too low, again for a smaller budget, and for the
     least memory.
     """
-    whole, parts = team.of_rank_0(stepping.traced(with_parts=True))
+    whole, parts = team.of_rank_0(measured.traced())
     traced, before = whole, list[Part]()
 
     def counted(solved: solver.Keeping) -> Keeping:
         keeping = Keeping(
             choices=traced.choices(solved.choices),
             budget_bytes=budget_bytes,
-            predicted_bytes=solved.peak_bytes,
-            time_s=solver.recomputation_s(traced.values, solved.choices) + traced.time_s,
+            predicted_bytes=max(solved.peak_bytes, traced.rest_bytes),
+            time_s=solver.recomputation_s(traced.values, solved.choices) + traced.segments_s,
             all_bytes=all_bytes,
             segments=tuple(part.segment for part in before),
         )
         vars(module)["keeping"] = keeping
-        return replace(keeping, peak_bytes=max(team.gather(max(stepping.peaks()))))
+        return replace(keeping, peak_bytes=max(team.gather(max(measured.peaks()))))
 
     for target_bytes in (budget_bytes, int(0.8 * budget_bytes), 0):
-        chosen, values = [], whole.values if target_bytes else _untimed(whole.values)
-        while parts:
+        values = whole.values if target_bytes else _untimed(whole.values)
+        while True:
             chosen = team.of_rank_0([] if team.rank else chosen_parts(values, whole.numbers, parts, target_bytes))
-            mixing = team.of_rank_0(mixing_parts(module, stepping.step, chosen) if chosen != before else [])
+            mixing = team.of_rank_0(mixing_parts(module, measured.step, chosen) if chosen != before else [])
             if not mixing:
                 break
             parts = [part for part in parts if not any(part.covers(other) for other in mixing)]
         if chosen != before:
             vars(module)["keeping"] = None
             set_segments(module, [part.segment for part in chosen])
-            traced, _ = team.of_rank_0(stepping.traced())
+            traced, _ = team.of_rank_0(measured.traced())
             before = chosen
         elif target_bytes != budget_bytes:
             continue

@@ -1,8 +1,8 @@
 """Which segments of a model run in micro-batches, where keeping less is not enough for a budget or takes longer.
 
-Candidates are modules that are called once, with tensors of whole batches, and consecutive children of sequential
-ones. What they would save and cost is estimated from the values of a step that has been traced without them; the step
-is traced again with those that are chosen.
+A part of a model may be a segment if it is a module that is called once, with tensors of whole batches, or consecutive
+children of a sequential one. What it would save and cost is estimated from the values of a step that has been traced
+without segments; the step is traced again with those that are chosen.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
 from math import inf
 from typing import Any, cast
 
@@ -19,23 +20,23 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mucudnn.running.modules import TunedModule
-from mucudnn.running.segments import Segment, micro_batched
+from mucudnn.running.segments import Segment, SegmentedModule, in_micro_batches
 from mucudnn.running.tape import Tape
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Value
 
-_MOST_PARTS = 6
+_MOST_PARTS = 6  # that are chosen
 _LEAST_GAIN = 0.05  # of bytes, and of the time that is computed again, for which one more part is worth while
 _MOST_ERROR = 0.05  # of gradients in micro-batches, relative to their norm
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive children of a module, or a module, and what it computes in a forward pass.
+    """What may be a segment: a module or consecutive children of one, and what it computes in a forward pass.
 
+    segment: with the whole batch as its micro-batch, until the part is chosen.
     start, end: of the values that are computed inside.
-    batch_size: of its inputs and its result.
-    x_bytes, y_bytes: of its inputs and its result.
+    batch_size, x_bytes, y_bytes: of its inputs and its result.
     """
 
     segment: Segment
@@ -56,7 +57,7 @@ class Part:
 def parts_of(model: nn.Module, tape: Tape) -> Iterator[list[Part]]:
     """Yield a list which has, after a forward pass that the tape records in the block, the parts of the model."""
     parts: list[Part] = []
-    calls: dict[nn.Module, list[tuple[int, int, int, int, int]]] = {}
+    calls: dict[nn.Module, list[Part | None]] = {}
     begun: dict[nn.Module, int] = {}
     able = {module: name for name, module in model.named_modules() if _is_able(module)}
     handles: list[RemovableHandle] = []
@@ -65,12 +66,13 @@ def parts_of(model: nn.Module, tape: Tape) -> Iterator[list[Part]]:
         begun[module] = tape.count
 
     def end(module: nn.Module, arguments: Any, named: Any, result: Any) -> None:
-        tensors = [x for x in arguments if isinstance(x, Tensor)]
-        is_plain = isinstance(result, Tensor) and len(tensors) == len(arguments) > 0 and not named
-        whole = is_plain and result.dim() > 1 and all(x.dim() > 1 and len(x) == len(result) for x in tensors)
-        n = len(result) if whole else 0
-        bytes_of = (sum(x.nbytes for x in tensors), result.nbytes) if whole else (0, 0)
-        calls.setdefault(module, []).append((begun[module], tape.count, n, *bytes_of))
+        tensors = [*arguments, result]
+        are_alike = all(isinstance(x, Tensor) and x.dim() > 1 and len(x) == len(tensors[0]) > 1 for x in tensors)
+        part = None
+        if arguments and not named and are_alike:
+            n, x_bytes = len(result), sum(x.nbytes for x in arguments)
+            part = Part(Segment(able[module], None, None, n), begun[module], tape.count, n, x_bytes, result.nbytes)
+        calls.setdefault(module, []).append(part)
 
     for module in able:
         handles += module.register_forward_pre_hook(begin), module.register_forward_hook(end, with_kwargs=True)
@@ -79,20 +81,32 @@ def parts_of(model: nn.Module, tape: Tape) -> Iterator[list[Part]]:
     finally:
         for handle in handles:
             handle.remove()
-    once = {module: of_module[0] for module, of_module in calls.items() if len(of_module) == 1 and of_module[0][2] > 1}
+    once = {module: of_module[0] for module, of_module in calls.items() if len(of_module) == 1}
     for module, name in able.items():
         if isinstance(module, nn.Sequential) and _forward_of(module) is nn.Sequential.forward:
-            children = list(module)
-            for first in range(len(children)):
-                for last in range(first, len(children)):
-                    if children[last] not in once or once[children[last]][2] != once[children[first]][2]:
-                        break
-                    (start, _, n, x_bytes, _), (_, stop, _, _, y_bytes) = once[children[first]], once[children[last]]
-                    if stop - start > 1:
-                        parts.append(Part(Segment(name, first, last, n), start, stop, n, x_bytes, y_bytes))
-        elif module in once and not isinstance(module, TunedModule) and once[module][1] - once[module][0] > 1:
-            start, stop, n, x_bytes, y_bytes = once[module]
-            parts.append(Part(Segment(name, None, None, n), start, stop, n, x_bytes, y_bytes))
+            of_children = [once.get(child) for child in module]
+            for first, last in combinations_with_replacement(range(len(of_children)), 2):
+                joined = _joined(name, of_children, first, last)
+                if joined is not None:
+                    parts.append(joined)
+        else:
+            part = once.get(module)
+            if part is not None and (isinstance(module, SegmentedModule) or not isinstance(module, TunedModule)):
+                parts.append(part)
+    parts[:] = [part for part in parts if part.end - part.start > 1]
+
+
+def _joined(name: str, of_children: Sequence[Part | None], first: int, last: int) -> Part | None:
+    """Return the part of a sequential module from one of its children to another, if each of them is one."""
+    inside = [part for part in of_children[first : last + 1] if part is not None]
+    if len(inside) <= last - first or any(part.batch_size != inside[0].batch_size for part in inside):
+        return None
+    return replace(
+        inside[0],
+        segment=Segment(name, first, last, inside[0].batch_size),
+        end=inside[-1].end,
+        y_bytes=inside[-1].y_bytes,
+    )
 
 
 def _forward_of(module: nn.Module) -> Callable[..., Any]:
@@ -162,7 +176,7 @@ def _is_same(function: nn.Module, inputs: Sequence[Tensor], micro_batch: int, *,
         with torch.enable_grad():
             leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
             copies = [x.clone() for x in leaves]
-            y = function(*copies) if is_whole else micro_batched(function, parameters, micro_batch, copies)
+            y = function(*copies) if is_whole else in_micro_batches(function, parameters, micro_batch, copies)
         # An input that is written would be read once more by the backward pass.
         if not y.requires_grad or any(copy._version for copy in copies):
             return False
@@ -175,7 +189,8 @@ def _is_same(function: nn.Module, inputs: Sequence[Tensor], micro_batch: int, *,
     if not torch.equal(rng_state, rng_state_after) or versions != versions_after:
         return False
     (whole, gradients), (in_parts, others) = found
-    largest = max((float(one.norm()) for one in gradients[-len(parameters) :] if one is not None), default=0.0)
+    of_parameters = gradients[len(gradients) - len(parameters) :]
+    largest = max((float(one.norm()) for one in of_parameters if one is not None), default=0.0)
     if not _is_near(whole, in_parts, 2 * torch.finfo(whole.dtype).eps ** 0.5, 0.0):
         return False
     # Values near zero change their sign by rounding, and with it the derivative of an activation.
@@ -206,8 +221,8 @@ def chosen_parts(
     chosen: list[Part] = []
     state = _State(tuple(values), tuple(numbers), 0.0)
     time_s = state.least_time_s(budget_bytes)
-    while len(chosen) < _MOST_PARTS:
-        place = max(range(len(state.values)), key=lambda index: _least_bytes(state.values[index]), default=-1)
+    while state.values and len(chosen) < _MOST_PARTS:
+        place = max(range(len(state.values)), key=lambda index: _least_bytes(state.values[index]))
         around = [part for part in parts if part.is_apart(chosen) and part.start <= state.numbers[place] < part.end]
         merged = [
             (state.merged(part, size), part, size)
@@ -256,22 +271,31 @@ class _State:
     def merged(self, part: Part, micro_batch: int) -> _State:
         """Return the state in which one more part runs in micro-batches."""
         first, last = bisect_left(self.numbers, part.start), bisect_left(self.numbers, part.end) - 1
-        inside, share = self.values[first : last + 1], micro_batch / part.batch_size
-        before = self.values[:first]
-        # A value before the part that only the part reads is read in its backward pass.
+        before, inside, share = self.values[:first], self.values[first : last + 1], micro_batch / part.batch_size
         reads = sorted({read for value in inside for read in value.reads if read < first})
+        # The result is not among the values if it is small, or no gradient needs it.
+        read_later = {read for value in self.values[last + 1 :] for read in value.reads}
+        results = [
+            place
+            for place in range(first, last + 1)
+            if self.values[place].size_bytes == part.y_bytes
+            and (place in read_later or self.numbers[place] == part.end - 1)
+        ]
+        y = self.values[results[-1]] if results else Value(0, 0.0, is_used=False)
+        inner = [self.values[place] for place in range(first, last + 1) if place not in results[-1:]]
+        # In the backward pass: the ends of the part and their gradients, and a share of what is inside.
         read_bytes = max((self.values[read].backward_bytes for read in reads), default=0)
-        kept_bytes = sum(value.size_bytes for value in inside[:-1])
-        inner_bytes = kept_bytes + max([read_bytes, *(value.backward_bytes for value in inside[:-1])])
+        inner_bytes = sum(value.size_bytes for value in inner)
+        inner_bytes += max([read_bytes, *(value.backward_bytes for value in inner)])
         run_bytes = part.x_bytes + part.y_bytes + int(share * inner_bytes)
         time_s = sum(value.time_s for value in inside)
         forward_bytes = int(share * max(value.forward_bytes + value.size_bytes for value in inside))
-        y = replace(inside[-1], reads=tuple(reads), time_s=time_s, forward_bytes=forward_bytes)
-        if reads:
+        y = replace(y, reads=tuple(reads), time_s=time_s, forward_bytes=forward_bytes)
+        if reads:  # the last of them is read when the part begins
             x = replace(before[reads[-1]], backward_bytes=run_bytes)
             before = *before[: reads[-1]], x, *before[reads[-1] + 1 :]
         else:
-            y = replace(y, backward_bytes=max(y.backward_bytes, run_bytes - y.size_bytes))
+            y = replace(y, is_used=True, backward_bytes=max(y.backward_bytes, run_bytes - y.size_bytes))
 
         def moved(read: int) -> int:
             return read if read < first else first if read <= last else read - (last - first)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -20,7 +21,6 @@ from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.optimizing.segments import Part, parts_of
 from mucudnn.optimizing.steps import Step
 from mucudnn.running.keeping import records
-from mucudnn.running.segments import SEGMENT
 from mucudnn.running.tape import Call, Tape, Value, memory_of, recording
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.solver import keeping as solver
@@ -31,17 +31,20 @@ _MOST_READERS = 3  # of a value that may be dropped: others, such as the feature
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class StepTrace:
     """A step as the solver sees it.
 
+    names: of the operators that compute the values of a forward pass.
     values: those to choose for; numbers: of each, its index in the forward pass.
-    time_s: of the segments, which are computed again in any case.
+    rest_bytes: of a step where no value is read, so that nothing is to be chosen.
+    segments_s: the time of the segments, which are computed again in any case.
     """
 
     names: list[str]
     values: list[solver.Value]
     numbers: list[int]
-    time_s: float
+    rest_bytes: int
+    segments_s: float
 
     def choices(self, chosen: Sequence[Choice]) -> tuple[tuple[str, Choice], ...]:
         """Return the choices of all values of the forward pass; those that are not saved are computed each time."""
@@ -52,15 +55,22 @@ class Traced:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepping:
-    """A model with its step."""
+class MeasuredStep:
+    """A step of a model, of which the memory is counted and traced.
+
+    step: runs the step of the model that it is given.
+    device_type: ``cpu`` or ``cuda``.
+    """
 
     model: nn.Module
     step: Step
     device_type: str
 
     def peaks(self) -> list[int]:
-        """Return the peaks of a step between marks, beside the gradients of the parameters."""
+        """Return the peaks of a step between marks, in bytes, beside the gradients of the parameters.
+
+        The step begins without gradients. Raises any error of the step.
+        """
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         set_gradients((parameter, None) for parameter in parameters)
         # Not after a gradient is accumulated: models with such hooks keep more.
@@ -75,17 +85,14 @@ class Stepping:
             for handle in handles:
                 handle.remove()
 
-    def traced(self, *, with_parts: bool = False) -> tuple[Traced, list[Part]]:
+    def traced(self) -> tuple[StepTrace, list[Part]]:
         """Return what a step keeps, and the parts of the model that may run in micro-batches."""
         timer = _Timer(wall_clock(self.device_type))
         self._recorded(timer)
         observer = _Observer(timer.times_s)
-        if not with_parts:
-            peaks = self._recorded(observer)
-            return _simplified(observer.seen, observer.of_one, peaks), []
         with parts_of(self.model, observer) as parts:
             peaks = self._recorded(observer)
-        return _simplified(observer.seen, observer.of_one, peaks), parts
+        return _simplified(observer.seen, observer.of_one, peaks, timer.segments_s), parts
 
     def _recorded(self, tape: Tape) -> list[int]:
         """Return the peaks between marks of a step, whose forward passes a tape records."""
@@ -153,13 +160,22 @@ class _Timer(_AllKept):  # type: ignore[no-untyped-call]
     """A tape that times what computes the values.
 
     times_s: of the values, in their order.
+    segments_s: of all segments.
     """
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.clock = clock
         self.times_s: list[float] = []
+        self.segments_s = 0.0
         self._time_s = 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        begun_s = self.clock.now()
+        with super().paused():
+            yield
+        self.segments_s += self.clock.now() - begun_s
 
     def run(self, func: Any, args: Any, named: Any) -> Any:
         begun_s = self.clock.now()
@@ -174,7 +190,7 @@ class _Timer(_AllKept):  # type: ignore[no-untyped-call]
 
     def note_unseen(self, y: Tensor, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         begun_s = self.clock.now()
-        with self.paused(), torch.no_grad():
+        with super().paused(), torch.no_grad():
             function(*arguments)
         self._time_s = self.clock.now() - begun_s
         super().note_unseen(y, name, function, arguments)
@@ -232,8 +248,8 @@ class _Observer(_AllKept):  # type: ignore[no-untyped-call]
         self.seen[index].freed = self.marks
 
 
-def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int]) -> Traced:
-    """Return the values for which there is a choice, in terms of each other.
+def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int], segments_s: float) -> StepTrace:
+    """Return a step as the solver sees it: values for which there is a choice, in terms of each other.
 
     Views, and values that only one other is computed from, are computed with those that read them.
 
@@ -279,8 +295,8 @@ def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int]) -> Traced:
                 may_be_dropped=len(readers[index]) <= _MOST_READERS,
             )
         )
-    segments_s = sum(value.time_s for value in seen if value.name == SEGMENT)
-    return Traced([value.name for value in seen], values, numbers, segments_s)
+    rest_bytes = of_backward.get(-1, 0) if numbers else max(peaks)
+    return StepTrace([value.name for value in seen], values, numbers, rest_bytes, segments_s)
 
 
 def _joined(seen: list[_Seen], is_joined: list[bool], index: int) -> tuple[set[int], float]:

@@ -24,11 +24,11 @@ class KeepingModule(SegmentedModule):
     keeping: Any = None
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        choices = () if self.keeping is None else self.keeping.choices
-        if not choices or not records(self):
+        keeping = self.keeping
+        if keeping is None or not (keeping.choices or keeping.segments) or not records(self):
             return super().forward(*arguments, **named)
         trained = [parameter for parameter in self.parameters() if parameter._post_accumulate_grad_hooks]
-        with tape.Tape(choices, trained):
+        with tape.Tape(keeping.choices, trained):
             return super().forward(*arguments, **named)
 
 

@@ -10,9 +10,10 @@ batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,6 @@ from torch import Tensor, nn
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.running import tape
 from mucudnn.running.modules import TunedModule, derived_tuned, require_free_names
-
-SEGMENT = "segment"  # the name of the call of a tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,37 +92,32 @@ def set_segments(model: nn.Module, segments: Sequence[Segment]) -> None:
 
 
 def in_micro_batches(
-    function: Callable[..., Any], parameters: Sequence[nn.Parameter], micro_batch: int, inputs: Sequence[Any]
+    function: Callable[..., Any], parameters: Sequence[Tensor], micro_batch: int, inputs: Sequence[Any]
 ) -> Any:
     """Return function(*inputs), of tensors (N, ...), computed for so many samples at a time, forward and backward.
 
+    Other inputs, and those of fewer samples, are computed at once.
+
     parameters: those that the function reads.
     """
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    if len(tensors) < len(inputs) or not tensors or any(len(x) != len(tensors[0]) for x in tensors):
+    are_alike = all(isinstance(x, Tensor) and x.dim() > 0 and len(x) == len(inputs[0]) for x in inputs)
+    if not inputs or not are_alike or len(inputs[0]) <= micro_batch:
         return function(*inputs)
-    if len(tensors[0]) <= micro_batch:
-        return function(*inputs)
+    slices = _Slices(function, micro_batch, len(inputs), _autocast(inputs[0].device.type))
     recording = tape.recording()
-    assert recording is not None
-    with recording.paused():
-        y = micro_batched(function, parameters, micro_batch, inputs)
-    parts = _Parts(function, micro_batch, len(inputs), _autocast(tensors[0].device.type))
-    tape.note(y, SEGMENT, _values, parts, *inputs, *parameters)
+    with nullcontext() if recording is None else recording.paused():
+        y: Tensor = _InMicroBatches.apply(slices, *inputs, *parameters)  # type: ignore[no-untyped-call]
+    tape.note(y, "segment", _values, slices, *inputs, *parameters)
     return y
 
 
-def micro_batched(
-    function: Callable[..., Any], parameters: Sequence[Tensor], micro_batch: int, inputs: Sequence[Tensor]
-) -> Tensor:
-    """Return function(*inputs), computed for so many samples at a time, forward and backward."""
-    parts = _Parts(function, micro_batch, len(inputs), _autocast(inputs[0].device.type))
-    return cast(Tensor, _InMicroBatches.apply(parts, *inputs, *parameters))  # type: ignore[no-untyped-call]
-
-
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """How a segment is computed. inputs: how many of its operands are inputs; the others are parameters."""
+class _Slices:
+    """How a segment is computed.
+
+    inputs: how many of its operands are inputs; the others are parameters.
+    autocast: makes a context with the settings of the forward pass.
+    """
 
     function: Callable[..., Any]
     micro_batch: int
@@ -148,12 +142,12 @@ def _autocast(device_type: str) -> Callable[[], Any]:
     )
 
 
-def _values(parts: _Parts, *operands: Tensor) -> Tensor:
+def _values(slices: _Slices, *operands: Tensor) -> Tensor:
     """Return the result of a segment, without what gradients need."""
     y = None
-    with torch.no_grad(), parts.autocast():
-        for samples, inputs in parts.of(operands):
-            part = parts.function(*inputs)
+    with torch.no_grad(), slices.autocast():
+        for samples, inputs in slices.of(operands):
+            part = slices.function(*inputs)
             if y is None:
                 y = _empty_like(part, len(operands[0]))
             y[samples] = part
@@ -176,22 +170,22 @@ def _empty_like(part: Tensor, n: int) -> Tensor:
 
 class _InMicroBatches(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, parts: _Parts, *operands: Tensor) -> Tensor:
-        ctx.parts = parts
+    def forward(ctx: Any, slices: _Slices, *operands: Tensor) -> Tensor:
+        ctx.slices = slices
         ctx.save_for_backward(*operands)
-        return _values(parts, *operands)
+        return _values(slices, *operands)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        parts, operands, needed = ctx.parts, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        slices, operands, needed = ctx.slices, ctx.saved_tensors, ctx.needs_input_grad[1:]
         gradients: list[Tensor | None] = [None] * len(operands)
-        of_inputs = [number for number in range(parts.inputs) if needed[number]]
-        of_parameters = [number for number in range(parts.inputs, len(operands)) if needed[number]]
-        for samples, inputs in parts.of(operands):
-            with torch.enable_grad(), parts.autocast():
+        of_inputs = [number for number in range(slices.inputs) if needed[number]]
+        of_parameters = [number for number in range(slices.inputs, len(operands)) if needed[number]]
+        for samples, inputs in slices.of(operands):
+            with torch.enable_grad(), slices.autocast():
                 inputs = [x.detach().requires_grad_(needed[number]) for number, x in enumerate(inputs)]
-                y = parts.function(*inputs)
+                y = slices.function(*inputs)
             wanted = [*(inputs[number] for number in of_inputs), *(operands[number] for number in of_parameters)]
             found = torch.autograd.grad(y, wanted, dy[samples], allow_unused=True)
             del y
@@ -199,11 +193,11 @@ class _InMicroBatches(torch.autograd.Function):
                 whole = gradients[number]
                 if part is None:
                     continue
-                if number < parts.inputs:
+                if number < slices.inputs:
                     if whole is None:
                         whole = gradients[number] = torch.empty_like(operands[number])
                     whole[samples] = part
-                else:
-                    gradients[number] = part if whole is None else whole.add_(part)
+                else:  # a copy, since it may be dy itself, or the gradient of two parameters
+                    gradients[number] = part.clone() if whole is None else whole.add_(part)
             del found, part
         return None, *gradients

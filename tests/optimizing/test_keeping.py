@@ -22,7 +22,7 @@ from mucudnn.core.errors import InfeasibleError
 from mucudnn.measuring.clocks import Clock
 from mucudnn.optimizing import trace
 from mucudnn.optimizing.steps import Step
-from mucudnn.optimizing.trace import Stepping
+from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running import tape
 from mucudnn.running.keeping import KeepingModule
 from mucudnn.solver import keeping as solver
@@ -60,7 +60,7 @@ def step_bytes(model: nn.Module) -> int:
 
 def bytes_of(step: Step, model: nn.Module) -> int:
     step(model)
-    return max(Stepping(model, step, "cpu").peaks())
+    return max(MeasuredStep(model, step, "cpu").peaks())
 
 
 def test_steps_stay_within_the_budget_with_the_same_gradients(config: Config) -> None:
@@ -110,7 +110,7 @@ def test_the_least_budget_that_is_named_works(config: Config) -> None:
                 step(within)
 
         run()
-        assert max(Stepping(within, run, "cpu").peaks()) <= budget_bytes
+        assert max(MeasuredStep(within, run, "cpu").peaks()) <= budget_bytes
 
 
 def test_the_least_budget_does_not_depend_on_times(config: Config) -> None:
@@ -200,6 +200,13 @@ def test_optimizers_of_hooks_are_not_run(config: Config) -> None:
     for handle in handles:
         handle.remove()
     assert not any(parameter._post_accumulate_grad_hooks for parameter in within.parameters())
+
+
+def test_gradients_of_parameters_do_not_count() -> None:
+    """Not when they are first made; one that is added to another counts as long as it is there."""
+    model, x = nn.Linear(1000, 1000, bias=False), torch.randn(2, 1000)
+    assert bytes_of(lambda model: model(x).sum().backward(), model) < model.weight.nbytes / 2
+    assert bytes_of(lambda model: [model(x).sum().backward() for _ in range(2)], model) >= model.weight.nbytes
 
 
 def test_a_model_that_is_optimized_without_a_budget_keeps_all_again(config: Config) -> None:

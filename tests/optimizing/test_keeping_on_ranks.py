@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.optimizing.steps import Step
-from mucudnn.optimizing.trace import Stepping
+from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running.keeping import KeepingModule
 from mucudnn.tuning.model_state import OwnStep
 
@@ -42,7 +42,7 @@ class Net(nn.Module):
         return y.mean((2, 3))
 
 
-peaks_of = Stepping.peaks
+peaks_of = MeasuredStep.peaks
 
 
 def own_step(model: nn.Module) -> None:
@@ -55,7 +55,7 @@ def within(folder: Path, share: float, step: Step | None = None) -> KeepingModul
     model = Net()
     measured, measured_step = copy.deepcopy(model), OwnStep(X)
     measured_step(measured)
-    budget_bytes = int(share * max(peaks_of(Stepping(measured, measured_step, "cpu"))))
+    budget_bytes = int(share * max(peaks_of(MeasuredStep(measured, measured_step, "cpu"))))
     config = Config(
         database=folder / "all.sqlite", algorithms="native", confirm=False, fuse=False, memory_budget=budget_bytes
     )
@@ -90,14 +90,14 @@ def counted(rank: int, folder: Path, more_bytes: int, share: float) -> dict[str,
     """Choose where steps of rank 1 need more bytes, and where the ranks take times of their own."""
     found: dict[str, Any] = {}
 
-    def of_rank(stepping: Stepping) -> list[int]:
-        return [peak + rank * more_bytes for peak in peaks_of(stepping)]
+    def of_rank(measured: MeasuredStep) -> list[int]:
+        return [peak + rank * more_bytes for peak in peaks_of(measured)]
 
     def optimized() -> None:
         model = within(folder, share)
         found.update(choices=chosen(model), peak_bytes=model.keeping.peak_bytes, step=repr(model.keeping.step))
 
-    with mock.patch.object(Stepping, "peaks", of_rank):
+    with mock.patch.object(MeasuredStep, "peaks", of_rank):
         return {"error": error_of(optimized), **found}
 
 

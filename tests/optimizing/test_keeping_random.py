@@ -35,7 +35,7 @@ from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.turns import Rounds
 from mucudnn.optimizing import keeping
 from mucudnn.optimizing.keeping import keep_within
-from mucudnn.optimizing.trace import Stepping
+from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running.choices import Choices
 from mucudnn.running.keeping import KeepingModule
 from mucudnn.running.modules import make_tunable, why_left_alone
@@ -152,7 +152,7 @@ def step_bytes(model: nn.Module, within: Within) -> int:
             step(model)
 
     run(model)  # in which libraries allocate what they keep
-    return max(max(Stepping(model, run, "cpu").peaks()) for _ in range(2))
+    return max(max(MeasuredStep(model, run, "cpu").peaks()) for _ in range(2))
 
 
 def trained(model: nn.Module, within: Within) -> dict[str, Tensor]:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.core.config import Config
-from mucudnn.optimizing.trace import Stepping
+from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running.keeping import KeepingModule
 from mucudnn.tuning.model_state import OwnStep
 
 X = torch.randn(8, 3, 40, 40)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(database=tmp_path / "m.sqlite", algorithms="native", time_limit="10ms", confirm=False, fuse=False)
 
 
 class Centred(nn.Module):
@@ -39,16 +46,15 @@ def layers(*inside: nn.Module) -> nn.Sequential:
     )
 
 
-def test_a_step_stays_within_less_than_any_choice_of_whole_tensors_needs(tmp_path: Path) -> None:
+def test_a_step_stays_within_less_than_any_choice_of_whole_tensors_needs(config: Config) -> None:
     torch.manual_seed(0)
-    config = Config(database=tmp_path / "m.sqlite", algorithms="native", time_limit="10ms", confirm=False, fuse=False)
     for inside, has_segments in ((nn.Identity(), True), (Centred(), False), (nn.Dropout(0.1), False)):
         model = layers(inside)
-        all_bytes = max(Stepping(model, OwnStep(X), "cpu").peaks())
+        all_bytes = max(MeasuredStep(model, OwnStep(X), "cpu").peaks())
         one_bytes = X.shape[0] * 32 * 40 * 40 * 4
         assert all_bytes > 4 * one_bytes
         budget_bytes = int(2.5 * one_bytes)  # the backward pass of a convolution has three such tensors
-        within_budget = Config(**{**_fields(config), "memory_budget": budget_bytes})
+        within_budget = replace(config, memory_budget=budget_bytes)
         try:
             within = mucudnn.optimize(copy.deepcopy(model), X, within_budget, progress=False)
         except mucudnn.InfeasibleError:
@@ -57,7 +63,7 @@ def test_a_step_stays_within_less_than_any_choice_of_whole_tensors_needs(tmp_pat
         assert has_segments
         keeping = cast(KeepingModule, within).keeping
         assert keeping.segments
-        assert max(Stepping(within, OwnStep(X), "cpu").peaks()) <= budget_bytes
+        assert max(MeasuredStep(within, OwnStep(X), "cpu").peaks()) <= budget_bytes
         reference = copy.deepcopy(model).double()
         for trained, x in ((reference, X.double()), (model, X), (within, X)):
             trained.zero_grad()
@@ -69,5 +75,58 @@ def test_a_step_stays_within_less_than_any_choice_of_whole_tensors_needs(tmp_pat
             assert error <= 1.5 * torchs + 1e-7
 
 
-def _fields(config: Config) -> dict[str, object]:
-    return {name: getattr(config, name) for name in config.__dataclass_fields__}
+class Branches(nn.Module):
+    """A model of which only the whole can be a segment; its result is small, and no gradient needs it."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sigmoid(self.first(x))
+        result: Tensor = self.last(torch.sigmoid(self.second(y) + y).mean((2, 3)))
+        return result
+
+
+def test_a_whole_model_may_be_a_segment_also_for_another_budget(config: Config) -> None:
+    torch.manual_seed(0)
+    model = Branches(nn.Identity())
+    expected = [one.clone() for one in torch.autograd.grad(model(X).square().sum(), [*model.parameters()])]
+    all_bytes = max(MeasuredStep(model, OwnStep(X), "cpu").peaks())
+    for share in (0.5, 0.4):
+        budget_bytes = int(share * all_bytes)
+        model = mucudnn.optimize(model, X, replace(config, memory_budget=budget_bytes), progress=False)
+        keeping = cast(KeepingModule, model).keeping
+        assert [segment.module for segment in keeping.segments] == [""]
+        assert max(MeasuredStep(model, OwnStep(X), "cpu").peaks()) <= budget_bytes
+        assert keeping.predicted_bytes == pytest.approx(keeping.peak_bytes, rel=0.05)
+        found = torch.autograd.grad(model(X).square().sum(), [*model.parameters()])
+        torch.testing.assert_close([*found], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_only_part_may_turn_out_to_be_no_segment(config: Config) -> None:
+    torch.manual_seed(0)
+    model = Branches(Centred())
+    budget_bytes = max(MeasuredStep(model, OwnStep(X), "cpu").peaks()) // 2
+    with pytest.raises(mucudnn.InfeasibleError):
+        mucudnn.optimize(model, X, replace(config, memory_budget=budget_bytes), progress=False)
+    assert cast(KeepingModule, model).segments == ()
+
+
+def test_an_error_leaves_no_choices_behind(config: Config) -> None:
+    torch.manual_seed(0)
+    model, calls = Branches(nn.Identity()), 0
+    all_bytes = max(MeasuredStep(model, OwnStep(X), "cpu").peaks())
+
+    def step(model: nn.Module) -> None:
+        nonlocal calls
+        calls += bool(getattr(model, "keeping", None))
+        if calls > 1:
+            raise KeyboardInterrupt
+        model(X).sum().backward()
+
+    within_budget = replace(config, memory_budget=all_bytes // 2)
+    with pytest.raises(KeyboardInterrupt):
+        mucudnn.optimize(model, X, within_budget, step=step, progress=False)
+    assert cast(KeepingModule, model).keeping is None
+    assert cast(KeepingModule, model).segments == ()

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
 import pytest
 import torch
 from support.always_ours import choose_always_ours
+from support.keeping import Loop, X, accumulating, assert_same, keep, sgd, two_passes_before_one, within
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import mucudnn
 from mucudnn.core.config import Config
-from mucudnn.optimizing.keeping import Keeping
 from mucudnn.running import tape
 from mucudnn.running.eager import hot_path
-from mucudnn.running.keeping import KeepingModule, make_keeping
+from mucudnn.running.keeping import make_keeping
 from mucudnn.running.modules import TunedConvolution
 from mucudnn.running.norms import TunedNorm, make_groups
 from mucudnn.running.tape import ChangedOperandError, Tape
 from mucudnn.solver.keeping import Choice
-
-X = torch.randn(3, 3, 40, 40, generator=torch.Generator().manual_seed(0))
 
 
 class Net(nn.Module):
@@ -58,71 +54,10 @@ class Net(nn.Module):
         return self.last(y.mean((2, 3)))
 
 
-Loop = Callable[[nn.Module], Any]
-
-
-def within(model: nn.Module, seed: int) -> KeepingModule:
-    """Return a copy of the model that keeps random values of its forward pass on X."""
-    names: list[str] = []
-
-    class Named(Tape):
-        def _choice(self, name: str) -> Choice:
-            names.append(name)
-            return Choice.KEPT
-
-    with Named():
-        copy.deepcopy(model)(X)
-    drawn = random.Random(seed)
-    keeping = make_keeping(copy.deepcopy(model))
-    keep(keeping, [(name, drawn.choice([*Choice])) for name in names])
-    return keeping
-
-
-def keep(model: KeepingModule, choices: Iterable[tuple[str, Choice]]) -> None:
-    vars(model)["keeping"] = Keeping(tuple(choices), 0, 0, 0.0, 0)
-
-
-def assert_same(loop: Loop, model: nn.Module, seeds: int = 4) -> None:
-    """Require that a loop gives the same bits within a budget, in results and in the model, and the same draws."""
-
-    def outcome(trained: nn.Module) -> list[Any]:
-        torch.manual_seed(1)
-        results = loop(trained)
-        gradients = [parameter.grad for parameter in trained.parameters()]
-        return [results, torch.get_rng_state(), *trained.state_dict().values(), *gradients]
-
-    expected = outcome(copy.deepcopy(model))
-    for seed in range(seeds):
-        torch.testing.assert_close(outcome(within(model, seed)), expected, rtol=0, atol=0)
-        assert tape.recording() is None
-
-
 @pytest.fixture
 def net() -> Net:
     torch.manual_seed(0)
     return Net()
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1, momentum=0.9)
-
-
-def accumulating(model: nn.Module) -> None:
-    optimizer = sgd(model)
-    for set_to_none in (True, False):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        for _ in range(2):
-            model(X).square().mean().backward()
-        optimizer.step()
-
-
-def two_passes_before_one(model: nn.Module) -> None:
-    optimizer = sgd(model)
-    for _ in range(2):
-        optimizer.zero_grad()
-        first, second = model(X), model(X + 1)
-        (first * second).mean().backward()
-        optimizer.step()
 
 
 def two_passes_in_either_order(model: nn.Module) -> None:
@@ -462,126 +397,3 @@ def test_copies_and_states_of_models(net: Net) -> None:
         return [[*one.state_dict().values()] for one in copies]
 
     assert_same(copied, net)
-
-
-def test_what_is_changed_after_the_forward_pass() -> None:
-    """A result that no gradient needs may be changed. Of one that a gradient needs, a kept one may not, as always."""
-    x = torch.cat((X, X))
-    layers = nn.Sigmoid(), nn.Conv2d(3, 3, 3)
-    for first, last in (layers, layers[::-1]):
-        for choice in Choice:
-            gradients = []
-            for is_within in (True, False):
-                model = make_keeping(copy.deepcopy(nn.Sequential(first, last, nn.Flatten(2))))
-                names = [f"aten::{type(layer).__name__.lower()}" for layer in (first, last)]
-                keep(model, [(name.replace("conv2d", "convolution"), choice) for name in names if is_within])
-                y = model(x)
-                if is_within:
-                    with torch.no_grad():
-                        y.mul_(2)
-                if is_within and isinstance(last, nn.Sigmoid) and choice is Choice.KEPT:
-                    with pytest.raises(ChangedOperandError, match="changed in place"):
-                        y.sum().backward()
-                else:
-                    y.sum().backward()
-                    gradients.append([parameter.grad for parameter in model.parameters()])
-            torch.testing.assert_close(gradients[0], gradients[-1], rtol=0, atol=0)
-
-
-class Odd(nn.Module):
-    """Complex values and their conjugates, a sparse matrix, and memory that PyTorch does not see written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 16, 3, padding=1)
-        self.sparse = torch.eye(40).to_sparse()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.tanh(self.conv(x))
-        waves = torch.fft.fft2(y, norm="ortho") / 20
-        y = torch.fft.ifft2(waves * (waves * 1j).conj() * waves.sin()).imag
-        filled = torch.zeros_like(y), torch.zeros(y.shape)
-        for buffer in filled:
-            buffer.numpy()[:] = 2
-        columns = torch.sparse.mm(self.sparse, y.permute(3, 0, 1, 2).reshape(40, -1))
-        return columns.sin().mean() + (y * filled[0] * filled[1]).mean()
-
-
-def test_odd_values() -> None:
-    torch.manual_seed(0)
-    assert_same(accumulating, Odd(), seeds=12)
-
-
-class Following(nn.Module):
-    """Each forward pass changes a buffer, and reads it."""
-
-    def __init__(self, change: Callable[[Tensor, Tensor], object]) -> None:
-        super().__init__()
-        self.conv, self.change = nn.Conv2d(3, 16, 3), change
-        self.register_buffer("mean", torch.zeros(16, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x)
-        with torch.no_grad():
-            self.change(self.mean, y.mean((0, 2, 3)).view(16, 1, 1))
-        return (y - self.mean).sin()
-
-
-def test_buffers_that_each_forward_pass_changes() -> None:
-    changes: list[Callable[[Tensor, Tensor], object]] = [
-        lambda mean, new: mean.lerp_(new, 0.5),
-        lambda mean, new: mean.data.copy_(new),  # of which versions do not tell
-    ]
-    for change in changes:
-        torch.manual_seed(0)
-        assert_same(two_passes_before_one, Following(change))
-    model = within(Following(changes[0]), 0)
-    keep(model, [(name, Choice.ONCE) for name, _ in model.keeping.choices])
-    y = model(X)
-    model.get_buffer("mean").add_(1)  # out of sight of tapes
-    model(X)
-    with pytest.raises(ChangedOperandError, match="changed in place"):
-        y.sum().backward()
-
-
-class Writing(nn.Module):
-    """Writes by lists, by ``out``, and by norms, over what gradients need."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x)
-        centered = y - self.norm.running_mean.view(16, 1, 1)  # type: ignore[union-attr]
-        z = self.norm(centered.sin())
-        with torch.no_grad():
-            scale = torch.sigmoid(y * 0 + 1) / 100
-            scales = scale * 2, scale * 3
-            factor = 10 * (scales[0] + scales[1])
-            torch.mul(scale, 5, out=scales[0])
-            torch._foreach_mul_(scales[1:], 7)
-        return z * factor * scales[0] * scales[1]
-
-
-def test_all_kinds_of_writes() -> None:
-    torch.manual_seed(0)
-    assert_same(accumulating, Writing(), seeds=16)
-    grouped = Writing()
-    make_groups(grouped, lambda model: model(X))
-    assert cast(TunedNorm, grouped.norm).choices is not None
-    assert_same(accumulating, grouped, seeds=8)
-
-
-def test_an_activation_in_place_may_be_held() -> None:
-    for choice in Choice:
-        gradients = []
-        for is_within in (False, True):
-            x = torch.cat((X, X)).requires_grad_()
-            with Tape([(name, choice) for name in ("aten::mul.Tensor", "aten::relu_")]) if is_within else nullcontext():
-                y = x * 2
-                z = y.relu_()
-                loss = (z * z).sum()
-            loss.backward()
-            gradients.append(x.grad)
-        torch.testing.assert_close(*gradients, rtol=0, atol=0)

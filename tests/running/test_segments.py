@@ -80,6 +80,26 @@ def test_gradients_are_those_of_the_whole_batch(memory_format: torch.memory_form
                 assert result.stride() == other.stride()
 
 
+class Embedding(nn.Module):
+    """Adds a position and a shift to each sample: their gradients are the same, and those of a single sample are dy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position, self.shift = (nn.Parameter(torch.randn(1, 4, 8, 8, dtype=torch.float64)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.position + self.shift)
+
+
+def test_gradients_that_are_dy_are_added_elsewhere() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(Embedding()), torch.randn(4, 4, 8, 8, dtype=torch.float64)
+    expected = gradients(copy.deepcopy(net), x, is_recorded=False)
+    set_segments(net, [Segment("", 0, 0, 1)])
+    for result, other in zip(gradients(net, x, is_recorded=True), expected, strict=True):
+        torch.testing.assert_close(result, other)
+
+
 def test_autocast_counts_in_the_backward_pass_too() -> None:
     torch.manual_seed(0)
     net, x = Net(), torch.randn(4, 3, 8, 8)
