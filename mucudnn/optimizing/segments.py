@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mucudnn.running.modules import TunedModule
+from mucudnn.running.norms import TunedNorm
 from mucudnn.running.segments import Segment, SegmentedModule, in_micro_batches
 from mucudnn.running.tape import Tape
 from mucudnn.solver import keeping as solver
@@ -60,21 +61,22 @@ def parts_of(model: nn.Module, tape: Tape) -> Iterator[list[Part]]:
     calls: dict[nn.Module, list[Part | None]] = {}
     begun: dict[nn.Module, int] = {}
     able = {module: name for name, module in model.named_modules() if _is_able(module)}
+    norms = {module for module in able if isinstance(module, TunedNorm)}
     handles: list[RemovableHandle] = []
 
     def begin(module: nn.Module, arguments: Any) -> None:
         begun[module] = tape.count
 
     def end(module: nn.Module, arguments: Any, named: Any, result: Any) -> None:
-        tensors = [*arguments, result]
-        are_alike = all(isinstance(x, Tensor) and x.dim() > 1 and len(x) == len(tensors[0]) > 1 for x in tensors)
-        part = None
-        if arguments and not named and are_alike:
-            n, x_bytes = len(result), sum(x.nbytes for x in arguments)
-            part = Part(Segment(able[module], None, None, n), begun[module], tape.count, n, x_bytes, result.nbytes)
+        part, tensors = None, [*arguments, result]
+        with torch._C.DisableTorchFunctionSubclass():  # pending tensors would be computed
+            are_alike = all(isinstance(x, Tensor) and x.dim() > 1 and len(x) == len(tensors[0]) > 1 for x in tensors)
+            if arguments and not named and are_alike:
+                n, x_bytes = len(result), sum(x.nbytes for x in arguments)
+                part = Part(Segment(able[module], None, None, n), begun[module], tape.count, n, x_bytes, result.nbytes)
         calls.setdefault(module, []).append(part)
 
-    for module in able:
+    for module in able.keys() - norms:  # a norm with hooks would not be computed together with what follows
         handles += module.register_forward_pre_hook(begin), module.register_forward_hook(end, with_kwargs=True)
     try:
         yield parts
@@ -84,11 +86,10 @@ def parts_of(model: nn.Module, tape: Tape) -> Iterator[list[Part]]:
     once = {module: of_module[0] for module, of_module in calls.items() if len(of_module) == 1}
     for module, name in able.items():
         if isinstance(module, nn.Sequential) and _forward_of(module) is nn.Sequential.forward:
-            of_children = [once.get(child) for child in module]
-            for first, last in combinations_with_replacement(range(len(of_children)), 2):
-                joined = _joined(name, of_children, first, last)
-                if joined is not None:
-                    parts.append(joined)
+            places = [place for place, child in enumerate(module) if child not in norms]
+            for first, last in combinations_with_replacement(places, 2):
+                inside = [once.get(module[place]) for place in places if first <= place <= last]
+                parts += _joined(Segment(name, first, last, 1), inside)
         else:
             part = once.get(module)
             if part is not None and (isinstance(module, SegmentedModule) or not isinstance(module, TunedModule)):
@@ -96,17 +97,13 @@ def parts_of(model: nn.Module, tape: Tape) -> Iterator[list[Part]]:
     parts[:] = [part for part in parts if part.end - part.start > 1]
 
 
-def _joined(name: str, of_children: Sequence[Part | None], first: int, last: int) -> Part | None:
-    """Return the part of a sequential module from one of its children to another, if each of them is one."""
-    inside = [part for part in of_children[first : last + 1] if part is not None]
-    if len(inside) <= last - first or any(part.batch_size != inside[0].batch_size for part in inside):
-        return None
-    return replace(
-        inside[0],
-        segment=Segment(name, first, last, inside[0].batch_size),
-        end=inside[-1].end,
-        y_bytes=inside[-1].y_bytes,
-    )
+def _joined(segment: Segment, of_children: Sequence[Part | None]) -> list[Part]:
+    """Return the part that consecutive children of a sequential module make up, if each of them is one."""
+    inside = [part for part in of_children if part is not None]
+    if len(inside) < len(of_children) or any(part.batch_size != inside[0].batch_size for part in inside):
+        return []
+    segment, last = replace(segment, micro_batch=inside[0].batch_size), inside[-1]
+    return [replace(inside[0], segment=segment, end=last.end, y_bytes=last.y_bytes)]
 
 
 def _forward_of(module: nn.Module) -> Callable[..., Any]:
@@ -214,34 +211,34 @@ def chosen_parts(
     """Return parts to run in micro-batches, so that a step is estimated to stay within the budget.
 
     There is one more part, around the value that needs the most memory by itself, as long as the budget is exceeded, or
-    a step is faster with it.
+    a step is faster with it: that with which a step is the fastest, or if it stays within the budget with none, the
+    fastest part of those that leave a quarter of the budget to what is kept.
 
     numbers: of the values, as the parts count them.
     """
-    chosen: list[Part] = []
-    state = _State(tuple(values), tuple(numbers), 0.0)
+    state = _State(tuple(values), tuple(numbers), 0.0, ())
     time_s = state.least_time_s(budget_bytes)
-    while state.values and len(chosen) < _MOST_PARTS:
-        place = max(range(len(state.values)), key=lambda index: _least_bytes(state.values[index]))
-        around = [part for part in parts if part.is_apart(chosen) and part.start <= state.numbers[place] < part.end]
+    while state.values and len(state.chosen) < _MOST_PARTS:
         merged = [
-            (state.merged(part, size), part, size)
-            for part in around
-            for size in sorted({max(1, part.batch_size // count) for count in (2, 4, 8, 16, 32)}, reverse=True)
+            state.merged(part, size)
+            for part in state.parts_of_the_peak(parts)
+            for size in {max(1, part.batch_size // count) for count in (2, 4, 8, 16, 32)}
         ]
-        floor = min((after.least_bytes for after, _, _ in merged), default=state.least_bytes)
+        floor = min((after.least_bytes for after in merged), default=state.least_bytes)
         if floor > (1 - _LEAST_GAIN) * state.least_bytes:
             break
-        # What leaves a quarter of the budget to what is kept is good enough.
-        near_bytes = max((1 + 2 * _LEAST_GAIN) * floor, 0.75 * budget_bytes)
-        near = [entry for entry in merged if entry[0].least_bytes <= near_bytes]
-        after, part, size = min(near, key=lambda entry: (entry[0].time_s, -entry[2]))
-        after_s = after.least_time_s(budget_bytes)
-        if time_s < inf and after_s > (1 - _LEAST_GAIN) * time_s:
+        merged.sort(key=lambda after: (after.time_s, -after.chosen[-1].segment.micro_batch))
+        fastest, fastest_s = None, inf
+        for after in merged:
+            after_s = after.least_time_s(budget_bytes) if after.time_s < fastest_s else inf
+            if after_s < fastest_s:
+                fastest, fastest_s = after, after_s
+        if time_s < inf and fastest_s > (1 - _LEAST_GAIN) * time_s:
             break
-        state, time_s = after, after_s
-        chosen.append(replace(part, segment=replace(part.segment, micro_batch=size)))
-    return chosen
+        near_bytes = max(floor, 0.75 * budget_bytes)  # which leaves a quarter to what is kept
+        state = fastest or next(after for after in merged if after.least_bytes <= near_bytes)
+        time_s = fastest_s
+    return list(state.chosen)
 
 
 def _least_bytes(value: Value) -> int:
@@ -254,19 +251,36 @@ class _State:
     """The values of a step with some parts in micro-batches, each of which has become one value.
 
     time_s: of the parts, which the backward pass computes again.
+    chosen: the parts.
     """
 
     values: tuple[Value, ...]
     numbers: tuple[int, ...]
     time_s: float
+    chosen: tuple[Part, ...]
 
     @property
     def least_bytes(self) -> int:
         return max(map(_least_bytes, self.values), default=0)
 
     def least_time_s(self, budget_bytes: int) -> float:
-        keeping = solver.least_time(self.values, budget_bytes)
+        """Return the time of what is computed again within a budget; infinity if that is not possible."""
+        keeping = solver.least_time(self.values, budget_bytes) if self.least_bytes <= budget_bytes else None
         return inf if keeping is None else self.time_s + keeping.time_s
+
+    def parts_of_the_peak(self, parts: Sequence[Part]) -> list[Part]:
+        """Return the parts that compute the value that needs the most memory by itself, or read it, as gradients do."""
+        peak = max(range(len(self.values)), key=lambda index: _least_bytes(self.values[index]))
+        numbers = [
+            number
+            for index, (number, value) in enumerate(zip(self.numbers, self.values, strict=True))
+            if index == peak or peak in value.reads
+        ]
+        return [
+            part
+            for part in parts
+            if part.is_apart(self.chosen) and any(part.start <= number < part.end for number in numbers)
+        ]
 
     def merged(self, part: Part, micro_batch: int) -> _State:
         """Return the state in which one more part runs in micro-batches."""
@@ -305,4 +319,5 @@ class _State:
             for value in self.values[last + 1 :]
         )
         numbers = *self.numbers[:first], *self.numbers[last:]
-        return _State((*before, y, *after), numbers, self.time_s + time_s)
+        chosen = *self.chosen, replace(part, segment=replace(part.segment, micro_batch=micro_batch))
+        return _State((*before, y, *after), numbers, self.time_s + time_s, chosen)

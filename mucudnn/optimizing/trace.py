@@ -20,7 +20,7 @@ from mucudnn.kernels.memory import mark, mark_gradient, peaks_between_marks
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.optimizing.segments import Part, parts_of
 from mucudnn.optimizing.steps import Step
-from mucudnn.running.keeping import records
+from mucudnn.running.keeping import free_concatenations, records
 from mucudnn.running.tape import Call, Tape, Value, memory_of, recording
 from mucudnn.running.workspace import release_workspaces
 from mucudnn.solver import keeping as solver
@@ -101,12 +101,13 @@ class MeasuredStep:
             if records(module):
                 tape.__enter__()
 
-        def end(*_: Any) -> None:
+        def end(_: nn.Module, arguments: Any, named: Any, result: Any) -> None:
             if recording() is tape:
                 tape.__exit__(None, None, None)
+                free_concatenations(result, (arguments, named))
 
         before = self.model.register_forward_pre_hook(begin, prepend=True)
-        after = self.model.register_forward_hook(end, always_call=True)
+        after = self.model.register_forward_hook(end, with_kwargs=True, always_call=True)
         try:
             return self.peaks()
         finally:

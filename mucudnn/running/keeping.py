@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.running import tape
@@ -29,7 +32,33 @@ class KeepingModule(SegmentedModule):
             return super().forward(*arguments, **named)
         trained = [parameter for parameter in self.parameters() if parameter._post_accumulate_grad_hooks]
         with tape.Tape(keeping.choices, trained):
-            return super().forward(*arguments, **named)
+            result = super().forward(*arguments, **named)
+        free_concatenations(result, (arguments, named))
+        return result
+
+
+def free_concatenations(results: Any, inputs: Any) -> None:
+    """Have the backward pass from the results to the inputs free the gradient of a concatenation once it is read.
+
+    The gradients of the tensors that were concatenated are views of it. All are copied but that of the tensor which was
+    computed last, since autograd reads it next; the others may have to wait for a long time, as in a U-Net.
+    """
+    known = {x.grad_fn for x in tree_leaves(inputs) if isinstance(x, Tensor)}
+    left = [y.grad_fn for y in tree_leaves(results) if isinstance(y, Tensor)]
+    while left:
+        node = left.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        following = [function for function, _ in node.next_functions]
+        left += following
+        if node.name() == "CatBackward0":
+            numbers = [-1 if function is None else function._sequence_nr() for function in following]
+            node.register_hook(partial(_copied, numbers.index(max(numbers))))
+
+
+def _copied(first: int, gradients: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...]:
+    return (*(dx if dx is None or place == first else dx.clone() for place, dx in enumerate(gradients)),)
 
 
 def records(model: nn.Module) -> bool:

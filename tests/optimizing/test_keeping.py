@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -24,7 +24,8 @@ from mucudnn.optimizing import trace
 from mucudnn.optimizing.steps import Step
 from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running import tape
-from mucudnn.running.keeping import KeepingModule
+from mucudnn.running.keeping import KeepingModule, make_keeping
+from mucudnn.running.norms import make_groups
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
 from mucudnn.tuning.model_state import OwnStep
@@ -241,3 +242,25 @@ def _with_budget(config: Config, budget_bytes: int) -> Config:
         database=config.database, algorithms="native", time_limit="10ms", confirm=False, fuse=False,
         memory_budget=budget_bytes,
     )  # fmt: skip
+
+
+def test_a_trace_has_the_values_of_a_step_that_nobody_traces() -> None:
+    """Norms compute nothing earlier because the modules are watched."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 16, 3)).train()
+    x = torch.randn(4, 3, 40, 40)
+    make_groups(model, lambda module: module(x))
+    names: list[str] = []
+
+    class Named(tape.Tape):
+        def note_unseen(self, y: Tensor, name: str, *call: Any) -> None:
+            names.append(name)
+            super().note_unseen(y, name, *call)
+
+    with Named():
+        model(x)
+    assert names == ["group"]
+    traced, parts = MeasuredStep(make_keeping(model), OwnStep(x), "cpu").traced()
+    assert [name for name in traced.names if name == "group" or "norm" in name] == ["group"]
+    assert (0, 3) in [(part.segment.first, part.segment.last) for part in parts]
+    assert all(1 not in (part.segment.first, part.segment.last) for part in parts)

@@ -139,3 +139,36 @@ def test_an_activation_in_place_may_be_held() -> None:
             loss.backward()
             gradients.append(x.grad)
         torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+class Skip(nn.Module):
+    """A concatenation of a tensor that waits for the gradient of another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = torch.tanh(self.first(x))
+        return torch.cat([skip.sigmoid(), torch.tanh(self.last(skip))], 1)
+
+
+def test_the_gradient_of_a_concatenation_is_freed() -> None:
+    """Only the gradient of the tensor that was computed last, which is read next, is a view of it."""
+    torch.manual_seed(0)
+    model, found = Skip(), []
+    for trained in (model, within(model, 0)):
+        y = trained(X)
+        bytes_of: list[tuple[int, int]] = []
+
+        def note(dx: Tensor, bytes_of: list[tuple[int, int]] = bytes_of) -> None:
+            bytes_of.append((dx.nbytes, dx.untyped_storage().nbytes()))
+
+        for node, _ in y.grad_fn.next_functions:  # type: ignore[union-attr]
+            node.register_prehook(lambda gradients, note=note: note(*gradients))  # type: ignore[union-attr]
+        y.square().sum().backward()
+        found.append([parameter.grad for parameter in trained.parameters()])
+        last, skip = bytes_of
+        assert last == (y.nbytes // 2, y.nbytes)
+        assert skip == (y.nbytes // 2, y.nbytes // 2 if trained is not model else y.nbytes)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
