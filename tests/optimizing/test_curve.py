@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from mucudnn.core.errors import InfeasibleError, InvalidInputError, UnavailableE
 from mucudnn.optimizing import curve
 from mucudnn.optimizing.keeping import Keeping
 from mucudnn.optimizing.trace import MeasuredStep
+from mucudnn.running.keeping import KeepingModule
 from mucudnn.tuning.model_state import OwnStep
 
 X = torch.randn(4, 3, 32, 32)
@@ -70,6 +71,7 @@ def test_times_fall_from_the_least_budget_to_that_with_which_all_is_kept(config:
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(map(torch.equal, model.state_dict().values(), before.state_dict().values()))
     assert all(parameter.grad is None for parameter in model.parameters())
+    assert cast(KeepingModule, model).keeping is None
     assert front[-1].budget_bytes == front[-1].peak_bytes == peak_bytes(model, X)
     assert front[-1].time_s == 0
     # Its budgets are those of optimize.
@@ -87,13 +89,17 @@ def test_times_fall_from_the_least_budget_to_that_with_which_all_is_kept(config:
         assert peak_bytes(within, X) <= keeping.budget_bytes
 
 
-def test_the_budget_that_is_asked_for_is_tried(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_that_is_asked_for_is_tried_and_slower_ones_are_left_out(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {0: 9.0, 100: 5.0, 333: 3.0, 550: 4.0}
+
     def kept_within(_: object, budget_bytes: int, all_bytes: int) -> Keeping:
-        return Keeping((), budget_bytes, budget_bytes, 1e6 / (budget_bytes or 1), all_bytes, budget_bytes or 100)
+        return Keeping((), budget_bytes, budget_bytes, times[budget_bytes], all_bytes, budget_bytes or 100)
 
     monkeypatch.setattr(curve, "kept_within", kept_within)
     monkeypatch.setattr(curve, "all_kept", lambda *_: Keeping((), 1000, 1000, 0.0, 1000, 1000))
-    for asked_bytes, expected in ((99, [100, 550, 1000]), (333, [100, 333, 550, 1000]), (1001, [100, 550, 1000])):
+    for asked_bytes, expected in ((99, [100, 550, 1000]), (333, [100, 333, 1000]), (1001, [100, 550, 1000])):
         asked = replace(config, memory_budget=asked_bytes)
         front = mucudnn.step_curve(nn.Sequential(nn.Linear(2, 2)), SMALL, asked, points=3, progress=False)
         assert [keeping.budget_bytes for keeping in front] == expected
