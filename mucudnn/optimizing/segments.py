@@ -66,12 +66,12 @@ def parts_of(model: nn.Module, tape: Tape) -> Iterator[list[Part]]:
         begun[module] = tape.count
 
     def end(module: nn.Module, arguments: Any, named: Any, result: Any) -> None:
-        tensors = [*arguments, result]
-        are_alike = all(isinstance(x, Tensor) and x.dim() > 1 and len(x) == len(tensors[0]) > 1 for x in tensors)
-        part = None
-        if arguments and not named and are_alike:
-            n, x_bytes = len(result), sum(x.nbytes for x in arguments)
-            part = Part(Segment(able[module], None, None, n), begun[module], tape.count, n, x_bytes, result.nbytes)
+        tensors, part = [*arguments, result], None
+        with torch._C.DisableTorchFunctionSubclass():  # a pending result of a norm would be computed
+            are_alike = all(isinstance(x, Tensor) and x.dim() > 1 and len(x) == len(tensors[0]) > 1 for x in tensors)
+            if arguments and not named and are_alike:
+                n, x_bytes = len(result), sum(x.nbytes for x in arguments)
+                part = Part(Segment(able[module], None, None, n), begun[module], tape.count, n, x_bytes, result.nbytes)
         calls.setdefault(module, []).append(part)
 
     for module in able:
