@@ -63,10 +63,12 @@ def step_curve(
       of a step that keeps all;
     - ``segments``: the parts of the model that run in micro-batches.
 
-    Budgets ascend and times descend; those are left out that take no less time than a smaller one.
+    Budgets ascend and times descend; those are left out that take no less time than a smaller one. Ranks of a process
+    group tune together, as in ``optimize``; each then counts for itself.
 
     sample_input: what the model is called with.
-    points: how many budgets are tried, at equal distances, from 2; ``config.memory_budget`` is one more.
+    points: how many budgets are tried, at equal distances, from 2; ``config.memory_budget`` is one more, if it is among
+        them.
     progress: as of ``optimize``.
 
     Raises ``InvalidInputError`` for a model in ``eval()`` or of a single layer, and the errors of ``optimize``.
