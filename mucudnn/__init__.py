@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mucudnn.enabling.switch import disable, enable, status, tuned
     from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
     from mucudnn.kernels.registry import register
+    from mucudnn.optimizing.curve import largest_batch, step_curve
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.optimizing.report import report
     from mucudnn.running.modules import Conv1d, Conv2d, Conv3d, ConvTranspose2d
@@ -65,11 +66,13 @@ __all__ = [
     "Workspace",
     "disable",
     "enable",
+    "largest_batch",
     "optimize",
     "register",
     "release_workspaces",
     "report",
     "status",
+    "step_curve",
     "tune",
     "tuned",
 ]
@@ -86,6 +89,7 @@ _MODULES = {
         *("LibraryError", "MucudnnError", "SharingError", "UnavailableError"),
     ),
     "running.workspace": ("release_workspaces",),
+    "optimizing.curve": ("largest_batch", "step_curve"),
     "optimizing.optimize": ("optimize",),
     "optimizing.report": ("report",),
     "running.modules": ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d"),

@@ -11,8 +11,9 @@ import mucudnn
 from mucudnn.bench.results.writing import config_record
 from mucudnn.bench.sources.table_tuning import TableTuning
 from mucudnn.core.answers import TunedProblem, left_out_in_words
-from mucudnn.core.tables import Table, memory_bound, milliseconds, new_table, short_name, speedup_cell
+from mucudnn.core.tables import Table, memory_bound, milliseconds, new_table, ratio, short_name, speedup_cell
 from mucudnn.core.values import format_bytes, format_seconds
+from mucudnn.optimizing.keeping import Keeping
 from mucudnn.solver.division import CurvePoint, budget_curve, limit_curve
 from mucudnn.solver.front import desirable_sets
 from mucudnn.tuning.choose import baseline_or_declared, is_timed
@@ -129,6 +130,45 @@ def curve_table(tuning: TableTuning, points: Sequence[CurvePoint]) -> Table:
         printed.add_row(format_bytes(point.size_bytes), milliseconds(point.time_s), change)
     printed.caption = f"no smaller {kind} is feasible, and no larger one faster, by what was measured"
     return printed
+
+
+def step_table(source: str, curve: Sequence[Keeping]) -> Table:
+    """Return a table of the time of a training step by its budget: see ``step_curve``."""
+    kept, columns = curve[-1], ("budget", "share", "predicted", "counted", "ms", "over all kept", "computed again ms")
+    printed = new_table(f"{source}: training step by memory budget", (), columns)
+    for keeping in curve:
+        printed.add_row(
+            format_bytes(keeping.budget_bytes),
+            f"{keeping.budget_bytes / kept.budget_bytes:.0%}",
+            format_bytes(keeping.predicted_bytes),
+            format_bytes(keeping.peak_bytes),
+            milliseconds(keeping.predicted_s),
+            ratio(keeping.predicted_s / kept.predicted_s),
+            milliseconds(keeping.time_s),
+        )
+    printed.caption = (
+        "times are predicted; predicted, counted: peak memory beside parameters, gradients and the batch; the first "
+        "budget is the least, with the last one all is kept"
+    )
+    return printed
+
+
+def batch_in_words(batch_size: int, keeping: Keeping) -> str:
+    """Say which batch is the largest that fits a budget, and what its step takes: see ``largest_batch``."""
+    return (
+        f"largest batch within {format_bytes(keeping.budget_bytes)}: {batch_size}, peak "
+        f"{format_bytes(keeping.peak_bytes)}, a step takes {format_seconds(keeping.predicted_s)} (predicted)"
+    )
+
+
+def steps_record(curve: Sequence[Keeping], largest: tuple[int, Keeping]) -> dict[str, Any]:
+    """Return the JSON object of ``step_table`` and ``batch_in_words``."""
+
+    def record(keeping: Keeping) -> dict[str, Any]:
+        names = ("budget_bytes", "predicted_bytes", "peak_bytes", "time_s", "predicted_s")
+        return {name: getattr(keeping, name) for name in names} | {"segments": [*map(str, keeping.segments)]}
+
+    return {"curve": [*map(record, curve)], "largest_batch": {"batch_size": largest[0], **record(largest[1])}}
 
 
 def tuning_record(tuning: TableTuning, curve: Sequence[CurvePoint] = ()) -> dict[str, Any]:

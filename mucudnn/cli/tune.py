@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,15 @@ from mucudnn.cli.shared.options import outputs
 from mucudnn.cli.shared.parameters import OutputFile
 from mucudnn.cli.shared.ranks import of_torchrun, on_every_rank
 from mucudnn.core.config import BatchSizePolicy, Config
-from mucudnn.core.files import whole_text
+from mucudnn.core.files import whole_file, whole_text
 
 if TYPE_CHECKING:
     from mucudnn.bench.sources.layers import LayerTable
     from mucudnn.bench.sources.table_tuning import TableTuning
+    from mucudnn.optimizing.keeping import Keeping
     from mucudnn.tuning.headroom import Limits
 
+_POINTS = 8  # of the curve of a training step
 _TIMEOUT_S = 1800.0  # timeout of a rank that waits for another one: torch's default for gloo
 
 _HELP = f"""Measure the convolutions of SOURCE and choose micro-batches and algorithms for each.
@@ -36,6 +39,9 @@ With --stored, nothing is measured: the choice is from the stored measurements o
 versions), and is that of a tuning with the same options; a configuration that was never run whole has its predicted
 time.
 
+With --memory-budget, what a training step of --batch samples takes within the budget is shown, too, and the largest
+batch that fits.
+
 Under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuring is divided among the ranks.
 """
 
@@ -44,12 +50,19 @@ Under torchrun (torchrun --nproc-per-node 4 -m mucudnn tune SOURCE), the measuri
 @options.source
 @options.dtype
 @options.memory_format
-@options.config(options.limit_or_headroom, "workspace_budget", *options.MEASURING, "share_tuning")
+@options.config(
+    options.limit_or_headroom,
+    "workspace_budget",
+    options.setting("memory_budget", remark=" Here: of a training step."),
+    *options.MEASURING,
+    "share_tuning",
+)
 @options.known_threads
 @options.known_device
 @options.flag("stored", "Choose from --database, a database or an export of one, without measuring.")
 @options.environment
-@options.flag("curve", "Also show the least time with more or less budget, or limit.")
+@options.flag("curve", "Also show the least time with more or less of each budget, or limit.")
+@options.option("picture", OutputFile(".svg"), "Also draw the curves into this file.", variable="picture_file")
 @click.option(
     "--write-lp",
     "program_file",
@@ -66,12 +79,21 @@ def tune(
     stored: bool,
     environment: str | None,
     curve: bool,
+    picture_file: Path | None,
     program_file: Path | None,
     outputs: Outputs,
     config: Config,
     **sizes: Any,
 ) -> None:
-    from mucudnn.bench.results.tuning_report import account_in_words, curve_table, time_by_size, tuning_record
+    from mucudnn.bench.results.tuning_report import (
+        account_in_words,
+        batch_in_words,
+        curve_table,
+        step_table,
+        steps_record,
+        time_by_size,
+        tuning_record,
+    )
     from mucudnn.bench.results.tuning_report import tuning_table as table_of
 
     if program_file is not None and config.workspace_budget is None:
@@ -80,6 +102,12 @@ def tune(
         raise click.UsageError("--environment picks from stored measurements: give --stored, too")
     if curve and config.has_headroom_limit:
         raise click.UsageError("--curve is of one budget or limit, and the headroom is one for each module")
+    if picture_file is not None and not curve:
+        raise click.UsageError("--picture draws curves: give --curve, too")
+    if config.memory_budget is not None and (stored or of_torchrun("WORLD_SIZE") not in (None, 1)):
+        raise click.UsageError("--memory-budget runs training steps in one process: leave out --stored and torchrun")
+    budget_bytes = config.memory_budget_bytes
+    steps = None if budget_bytes is None else steps_now(source, sizes, config, threads, device, with_curve=curve)
     if stored:
         table, limits = load_limited(source, sizes, config, device)
         tuning: TableTuning | None = solve_stored(table, config, environment, limits)
@@ -95,9 +123,18 @@ def tune(
         table_of(tuning),
         "" if tuning.interrupted else account_in_words(tuning),
         *([curve_table(tuning, points)] if points else ()),
+        *(() if steps is None else (step_table(source, steps[0]), batch_in_words(*steps[1]))),
         str(tuning.environment),
-        record=tuning_record(tuning, points),
+        record={**tuning_record(tuning, points), "steps": None if steps is None else steps_record(*steps)},
     )
+    if picture_file is not None:
+        from mucudnn.bench.results.pages.pictures import curves
+
+        drawn = {"convolutions, by workspace": [(point.size_bytes, point.time_s) for point in points]}
+        if steps is not None:
+            drawn["training step"] = [(keeping.budget_bytes, keeping.predicted_s) for keeping in steps[0]]
+        with whole_file(picture_file) as stream:
+            stream.write(curves(drawn))
     if tuning.interrupted:
         raise KeyboardInterrupt(f"{len(tuning.rows)} of {tuning.wanted} are ready")
 
@@ -154,6 +191,28 @@ def tune_now(
     if ranks == 1:
         return tuned()
     return on_every_rank(tuned, ranks, "cpu", timeout_s=_TIMEOUT_S)  # gloo suffices, since they exchange only text
+
+
+def steps_now(
+    source: str, sizes: Mapping[str, Any], config: Config, threads: int | None, device: str, *, with_curve: bool
+) -> tuple[tuple[Keeping, ...], tuple[int, Keeping]]:
+    """Return the curve of a model's training steps, and the largest batch within the budget: see ``largest_batch``.
+
+    sizes: further arguments of ``seeded_model``; the batch size is 1 if it is None.
+    with_curve: whether the curve has budgets between the least, the config's and that with which all is kept.
+    """
+    from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
+    from mucudnn.core.terminal import progress_bar
+    from mucudnn.optimizing.curve import largest_batch, step_curve
+    from mucudnn.running.devices import device_named, made_current
+
+    options.use_threads(threads)
+    sizes, config = {**sizes, "batch": sizes["batch"] or 1}, replace(config, confirm=False)
+    with made_current(device_named(device)), importable(source), progress_bar() as progress:
+        model, x = seeded_model(source, device=device, **sizes)
+        with blamed_in_training(source, x.shape):
+            curve = step_curve(model.train(), x, config, points=_POINTS if with_curve else 2, progress=progress)
+            return curve, largest_batch(model, x, config, progress=progress)
 
 
 def solve_stored(

@@ -25,7 +25,7 @@ from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.turns import Rounds, in_turns
 from mucudnn.optimizing.segments import Part, chosen_parts, mixing_parts
 from mucudnn.optimizing.steps import Step
-from mucudnn.optimizing.trace import MeasuredStep
+from mucudnn.optimizing.trace import MeasuredStep, StepTrace
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.running.keeping import KeepingModule, make_keeping
@@ -106,83 +106,126 @@ def keep_within(
             team.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
             if step is None:
                 step = OwnStep(sample_input)
-                stack.enter_context(_without_updates(model))
+                stack.enter_context(without_updates(model))
             progress("tracing what a step keeps", 1.0)
-            _keep(module, None)
             measured = MeasuredStep(model, step, device_type)
-            measured.peaks()  # a first step, in which libraries allocate what they keep
-            all_bytes = max(team.gather(max(measured.peaks())))
-            keeping = Keeping((), budget_bytes, all_bytes, 0.0, all_bytes, all_bytes)
-            if all_bytes > budget_bytes:
-                keeping = _within(module, measured, budget_bytes, all_bytes, team)
+            keeping = replace(all_kept(module, measured, team), budget_bytes=budget_bytes)
             if keeping.peak_bytes > budget_bytes:
-                least_bytes = exact_bytes(min(keeping.peak_bytes, all_bytes))
+                keeping = kept_within(Traces.of(module, measured, team), budget_bytes, keeping.all_bytes)
+            if keeping.peak_bytes > budget_bytes:
+                least_bytes = min(keeping.peak_bytes, keeping.all_bytes)
                 raise InfeasibleError(
-                    f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least {least_bytes} "
-                    "beside parameters, gradients and the batch: give that, or a smaller batch"
+                    f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
+                    f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that, or a smaller "
+                    "batch",
+                    least_bytes,
                 )
             progress("comparing steps within the budget", 1.0)
             compared, all_s = _compared(module, keeping, step, wall_clock(device_type), team)
     except BaseException:
-        _keep(module, None)
+        keep(module, None)
         raise
-    _keep(module, replace(keeping, step=compared, predicted_s=all_s + keeping.time_s))
+    keep(module, replace(keeping, step=compared, predicted_s=all_s + keeping.time_s))
 
 
-def _keep(module: KeepingModule, keeping: Keeping | None) -> None:
+def keep(module: KeepingModule, keeping: Keeping | None) -> None:
     """Have a model keep what is chosen; None to keep all that PyTorch keeps."""
     vars(module)["keeping"] = keeping
     set_segments(module, () if keeping is None else keeping.segments)
 
 
-def _within(module: KeepingModule, measured: MeasuredStep, budget_bytes: int, all_bytes: int, team: Team) -> Keeping:
-    """Return choices within a budget, or if none are found, those of the least memory; and put them in.
+def all_kept(module: KeepingModule, measured: MeasuredStep, team: Team) -> Keeping:
+    """Have a model keep all that PyTorch keeps, and return the bytes of its step, which are also the budget."""
+    keep(module, None)
+    measured.peaks()  # a first step, in which libraries allocate what they keep
+    all_bytes = max(team.gather(max(measured.peaks())))
+    return Keeping((), all_bytes, all_bytes, 0.0, all_bytes, all_bytes)
 
-    Rank 0 chooses. Segments are chosen by estimates; where these were too low, again for a smaller budget, and for the
-    least memory.
+
+@dataclass(slots=True)
+class Traces:
+    """Traces of a step: without segments, and with those that budgets ask for. Rank 0 chooses them.
+
+    parts: what may be a segment.
+    by_parts: the traces, by the parts that run in micro-batches in them.
     """
-    whole, parts = team.of_rank_0(measured.traced())
-    traced, before = whole, list[Part]()
 
-    def counted(solved: solver.Keeping) -> Keeping:
+    module: KeepingModule
+    measured: MeasuredStep
+    team: Team
+    parts: list[Part]
+    by_parts: dict[tuple[Part, ...], StepTrace]
+
+    @classmethod
+    def of(cls, module: KeepingModule, measured: MeasuredStep, team: Team) -> Traces:
+        """Trace a step without segments."""
+        whole, parts = team.of_rank_0(measured.traced())
+        return cls(module, measured, team, parts, {(): whole})
+
+    def parts_within(self, target_bytes: int) -> tuple[Part, ...]:
+        """Choose segments for a budget by estimates, trace the step with them, and put them in.
+
+        target_bytes: the budget; 0 for the least memory.
+        """
+        whole = self.by_parts[()]
+        values = whole.values if target_bytes else _untimed(whole.values)
+        keep(self.module, None)
+        while True:
+            of_this_rank = [] if self.team.rank else chosen_parts(values, whole.numbers, self.parts, target_bytes)
+            chosen = tuple(self.team.of_rank_0(of_this_rank))
+            if chosen in self.by_parts:
+                break
+            mixing = self.team.of_rank_0(mixing_parts(self.module, self.measured.step, chosen))
+            if not mixing:
+                break
+            self.parts = [part for part in self.parts if not any(part.covers(other) for other in mixing)]
+        set_segments(self.module, [part.segment for part in chosen])
+        if chosen not in self.by_parts:
+            self.by_parts[chosen], _ = self.team.of_rank_0(self.measured.traced())
+        return chosen
+
+    def counted(self, parts: Sequence[Part], solved: solver.Keeping, budget_bytes: int, all_bytes: int) -> Keeping:
+        """Put choices in, with the segments that are in, and count a step."""
+        traced = self.by_parts[tuple(parts)]
         keeping = Keeping(
             choices=traced.choices(solved.choices),
             budget_bytes=budget_bytes,
             predicted_bytes=max(solved.peak_bytes, traced.rest_bytes),
             time_s=solver.recomputation_s(traced.values, solved.choices) + traced.segments_s,
             all_bytes=all_bytes,
-            segments=tuple(part.segment for part in before),
+            segments=tuple(part.segment for part in parts),
         )
-        vars(module)["keeping"] = keeping
-        return replace(keeping, peak_bytes=max(team.gather(max(measured.peaks()))))
+        vars(self.module)["keeping"] = keeping
+        return replace(keeping, peak_bytes=max(self.team.gather(max(self.measured.peaks()))))
 
+
+def kept_within(traces: Traces, budget_bytes: int, all_bytes: int) -> Keeping:
+    """Return choices within a budget, or if none are found, those of the least memory; and put them in.
+
+    Segments are chosen by estimates; where these were too low, again for a smaller budget, and for the least memory.
+
+    budget_bytes: 0 for the least memory.
+    """
+    team, tried = traces.team, set[tuple[Part, ...]]()
     for target_bytes in (budget_bytes, int(0.8 * budget_bytes), 0):
-        values = whole.values if target_bytes else _untimed(whole.values)
-        while True:
-            chosen = team.of_rank_0([] if team.rank else chosen_parts(values, whole.numbers, parts, target_bytes))
-            mixing = team.of_rank_0(mixing_parts(module, measured.step, chosen) if chosen != before else [])
-            if not mixing:
-                break
-            parts = [part for part in parts if not any(part.covers(other) for other in mixing)]
-        if chosen != before:
-            vars(module)["keeping"] = None
-            set_segments(module, [part.segment for part in chosen])
-            traced, _ = team.of_rank_0(measured.traced())
-            before = chosen
-        elif target_bytes != budget_bytes:
+        parts = traces.parts_within(target_bytes)
+        if parts in tried or not budget_bytes:
             continue
+        tried.add(parts)
         allowed_bytes = budget_bytes
         for _ in range(_COUNTS):
-            solved = team.of_rank_0(None if team.rank else solver.least_time(traced.values, allowed_bytes))
+            values = traces.by_parts[parts].values
+            solved = team.of_rank_0(None if team.rank else solver.least_time(values, allowed_bytes))
             if solved is None:
                 break
-            keeping = counted(solved)
+            keeping = traces.counted(parts, solved, budget_bytes, all_bytes)
             if keeping.peak_bytes <= budget_bytes:
                 return keeping
             allowed_bytes -= keeping.peak_bytes - budget_bytes
-    least = team.of_rank_0(None if team.rank else solver.least_memory(_untimed(traced.values)))
+    values = _untimed(traces.by_parts[parts].values)
+    least = team.of_rank_0(None if team.rank else solver.least_memory(values))
     assert least is not None  # rank 0 sends it
-    return counted(least)
+    return traces.counted(parts, least, budget_bytes, all_bytes)
 
 
 def _untimed(values: Sequence[solver.Value]) -> list[solver.Value]:
@@ -191,7 +234,7 @@ def _untimed(values: Sequence[solver.Value]) -> list[solver.Value]:
 
 
 @contextmanager
-def _without_updates(model: nn.Module) -> Iterator[None]:
+def without_updates(model: nn.Module) -> Iterator[None]:
     """Have hooks that get the gradient of a parameter, as soon as it is there, do nothing: they may train the model."""
     hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
     saved = [(of_one, {**of_one}) for of_one in hooks if of_one]

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.core.config import Config
+from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running.keeping import KeepingModule
+from mucudnn.running.norms import make_groups
 from mucudnn.tuning.model_state import OwnStep
 
 X = torch.randn(8, 3, 40, 40)
@@ -111,6 +113,15 @@ def test_the_only_part_may_turn_out_to_be_no_segment(config: Config) -> None:
     with pytest.raises(mucudnn.InfeasibleError):
         mucudnn.optimize(model, X, replace(config, memory_budget=budget_bytes), progress=False)
     assert cast(KeepingModule, model).segments == ()
+
+
+@pytest.mark.skipif(loaded_build().library is None, reason="nothing is compiled")
+def test_looking_for_parts_leaves_norms_and_their_activations_together() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 3))
+    make_groups(model, lambda model: model(X))
+    traced, parts = MeasuredStep(model, OwnStep(X), "cpu").traced()
+    assert traced.names == ["aten::convolution", "group", "aten::convolution"]
+    assert all(part.batch_size == len(X) for part in parts)
 
 
 def test_an_error_leaves_no_choices_behind(config: Config) -> None:

@@ -7,7 +7,8 @@ draw a figure, and its global state is left alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from io import BytesIO
 from itertools import cycle
 from math import nan
@@ -100,15 +101,39 @@ def drawn(folder: ResultFolder, rows: pandas.DataFrame) -> Iterator[tuple[str, b
     """
     if not has_problems(rows):
         return
-    try:
-        from matplotlib import rc_context
-    except ImportError:
-        raise UnavailableError("plots need matplotlib, which is not installed: pip install matplotlib") from None
-    with rc_context(STYLE):
+    with _styled():
         figures = speedups(rows), divided(rows), limits(rows), desirable(tuned_operations(folder))
         for name, figure in zip(KINDS, figures, strict=True):
             if figure is not None:
                 yield name, svg(figure)
+
+
+def curves(by_title: Mapping[str, Sequence[tuple[int, float]]]) -> bytes:
+    """Draw the least time by memory as an SVG file, with a panel for each curve.
+
+    by_title: of each curve that has any, the points (bytes, seconds), ascending in bytes.
+
+    Raises ``UnavailableError`` if matplotlib is not installed.
+    """
+    with _styled():
+        drawn = {title: points for title, points in by_title.items() if points}
+        figure, panel = panels(len(drawn), 2.6)
+        for axes, (title, points) in zip(panel, drawn.items(), strict=True):
+            x, y = zip(*((size / _MIB, 1e3 * time_s) for size, time_s in points), strict=True)
+            axes.step(x, y, where="post", color=SERIES[0])
+            axes.plot(x, y, ".", color=SERIES[0], markersize=4)
+            axes.set_ylim(bottom=0)
+            label(axes, plain(title), "MiB", "ms")
+        return svg(figure)
+
+
+def _styled() -> AbstractContextManager[None]:
+    """Return a context with the style of all pictures. Raises ``UnavailableError`` if matplotlib is not installed."""
+    try:
+        from matplotlib import rc_context
+    except ImportError:
+        raise UnavailableError("plots need matplotlib, which is not installed: pip install matplotlib") from None
+    return rc_context(STYLE)
 
 
 def new_figure(width_inches: float, height_inches: float) -> Figure:
