@@ -116,10 +116,12 @@ def keep_within(
             if all_bytes > budget_bytes:
                 keeping = _within(module, measured, budget_bytes, all_bytes, team)
             if keeping.peak_bytes > budget_bytes:
-                least_bytes = exact_bytes(min(keeping.peak_bytes, all_bytes))
+                least_bytes = min(keeping.peak_bytes, all_bytes)
                 raise InfeasibleError(
-                    f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least {least_bytes} "
-                    "beside parameters, gradients and the batch: give that, or a smaller batch"
+                    f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
+                    f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that, or a smaller "
+                    "batch",
+                    least_bytes,
                 )
             progress("comparing steps within the budget", 1.0)
             compared, all_s = _compared(module, keeping, step, wall_clock(device_type), team)
