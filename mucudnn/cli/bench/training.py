@@ -72,12 +72,6 @@ def training(
     from mucudnn.core.terminal import progress_bar
 
     comparison = TrainingOptions(config, seconds=run_time_limit, **compared)
-    sizes = batch_sizes or (_BATCH_SIZES[device],)
-    if len(sizes) not in (1, len(sources)):
-        raise click.UsageError(
-            f"--batch has {len(sizes)} sizes for {len(sources)} sources: give one for all, or one for each"
-        )
-    if len(sizes) == 1:
-        sizes *= len(sources)
+    sizes = parameters.one_each(batch_sizes or (_BATCH_SIZES[device],), sources)
     with outputs.shown(training_tables) as folder, progress_bar() as progress:
         benchmark_training(sources, sizes, comparison, folder, input_size=input_shape, device=device, progress=progress)
