@@ -442,8 +442,8 @@ def measured_rows(
                 return []
             progress(f"{setting}: {saving} gets ready", 0.7 * index / len(savings))
             job = partial(prepare_step, handed, saving, *common, limit_bytes, share)
-            entrant: Entrant[dict[str, Any]] = Entrant(stack.enter_context(contestant(job)), ready_s=READY_S, sample_s=SAMPLE_S)
-            entrants[saving], limits[saving] = entrant, limit_bytes
+            worker, limits[saving] = stack.enter_context(contestant(job)), limit_bytes
+            entrant = entrants[saving] = Entrant(worker, ready_s=READY_S, sample_s=SAMPLE_S)
             if saving is Saving.TORCH and setting.batch_size is not None:
                 if entrant.result is None:
                     break

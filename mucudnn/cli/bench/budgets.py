@@ -25,12 +25,7 @@ def parse_budget(text: str) -> str:
 
 @click.command(cls=FileCommand)
 @click.argument("sources", type=SOURCE, nargs=-1, required=True)
-@options.option(
-    "batch",
-    parameters.COUNTS,
-    "Samples in a mini-batch, one size for all sources or one for each, such as 16,8; default: 8.",
-    variable="batch_sizes",
-)
+@options.batch_sizes("8")
 @options.flag(
     "largest-batch",
     "Time the largest batch of each variant within each budget, which is a size; torch-accumulate has none.",

@@ -18,12 +18,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
 @click.command(cls=FileCommand)
 @click.argument("sources", type=SOURCE, nargs=-1, required=True)
-@options.option(
-    "batch",
-    parameters.COUNTS,
-    "Samples in a mini-batch, one size for all sources or one for each, such as 16,8; default: 64 on cuda, 8 on cpu.",
-    variable="batch_sizes",
-)
+@options.batch_sizes("64 on cuda, 8 on cpu")
 @options.input_shape
 @options.option(
     "precisions",
