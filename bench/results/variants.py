@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 
 from mucudnn.core.errors import InvalidInputError
+from mucudnn.core.values import parse_bytes, shown
 
 TORCH = "torch"  # name of the baseline contestant in result folders
 
@@ -67,6 +69,41 @@ class Runtime(StrEnum):
     def tells_layers(self) -> bool:
         """Return whether the layers of a call can be timed in place, which fails if a compiler fuses or traces them."""
         return self in (Runtime.TORCH, Runtime.MUCUDNN)
+
+
+class Saving(StrEnum):
+    """A way to run training steps in less memory than torch's own steps need, which are the first.
+
+    ``TORCH_CHECKPOINT``: parts of the model are computed again in the backward pass, by ``torch.utils.checkpoint``.
+    ``TORCH_ACCUMULATE``: the gradients of parts of the batch are added. ``TORCH_COMPILE``: the model is compiled, with
+    torch's ``activation_memory_budget``.
+    """
+
+    TORCH = "torch"
+    MUCUDNN = "mucudnn"
+    TORCH_CHECKPOINT = "torch-checkpoint"
+    TORCH_ACCUMULATE = "torch-accumulate"
+    TORCH_COMPILE = "torch-compile"
+
+
+SAVINGS = tuple(saving for saving in Saving if saving is not Saving.TORCH_COMPILE)  # without minutes of compilation
+
+
+def budget_bytes(budget: str, step_bytes: int) -> int:
+    """Return the bytes of a memory budget, which is a size or a share of ``step_bytes``.
+
+    Raises ``InvalidInputError`` for other text.
+
+    >>> budget_bytes("1/3", 600), budget_bytes("2KiB", 600)
+    (200, 2048)
+    """
+    share = re.fullmatch("([1-9][0-9]{0,2})/([1-9][0-9]{0,2})", budget)
+    size = step_bytes * int(share[1]) // int(share[2]) if share else None if "/" in budget else parse_bytes(budget)
+    if size is None:
+        raise InvalidInputError(
+            f"budget is {shown(budget)}; write a share of the memory of PyTorch's step, as 1/3, or a size, as 2GiB"
+        )
+    return size
 
 
 class Precision(StrEnum):

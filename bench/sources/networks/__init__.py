@@ -50,6 +50,7 @@ NETWORKS = MappingProxyType(
         "efficientnet-b0": Network("residual"),
         "convnext-t": Network("residual"),
         "densenet40": Network("plain", 10, (3, 32, 32)),
+        "unet-groupnorm": Network("large_images", 2, (3, 256, 256), classifies=False),
         "seresnet18": Network("packages", package="timm"),
         "densenet121": Network("packages", package="timm"),
         "efficientnetv2-b0": Network("packages", 1000, (3, 192, 192), "timm"),
@@ -58,6 +59,7 @@ NETWORKS = MappingProxyType(
         "yolo11n": Network("packages", 80, (3, 256, 256), "ultralytics", classifies=False),
         "unet-resnet18": Network("packages", 1, (3, 192, 192), "segmentation_models_pytorch", classifies=False),
         "monai-unet": Network("packages", 2, (1, 64, 96, 96), "monai", classifies=False),
+        "diffusers-unet2d": Network("packages", 3, (3, 64, 64), "diffusers", classifies=False),
         "r3d-18": Network("packages", 400, (3, 8, 112, 112), "torchvision"),
     }
 )

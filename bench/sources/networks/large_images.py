@@ -1,7 +1,12 @@
-"""Networks for large images: factories to name as SOURCE, as ``mucudnn.bench.sources.networks.large_images:dncnn``."""
+"""Networks for large images: factories to name as SOURCE, as ``mucudnn.bench.sources.networks.large_images:dncnn``.
+
+``unet_groupnorm`` has a name of its own, ``unet-groupnorm``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -54,19 +59,26 @@ class EDSR(nn.Module):
 
 
 class SegmentingUNet(nn.Module):
-    """Scores two classes of each pixel of images, (N, 3, H, W): Ronneberger et al., 2015, with batch norm and padding.
+    """Scores classes of each pixel of images, (N, 3, H, W): Ronneberger et al., 2015, with norms and padding.
 
     H and W: multiples of 8.
+    widths: channels of the levels, from the largest images to the smallest.
+    norm: makes a norm of that many channels.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        classes: int = 2,
+        widths: Sequence[int] = _UNET_WIDTHS,
+        norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
+    ) -> None:
         super().__init__()
-        self.down = nn.ModuleList(_convolved_twice(*widths) for widths in pairwise((3, *_UNET_WIDTHS)))
+        self.down = nn.ModuleList(_convolved_twice(*pair, norm) for pair in pairwise((3, *widths)))
         self.pool = nn.MaxPool2d(2)
-        pairs = [*pairwise(reversed(_UNET_WIDTHS))]
-        self.enlarge = nn.ModuleList(nn.ConvTranspose2d(*widths, 2, stride=2) for widths in pairs)
-        self.up = nn.ModuleList(_convolved_twice(*widths) for widths in pairs)
-        self.last = nn.Conv2d(_UNET_WIDTHS[0], 2, 1)
+        pairs = [*pairwise(reversed(widths))]
+        self.enlarge = nn.ModuleList(nn.ConvTranspose2d(*pair, 2, stride=2) for pair in pairs)
+        self.up = nn.ModuleList(_convolved_twice(*pair, norm) for pair in pairs)
+        self.last = nn.Conv2d(widths[0], classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         skipped = []
@@ -80,12 +92,17 @@ class SegmentingUNet(nn.Module):
         return scores
 
 
-def _convolved_twice(channels: int, width: int) -> nn.Sequential:
-    """Return two convolutions, each with batch norm and ReLU."""
+def unet_groupnorm(num_classes: int) -> nn.Module:
+    """Build a U-Net of widths 32 to 256 with group norm of 8 groups, 1,927,042 parameters for 2 classes."""
+    return SegmentingUNet(num_classes, (32, 64, 128, 256), partial(nn.GroupNorm, 8))
+
+
+def _convolved_twice(channels: int, width: int, norm: Callable[[int], nn.Module]) -> nn.Sequential:
+    """Return two convolutions, each with a norm and ReLU."""
     layers = nn.Sequential()
     for in_channels in (channels, width):
         layers.append(nn.Conv2d(in_channels, width, 3, padding=1, bias=False))
-        layers.extend((nn.BatchNorm2d(width), nn.ReLU(inplace=True)))
+        layers.extend((norm(width), nn.ReLU(inplace=True)))
     return layers
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 def seresnet18(num_classes: int) -> nn.Module:
@@ -67,6 +68,37 @@ def monai_unet(num_classes: int) -> nn.Module:
     widths: dict[str, Any] = {"channels": (16, 32, 64, 128, 256), "strides": (2, 2, 2, 2), "num_res_units": 2}
     model: nn.Module = UNet(spatial_dims=3, in_channels=1, out_channels=num_classes, **widths)
     return model
+
+
+def diffusers_unet2d(num_classes: int) -> nn.Module:
+    """Build a small denoising ``UNet2DModel`` of diffusers (Ho et al., 2020), 1,113,955 parameters for 3 channels."""
+    from diffusers import UNet2DModel
+
+    levels = ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D"), ("UpBlock2D", "AttnUpBlock2D", "UpBlock2D")
+    model = UNet2DModel(
+        sample_size=64,
+        in_channels=3,
+        out_channels=num_classes,
+        down_block_types=levels[0],
+        up_block_types=levels[1],
+        block_out_channels=(32, 64, 64),
+        layers_per_block=1,
+        norm_num_groups=8,
+    )
+    return _AtRandomTimes(model)
+
+
+class _AtRandomTimes(nn.Module):
+    """A model that removes noise, which is called with images alone; the time of each of up to 1024 is drawn once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("times", torch.randint(1000, (1024,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise: Tensor = self.model(x, self.get_buffer("times")[: len(x)]).sample
+        return noise
 
 
 def r3d_18(num_classes: int) -> nn.Module:

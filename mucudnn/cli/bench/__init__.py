@@ -10,6 +10,7 @@ from importlib import import_module
 import click
 
 COMMANDS = (
+    "budgets",
     "compare",
     "convolutions",
     "data_parallel",

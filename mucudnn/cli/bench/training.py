@@ -18,12 +18,7 @@ _BATCH_SIZES = {"cuda": 64, "cpu": 8}
 
 @click.command(cls=FileCommand)
 @click.argument("sources", type=SOURCE, nargs=-1, required=True)
-@options.option(
-    "batch",
-    parameters.COUNTS,
-    "Samples in a mini-batch, one size for all sources or one for each, such as 16,8; default: 64 on cuda, 8 on cpu.",
-    variable="batch_sizes",
-)
+@options.batch_sizes("64 on cuda, 8 on cpu")
 @options.input_shape
 @options.option(
     "precisions",
@@ -72,12 +67,6 @@ def training(
     from mucudnn.core.terminal import progress_bar
 
     comparison = TrainingOptions(config, seconds=run_time_limit, **compared)
-    sizes = batch_sizes or (_BATCH_SIZES[device],)
-    if len(sizes) not in (1, len(sources)):
-        raise click.UsageError(
-            f"--batch has {len(sizes)} sizes for {len(sources)} sources: give one for all, or one for each"
-        )
-    if len(sizes) == 1:
-        sizes *= len(sources)
+    sizes = parameters.one_each(batch_sizes or (_BATCH_SIZES[device],), sources)
     with outputs.shown(training_tables) as folder, progress_bar() as progress:
         benchmark_training(sources, sizes, comparison, folder, input_size=input_shape, device=device, progress=progress)

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from mucudnn.cli.shared.commands import Outputs
 from mucudnn.cli.shared.parameters import (
+    COUNTS,
     FOLDER,
     INPUT_FILE,
     MOST_THREADS,
@@ -47,6 +48,15 @@ def together(*options: Decorator) -> Decorator:
 def batch(default: int | None = None) -> Decorator:
     """Return a decorator that adds the option ``--batch`` to a command."""
     return option("batch", count(), "Samples in a mini-batch.", default)
+
+
+def batch_sizes(default: str) -> Decorator:
+    """Return a decorator that adds the option ``--batch`` to a command of several sources.
+
+    default: in words.
+    """
+    text = f"Samples in a mini-batch, one size for all sources or one for each, such as 16,8; default: {default}."
+    return option("batch", COUNTS, text, variable="batch_sizes")
 
 
 def rounds(default: int, text: str) -> Decorator:

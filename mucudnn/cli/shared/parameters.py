@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,19 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 COUNTS = Text("N,...", _counts)
+
+
+def one_each(sizes: tuple[int, ...], sources: Sequence[str]) -> tuple[int, ...]:
+    """Return a batch size for each source, given one for all or one for each. Raises ``UsageError`` for other numbers.
+
+    >>> one_each((8,), ["alexnet", "vgg16"])
+    (8, 8)
+    """
+    if len(sizes) not in (1, len(sources)):
+        raise click.UsageError(
+            f"--batch has {len(sizes)} sizes for {len(sources)} sources: give one for all, or one for each"
+        )
+    return sizes * len(sources) if len(sizes) == 1 else sizes
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:

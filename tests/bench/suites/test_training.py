@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.clock.machine import ENVIRONMENT, Slow, TickingClock
 from support.command_line import invoke
+from support.in_threads import in_threads
 from support.snapshots import assert_as_stored
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,11 +26,8 @@ from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources import models, networks
 from mucudnn.bench.sources.trainee import Trainee, labelled_batches
 from mucudnn.bench.suites import training
-from mucudnn.bench.suites.shared import apart
-from mucudnn.bench.suites.shared.apart import Entrant, Ready
-from mucudnn.bench.suites.shared.processes import WorkerError
+from mucudnn.bench.suites.shared.apart import Entrant
 from mucudnn.bench.suites.shared.step_costs import StepTimes
-from mucudnn.bench.suites.shared.timing import own_thread
 from mucudnn.bench.suites.training import (
     COLUMNS,
     Setting,
@@ -39,7 +37,7 @@ from mucudnn.bench.suites.training import (
     training_tables,
 )
 from mucudnn.core.config import Config
-from mucudnn.core.errors import InvalidInputError, UnavailableError, first_line
+from mucudnn.core.errors import InvalidInputError, UnavailableError
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.torch_settings import searching
 from mucudnn.running import dispatcher
@@ -47,37 +45,6 @@ from mucudnn.running import dispatcher
 CONFIG = Config(algorithms=("gemm",), time_limit="10ms", operations=("forward",))
 FLOAT32: dict[str, Any] = {"precisions": [Precision.FLOAT32], "memory_formats": [MemoryFormat.CONTIGUOUS]}
 SETTING = Setting("tiny", 2, "cpu", Precision.FLOAT32, MemoryFormat.CONTIGUOUS)
-
-
-class InThread:
-    """A thread in place of the process of a contestant."""
-
-    def __init__(self, job: Callable[[], Ready[Any]]) -> None:
-        self.thread, self.job = own_thread("cpu"), job
-        self.ready: Ready[Any] | None = None
-
-    def ask(self, function: Callable[[Ready[Any]], Any], *_: object) -> Any:
-        try:
-            self.ready = self.ready or self.thread.submit(self.job).result()
-            return self.thread.submit(function, self.ready).result()
-        except Exception as error:
-            raise WorkerError(first_line(error)) from error
-
-    def __enter__(self) -> InThread:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.thread.shutdown()
-
-
-@contextmanager
-def training_in_threads() -> Iterator[None]:
-    """Let training steps of a benchmark run in threads, on the model itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "contestant", InThread)
-        patch.setattr(training, "pickled", lambda subject: nullcontext(lambda: subject))
-        patch.setattr(apart, "PAUSE_S", 0.0)
-        yield
 
 
 def tiny() -> nn.Sequential:
@@ -95,7 +62,7 @@ def measured_variants(
     (batch,) = labelled_batches(1, 2, (3, 6, 6))
     subject = (model or tiny(), batch, F.cross_entropy)
     settings = [[Setting("tiny", 2, "cpu", one, name, options.how) for name in memory_formats] for one in precisions]
-    with training_in_threads():
+    with in_threads(training):
         return [row for formats in settings for row in measured_rows(formats, subject, options)]
 
 
@@ -274,7 +241,7 @@ def test_networks_are_measured_once_each_with_its_batch_and_the_next_run_measure
     told: list[tuple[str, float]] = []
     asked = ["alexnet", "vgg16", "alexnet"], [2, 3, 2], replace(OPTIONS, **FLOAT32), tmp_path
     for _ in range(2):
-        with training_in_threads():
+        with in_threads(training):
             benchmark_training(*asked, progress=lambda text, fraction: told.append((text, fraction)))
     folder = read_folder(tmp_path)
     assert (folder.problems, folder.left_out) == ((), {})
@@ -287,7 +254,7 @@ def test_networks_are_measured_once_each_with_its_batch_and_the_next_run_measure
 
 @pytest.mark.usefixtures("two_networks")
 def test_memory_formats_take_turns(tmp_path: Path) -> None:
-    with training_in_threads():
+    with in_threads(training):
         benchmark_training(["alexnet"], [2], replace(OPTIONS, precisions=[Precision.FLOAT32]), tmp_path)
     lines = read_folder(tmp_path).lines
     assert [(line["memory_format"], line["contestant"]) for line in lines] == [
@@ -417,7 +384,7 @@ def test_the_command_shows_and_writes_what_is_ready_when_it_is_interrupted(
 
     monkeypatch.setattr(models, "build", lambda name: tiny())
     monkeypatch.setattr(training, "measured_rows", interrupted)
-    with training_in_threads():
+    with in_threads(training):
         result = invoke("bench", "training", "alexnet", *QUICK, *SOME, "--out", tmp_path / "out")
     assert result.exit_code == 130
     assert "alexnet, batch 2: training steps" in result.stdout
