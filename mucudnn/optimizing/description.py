@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -24,7 +24,7 @@ from mucudnn.running.groups import GroupChoices
 from mucudnn.running.modules import TunedModule
 from mucudnn.tuning.model_state import attributes, entries_of, has_attributes
 
-_MOST_PARTS = 200_000  # which are read in seconds
+_MOST_LINES = 1_000_000  # which are read in seconds
 _PLAIN = (
     *(str, bytes, int, float, complex, type(None), type(...), slice, range),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -58,10 +58,11 @@ class _Reader:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self._seen: dict[int, tuple[int, Any]] = {}  # with the part, so that no other object has its id
-        self._named: set[str] = set()
-        self._waiting: dict[str, list[tuple[str, Any]]] = {}  # attributes of classes that no code has named yet
         self._left: list[tuple[str, Any]] = []
+        self._seen: dict[int, tuple[int, Any]] = {}  # with the part, so that no other object has its id
+        self._names: set[str] = set()
+        self._pieces: tuple[str, ...] = ()  # of names that code puts together
+        self._waiting: dict[str, list[tuple[str, Any]]] = {}  # members of classes, which no code has named yet
 
     def reads_all(self, root: Any) -> bool:
         """Read all to which an object refers; return whether that was possible."""
@@ -70,12 +71,12 @@ class _Reader:
             name, part = self._left.pop()
             if isinstance(part, _PLAIN):
                 self.lines.append(f"{name} {part!r}")
-            elif id(part) in self._seen:
+            elif id(part) in self._seen and not isinstance(part, (tuple, frozenset)):  # constants may be one object
                 self.lines.append(f"{name} is {self._seen[id(part)][0]}")
-            elif isinstance(part, torch.jit.ScriptModule) or len(self._seen) == _MOST_PARTS:
+            elif isinstance(part, torch.jit.ScriptModule) or len(self.lines) > _MOST_LINES:
                 return False
             else:
-                self._seen[id(part)] = len(self._seen), part
+                self._seen[id(part)] = len(self.lines), part
                 self._read(name, part)
         return True
 
@@ -86,20 +87,25 @@ class _Reader:
         kind = _untuned(type(part)).__qualname__
         self.lines.append(f"{name} {kind} {_properties(part, inside)} {len(inside)}")
         self._left += inside
-        if isinstance(part, CodeType):
-            self._name([*part.co_names, *(constant for constant in part.co_consts if isinstance(constant, str))])
-        elif isinstance(part, type) and _is_by_name(part.__module__):
-            self._name(dir(part))  # which its own code may call
-        elif isinstance(part, type):
-            for attribute, value in _members(part):
-                is_read = attribute in self._named or (attribute.startswith("__") and attribute.endswith("__"))
-                place = self._left if is_read else self._waiting.setdefault(attribute, [])
-                place.append((f"{part.__qualname__}.{attribute}", value))
+        if isinstance(part, type):
+            if _is_by_name(part.__module__):  # its own code may call what it has
+                self._names.update(dir(part))
+            else:
+                for member, value in _members(part):
+                    self._waiting.setdefault(member, []).append((f"{part.__qualname__}.{member}", value))
+        elif isinstance(part, CodeType):
+            texts = [constant for constant in part.co_consts if isinstance(constant, str) and constant]
+            self._names.update(part.co_names, texts)
+            if "getattr" in part.co_names:
+                self._pieces = *self._pieces, *texts
+        else:
+            return
+        for member in [member for member in self._waiting if self._is_named(member)]:
+            self._left += self._waiting.pop(member)
 
-    def _name(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._named.add(name)
-            self._left += self._waiting.pop(name, ())
+    def _is_named(self, member: str) -> bool:
+        is_special = member.startswith("__") and member.endswith("__")
+        return is_special or member in self._names or member.startswith(self._pieces) or member.endswith(self._pieces)
 
 
 def _settings() -> tuple[Any, ...]:
@@ -108,6 +114,7 @@ def _settings() -> tuple[Any, ...]:
         [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")],
         (torch.is_autocast_cache_enabled(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()),
         (torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision(), torch.get_num_threads()),
+        torch.get_default_device() if torch._C._len_torch_function_stack() else None,
         (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()),
         [hooks for name, hooks in vars(nn.modules.module).items() if name.startswith("_global_") and "_hooks" in name],
     )

@@ -111,21 +111,33 @@ def keep_within(
     _keep(module, None)
     with team.propagate_errors():
         team.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
-        text = None if step is not None else description(model, sample_input, is_heap_kept(), config.deterministic)
-        texts = team.gather(text)
-        subject = f"{VERSION}, step within {config.memory_budget_bytes} bytes, version {_VERSION}, "
-        subject += f"{sha256(repr(texts).encode()).hexdigest()}: "
-        known = None not in texts
-        keeping = team.of_rank_0(_stored(subject, config, device_type) if known and not team.rank else None)
+        subject = _subject(model, sample_input, config, step, team)
+        keeping = team.of_rank_0(None if subject is None or team.rank else _stored(subject, config, device_type))
         if keeping is None:
             try:
                 keeping = _measured(module, sample_input, config, step, device_type, team, progress)
             except BaseException:
                 _keep(module, None)
                 raise
-            if known and not team.rank:
+            if subject is not None and not team.rank:
                 _store(subject, keeping, config, device_type)
     _keep(module, keeping)
+
+
+def _subject(model: nn.Module, sample_input: Any, config: Config, step: Step | None, team: Team) -> str | None:
+    """Return a text that says all on which choices depend, the same on all ranks; None if they are not to be stored.
+
+    They are not if the step is the user's, or a model cannot be described.
+    """
+    text = None if step is not None else description(model, sample_input, is_heap_kept(), config.deterministic)
+    digests = team.gather(None if text is None else _digest(text))
+    budget_bytes = config.memory_budget_bytes
+    what = f"{VERSION}, step within {budget_bytes} bytes, version {_VERSION}, {_digest(str(digests))}: "
+    return None if None in digests else what
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
 def _stored(subject: str, config: Config, device_type: str) -> Keeping | None:
@@ -139,7 +151,7 @@ def _stored(subject: str, config: Config, device_type: str) -> Keeping | None:
 
 
 def _store(subject: str, keeping: Keeping, config: Config, device_type: str) -> None:
-    """Store what was chosen for a step, as part of the subject of its times."""
+    """Store what was chosen for a step: the times are those of the step with these choices."""
     assert keeping.step is not None
     seconds = keeping.step.baseline_samples_s, keeping.step.time_samples_s
     with machine_and_database(config, device_type) as (machine, database):
