@@ -77,8 +77,8 @@ class Net(nn.Module):
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     return Config(
-        database=tmp_path / "m.sqlite", algorithms="native", policy="undivided", confirm=False, fuse=False,
-        memory_budget=10**6,
+        database=tmp_path / "m.sqlite", algorithms="native", policy="undivided", time_limit="10ms", confirm=False,
+        fuse=False, memory_budget=10**6,
     )  # fmt: skip
 
 
