@@ -7,14 +7,18 @@ again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
 from torch import Tensor, nn
 
+from mucudnn.core import VERSION
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.records import Comparison
@@ -22,7 +26,9 @@ from mucudnn.core.team import Team
 from mucudnn.core.terminal import Progress
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.measuring.clocks import Clock, wall_clock
+from mucudnn.measuring.heap import is_heap_kept
 from mucudnn.measuring.turns import Rounds, in_turns
+from mucudnn.optimizing.description import description
 from mucudnn.optimizing.segments import Part, chosen_parts, mixing_parts
 from mucudnn.optimizing.steps import Step
 from mucudnn.optimizing.trace import MeasuredStep, StepTrace
@@ -33,9 +39,12 @@ from mucudnn.running.modules import TunedModule, running_torchs_own
 from mucudnn.running.segments import Segment, set_segments
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
+from mucudnn.store.tuning_store import EnvironmentStore
 from mucudnn.tuning.choose import with_noise
 from mucudnn.tuning.model_state import OwnStep, undisturbed
+from mucudnn.tuning.tuner import machine_and_database
 
+_VERSION = 1  # raised when other choices would be made; those that are stored are then made again
 _COUNTS = 4  # steps that are counted to correct the prediction
 _ROUNDS = Rounds(3, 9, 10.0)  # of steps within the budget and PyTorch's
 
@@ -97,35 +106,102 @@ def keep_within(
     Raises ``InfeasibleError`` with the least budget; ``InvalidInputError`` if the class of the model cannot be changed;
     and any error of the step.
     """
-    budget_bytes = config.memory_budget_bytes
-    assert budget_bytes is not None
     device_type = device_of_convolutions(model).type
     module = make_keeping(model)
-    try:
-        with undisturbed(model), team.propagate_errors(), ExitStack() as stack:
-            team.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
-            if step is None:
-                step = OwnStep(sample_input)
-                stack.enter_context(without_updates(model))
-            progress("tracing what a step keeps", 1.0)
-            measured = MeasuredStep(model, step, device_type)
-            keeping = replace(all_kept(module, measured, team), budget_bytes=budget_bytes)
-            if keeping.peak_bytes > budget_bytes:
-                keeping = kept_within(Traces.of(module, measured, team), budget_bytes, keeping.all_bytes)
-            if keeping.peak_bytes > budget_bytes:
-                least_bytes = min(keeping.peak_bytes, keeping.all_bytes)
-                raise InfeasibleError(
-                    f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
-                    f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that, or a smaller "
-                    "batch",
-                    least_bytes,
-                )
-            progress("comparing steps within the budget", 1.0)
-            compared, all_s = _compared(module, keeping, step, wall_clock(device_type), team)
-    except BaseException:
-        keep(module, None)
-        raise
-    keep(module, replace(keeping, step=compared, predicted_s=all_s + keeping.time_s))
+    keep(module, None)
+    with team.propagate_errors():
+        team.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
+        subject = _subject(model, sample_input, config, step, team)
+        keeping = team.of_rank_0(None if subject is None or team.rank else _stored(subject, config, device_type))
+        if keeping is None:
+            try:
+                keeping = _measured(module, sample_input, config, step, device_type, team, progress)
+            except BaseException:
+                keep(module, None)
+                raise
+            if subject is not None and not team.rank:
+                _store(subject, keeping, config, device_type)
+    keep(module, keeping)
+
+
+def _subject(model: nn.Module, sample_input: Any, config: Config, step: Step | None, team: Team) -> str | None:
+    """Return a text that says all on which choices depend, the same on all ranks; None if they are not to be stored.
+
+    They are not if the step is the user's, or a model cannot be described.
+    """
+    text = None if step is not None else description(model, sample_input, is_heap_kept(), config.deterministic)
+    digests = team.gather(None if text is None else _digest(text))
+    budget_bytes = config.memory_budget_bytes
+    what = f"{VERSION}, step within {budget_bytes} bytes, version {_VERSION}, {_digest(str(digests))}: "
+    return None if None in digests else what
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode(errors="backslashreplace")).hexdigest()
+
+
+def _stored(subject: str, config: Config, device_type: str) -> Keeping | None:
+    """Return what an earlier run has chosen for a step; None if there was none."""
+    with machine_and_database(config, device_type) as (machine, database):
+        timings = EnvironmentStore(database, machine.environment).timings(subject)
+    for text, seconds in timings:
+        with suppress(ValueError, TypeError, LookupError):
+            return _read(text.removeprefix(subject), *seconds)
+    return None
+
+
+def _store(subject: str, keeping: Keeping, config: Config, device_type: str) -> None:
+    """Store what was chosen for a step: the times are those of the step with these choices."""
+    assert keeping.step is not None
+    seconds = keeping.step.baseline_samples_s, keeping.step.time_samples_s
+    with machine_and_database(config, device_type) as (machine, database):
+        EnvironmentStore(database, machine.environment).add_timing(subject + _written(keeping), seconds, None)
+
+
+def _written(keeping: Keeping) -> str:
+    """Return choices as JSON, without the samples of their comparison."""
+    return json.dumps(asdict(replace(keeping, step=None)), default=attrgetter("value"))
+
+
+def _read(text: str, torchs_s: Sequence[float], kept_s: Sequence[float]) -> Keeping:
+    """Return choices from their JSON and the samples; raise some error for any other text."""
+    fields = json.loads(text)
+    fields["choices"] = tuple((name, Choice(choice)) for name, choice in fields["choices"])
+    fields["segments"] = tuple(Segment(**segment) for segment in fields["segments"])
+    return Keeping(**fields | {"step": Comparison.of(torchs_s, kept_s)})
+
+
+def _measured(
+    module: KeepingModule,
+    sample_input: Any,
+    config: Config,
+    step: Step | None,
+    device_type: str,
+    team: Team,
+    progress: Progress,
+) -> Keeping:
+    """Return what is chosen by steps that are traced, counted and compared."""
+    budget_bytes = config.memory_budget_bytes
+    assert budget_bytes is not None
+    with undisturbed(module), ExitStack() as stack:
+        if step is None:
+            step = OwnStep(sample_input)
+            stack.enter_context(without_updates(module))
+        progress("tracing what a step keeps", 1.0)
+        measured = MeasuredStep(module, step, device_type)
+        keeping = replace(all_kept(module, measured, team), budget_bytes=budget_bytes)
+        if keeping.peak_bytes > budget_bytes:
+            keeping = kept_within(Traces.of(module, measured, team), budget_bytes, keeping.all_bytes)
+        if keeping.peak_bytes > budget_bytes:
+            least_bytes = min(keeping.peak_bytes, keeping.all_bytes)
+            raise InfeasibleError(
+                f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
+                f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that, or a smaller batch",
+                least_bytes,
+            )
+        progress("comparing steps within the budget", 1.0)
+        compared, all_s = _compared(module, keeping, step, wall_clock(device_type), team)
+        return replace(keeping, step=compared, predicted_s=all_s + keeping.time_s)
 
 
 def keep(module: KeepingModule, keeping: Keeping | None) -> None:

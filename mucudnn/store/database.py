@@ -284,6 +284,16 @@ class Database:
             return (seconds_from(rows[-1]["seconds"]), rows[-1]["load"]) if rows else None
         return None
 
+    def timings(self, environment: Environment, beginning: str) -> list[tuple[str, list[list[float]]]]:
+        """Return the subjects that begin with a text, and the samples of each call that was timed for them."""
+        condition = f"{self._of(environment)} AND substr(subject, 1, {len(beginning)}) = ?"
+        rows = self._file.read(schema.select("timings", condition), [beginning])
+        timings = []
+        for row in rows:
+            with suppress(InvalidInputError):
+                timings.append((row["subject"], seconds_from(row["seconds"])))
+        return timings
+
     def problems(self, environment: Environment) -> frozenset[ConvProblem]:
         """Return all problems with measurements in this environment."""
         columns = ", ".join(schema.PROBLEM_COLUMNS)

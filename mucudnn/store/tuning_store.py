@@ -20,8 +20,8 @@ _IN_MEMORY = "tuning goes on, but its measurements are kept in memory only"
 class EnvironmentStore:
     """The database rows of one environment (machine and software).
 
-    ``whole_run``, ``whole_runs``, ``add_whole_run``, ``timing`` and ``add_timing`` are the methods of ``Database`` with
-    this environment as the first argument. If the file cannot be written, tuning warns once and
+    ``whole_run``, ``whole_runs``, ``add_whole_run``, ``timing``, ``timings`` and ``add_timing`` are the methods of
+    ``Database`` with this environment as the first argument. If the file cannot be written, tuning warns once and
     continues without writing.
 
     In all methods ``versions`` maps algorithm names to versions; results of other versions are ignored. Reading raises
@@ -35,6 +35,7 @@ class EnvironmentStore:
         self.whole_runs = partial(database.whole_runs, environment)
         self.add_whole_run = partial(self._if_writable(database.add_whole_run), environment)
         self.timing = partial(database.timing, environment)
+        self.timings = partial(database.timings, environment)
         self.add_timing = partial(self._if_writable(database.add_timing), environment)
 
     def results(self, problem: ConvProblem, versions: Mapping[str, int]) -> list[Measurement | Failure]:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
 from mucudnn.core.config import Config
+from mucudnn.optimizing import keeping
 from mucudnn.optimizing.steps import Step
 from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running.keeping import KeepingModule
@@ -87,7 +88,7 @@ def trained(rank: int, folder: Path, is_within: bool) -> dict[str, Any]:
 
 
 def counted(rank: int, folder: Path, more_bytes: int, share: float) -> dict[str, Any]:
-    """Choose where steps of rank 1 need more bytes, and where the ranks take times of their own."""
+    """Choose where steps of rank 1 need more bytes, and where the ranks take times of their own; nothing is stored."""
     found: dict[str, Any] = {}
 
     def of_rank(measured: MeasuredStep) -> list[int]:
@@ -97,8 +98,34 @@ def counted(rank: int, folder: Path, more_bytes: int, share: float) -> dict[str,
         model = within(folder, share)
         found.update(choices=chosen(model), peak_bytes=model.keeping.peak_bytes, step=repr(model.keeping.step))
 
-    with mock.patch.object(MeasuredStep, "peaks", of_rank):
+    with (
+        mock.patch.object(MeasuredStep, "peaks", of_rank),
+        mock.patch.object(keeping, "description", return_value=None),
+    ):
         return {"error": error_of(optimized), **found}
+
+
+def chosen_again(rank: int, folder: Path) -> dict[str, Any]:
+    """Choose twice, the second time where no step may run; and once more where rank 1 has another model."""
+    first, calls = within(folder, 0.8), []
+
+    def measured(module: KeepingModule, *_: Any) -> Any:
+        calls.append(module)
+        return first.keeping
+
+    with mock.patch.object(keeping, "_measured", measured):
+        second = within(folder, 0.8)
+        calls_of_second = len(calls)
+        with mock.patch.object(Net, "forward", forward_of_other if rank else Net.forward):
+            within(folder, 0.8)
+    return {"keepings": [first.keeping, second.keeping], "calls": [calls_of_second, len(calls)]}
+
+
+def forward_of_other(model: Net, x: Tensor) -> Tensor:
+    y = model.first(x)
+    for block in model.blocks:
+        y = block(y) + y
+    return y.mean((2, 3))
 
 
 def failing(rank: int, folder: Path, at: int) -> str:
@@ -144,6 +171,12 @@ def test_the_most_bytes_of_any_rank_are_within_the_budget(run: Run) -> None:
         assert first == second
         assert first["error"] == "none"
     assert unlike[0]["choices"].count("KEPT") < alike[0]["choices"].count("KEPT")
+
+
+def test_all_ranks_use_what_was_stored_or_none_does(run: Run) -> None:
+    for of_rank in run(chosen_again):
+        assert of_rank["keepings"][0] == of_rank["keepings"][1]
+        assert of_rank["calls"] == [0, 1]
 
 
 def test_a_budget_that_is_too_small_for_one_rank_is_the_same_error_on_all(run: Run) -> None:
