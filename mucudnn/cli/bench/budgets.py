@@ -48,7 +48,7 @@ def parse_budget(text: str) -> str:
 )
 @options.rounds(9, "Samples of each variant; each is one step or several.")
 @options.run_time_limit
-@options.config(options.limit_or_headroom, "confirm", "time_limit", "database")
+@options.config(options.limit_or_headroom, "confirm", "fuse", "time_limit", "database")
 @options.threads
 @options.device
 @outputs("out")
