@@ -133,7 +133,8 @@ def _styled() -> AbstractContextManager[None]:
         from matplotlib import rc_context
     except ImportError:
         raise UnavailableError("plots need matplotlib, which is not installed: pip install matplotlib") from None
-    return rc_context(STYLE)
+    styled: AbstractContextManager[None] = rc_context(STYLE)
+    return styled
 
 
 def new_figure(width_inches: float, height_inches: float) -> Figure:
