@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 import mucudnn
-from mucudnn.bench.sources.networks import large_images
 from mucudnn.bench.sources.networks.large_images import EDSR, DnCNN, SegmentingUNet
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
@@ -73,8 +72,7 @@ class Clip(nn.Module):
 
 
 def unet() -> nn.Module:
-    with mock.patch.object(large_images, "_UNET_WIDTHS", (16, 32)):
-        return SegmentingUNet()
+    return SegmentingUNet(widths=(16, 32))
 
 
 @pytest.mark.parametrize(
