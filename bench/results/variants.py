@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
 
 from mucudnn.core.errors import InvalidInputError
@@ -98,7 +99,11 @@ def budget_bytes(budget: str, step_bytes: int) -> int:
     (200, 2048)
     """
     share = re.fullmatch("([1-9][0-9]{0,2})/([1-9][0-9]{0,2})", budget)
-    size = step_bytes * int(share[1]) // int(share[2]) if share else None if "/" in budget else parse_bytes(budget)
+    if share:
+        return step_bytes * int(share[1]) // int(share[2])
+    size = None
+    with suppress(InvalidInputError):
+        size = parse_bytes(budget)
     if size is None:
         raise InvalidInputError(
             f"budget is {shown(budget)}; write a share of the memory of PyTorch's step, as 1/3, or a size, as 2GiB"

@@ -40,9 +40,10 @@ from mucudnn.core.tables import Table, images_per_s, milliseconds
 from mucudnn.core.team import ALONE
 from mucudnn.core.terminal import Progress, share_of, silent
 from mucudnn.core.torch_settings import TORCHS_OWN
-from mucudnn.core.values import exact_bytes, format_bytes
+from mucudnn.core.values import format_bytes
 from mucudnn.measuring.clocks import wall_clock
 from mucudnn.measuring.operands import input_shape
+from mucudnn.optimizing.curve import largest_within
 from mucudnn.optimizing.keeping import Keeping, keep_within
 from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running.devices import current_environment
@@ -135,7 +136,7 @@ class Steps:
                 raise
             return 0
 
-        return largest_within(needed_bytes, self.limit_bytes)
+        return largest_within(needed_bytes, int(self.limit_bytes))
 
     def _trainee(self, batch_size: int) -> tuple[Trainee, Tensor, Tensor]:
         model, shape, loss = self.network
@@ -273,31 +274,6 @@ def _accumulating(trainee: Trainee, images: Tensor, labels: Tensor) -> Iterator[
         yield f"{count} parts", partial(step, count)
 
 
-def largest_within(needed_bytes: Callable[[int], int], limit_bytes: float) -> int:
-    """Return the largest batch size of which a step needs at most this many bytes.
-
-    needed_bytes: of a batch size; they grow, and in about the same steps.
-
-    Raises ``InfeasibleError`` if one image needs more.
-    """
-    fits, too_many = 1, inf
-    fits_bytes = needed_bytes(1)
-    if fits_bytes > limit_bytes:
-        raise InfeasibleError(f"a step on one image needs {exact_bytes(fits_bytes)}: give more", fits_bytes)
-    of_image = float(fits_bytes)
-    while too_many - fits > 1:
-        more = max(1, (limit_bytes - fits_bytes) // of_image)
-        # Small batches may all need the same, so that what an image needs is not known yet.
-        tried = int(min(fits + more, max(2 * fits, fits * limit_bytes // fits_bytes), too_many - 1))
-        tried_bytes = needed_bytes(tried)
-        of_image = max(1.0, (tried_bytes - fits_bytes) / (tried - fits))
-        if tried_bytes > limit_bytes:
-            too_many = tried
-        else:
-            fits, fits_bytes = tried, tried_bytes
-    return fits
-
-
 def prepare_step(
     load: Callable[[], _Network],
     saving: Saving,
@@ -371,7 +347,8 @@ def benchmark_budgets(
     """
     if None in batch_sizes and (shares := [budget for budget in budgets if "/" in budget]):
         raise InvalidInputError(
-            f"{shares[0]} of its own memory is more than any batch needs: give a size, such as 2GiB"
+            f"{shares[0]} is a share of the memory of a step, which grows with the batch; for the largest batch give a "
+            "size, such as 2GiB"
         )
     settings = []
     for (source, batch_size), budget in product(zip(sources, batch_sizes, strict=True), budgets):

@@ -6,8 +6,7 @@ Nothing is chosen for the model here: each budget, or batch size, is tried as ``
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
@@ -36,7 +35,7 @@ from mucudnn.tuning.tuner import openmp_threads_ended
 
 _STEPS = 3  # that are timed
 _MOST_SAMPLES = 2**31
-_MOST_GROWTH = 4  # of the batch from one trace to the next, since peaks may not be linear
+_MOST_GROWTH = 4  # of the batch from one try to the next, since the bytes of small batches may not grow
 _MOST_GUESSES = 8  # of the largest batch, before the interval is halved
 
 
@@ -124,53 +123,75 @@ def largest_batch(
         def measured(size: int) -> MeasuredStep:
             return MeasuredStep(module, OwnStep(_repeated(sample_input, samples, size)), device.type)
 
-        def tried(size: int) -> tuple[Keeping, int]:
-            """Return what a step takes within the budget, or at least, and its least bytes."""
-            step = measured(size)
-            keeping = replace(all_kept(module, step, ALONE), budget_bytes=budget_bytes)
-            traces = Traces.of(module, step, ALONE)
-            if keeping.all_bytes > budget_bytes:
-                keeping = kept_within(traces, budget_bytes, keeping.all_bytes)
-            least = keeping
-            if keeping.peak_bytes <= budget_bytes:
-                least = kept_within(traces, 0, keeping.all_bytes)
-            return keeping, min(least.peak_bytes, keeping.all_bytes)
+        tried: dict[int, Keeping] = {}
 
-        fits, exceeds, size = 0, _MOST_SAMPLES, samples
-        before, before_bytes, needed_bytes = 0, 0, 0.0  # needed: by a step that keeps all, for each sample
-        for count in itertools.count(1):
-            show(f"steps of batches of {size}", 1 - 1 / count)
+        def least_bytes(size: int) -> int:
+            show(f"steps of batches of {size}", 1 - 1 / (1 + len(tried)))
+            all_bytes = max((size * keeping.all_bytes // known for known, keeping in tried.items()), default=0)
             try:
-                if device.type == "cpu" and size * needed_bytes > psutil.virtual_memory().available:
+                if device.type == "cpu" and all_bytes > psutil.virtual_memory().available:
                     raise MemoryError  # where Linux would end the process
-                keeping, least_bytes = tried(size)
+                keeping, least = _within_and_least(module, measured(size), budget_bytes)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
+                fits = max((known for known, one in tried.items() if one.peak_bytes <= budget_bytes), default=0)
                 raise UnavailableError(
                     f"there is no memory for a step of a batch of {size} that keeps all, by which it is traced; {fits} "
                     "fit the budget: give a smaller memory_budget, or use a device with more memory"
                 ) from error
-            if keeping.peak_bytes <= budget_bytes:
-                fits, fitting = size, keeping
-            else:
-                exceeds = size
-            if exceeds - fits == 1:
-                break
-            slope = (least_bytes - before_bytes) / (size - before)
-            guess = size + int((budget_bytes - least_bytes) / slope) if slope > 0 else fits + 1
-            if count >= _MOST_GUESSES:
-                guess = min((fits + exceeds) // 2, 2 * fits + 1)
-            before, before_bytes, needed_bytes = size, least_bytes, keeping.all_bytes / size
-            size = min(max(guess, fits + 1), exceeds - 1, _MOST_GROWTH * size)
-        if not fits:
-            raise InfeasibleError(
-                f"memory_budget is {exact_bytes(budget_bytes)}; a step of one sample needs at least "
-                f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that",
-                least_bytes,
-            )
+            tried[size] = keeping
+            return least
+
+        size = largest_within(least_bytes, budget_bytes, samples)
         keep(module, None)
-        return fits, replace(fitting, predicted_s=_seconds(measured(fits)) + fitting.time_s)
+        return size, replace(tried[size], predicted_s=_seconds(measured(size)) + tried[size].time_s)
+
+
+def _within_and_least(module: KeepingModule, step: MeasuredStep, budget_bytes: int) -> tuple[Keeping, int]:
+    """Return what a step takes within the budget, or at least, and its least bytes."""
+    keeping = replace(all_kept(module, step, ALONE), budget_bytes=budget_bytes)
+    traces = Traces.of(module, step, ALONE)
+    if keeping.all_bytes > budget_bytes:
+        keeping = kept_within(traces, budget_bytes, keeping.all_bytes)
+    least = keeping
+    if keeping.peak_bytes <= budget_bytes:
+        least = kept_within(traces, 0, keeping.all_bytes)
+    return keeping, min(least.peak_bytes, keeping.all_bytes)
+
+
+def largest_within(needed_bytes: Callable[[int], int], limit_bytes: int, first: int = 1) -> int:
+    """Return the largest batch size of which a step needs at most this many bytes.
+
+    needed_bytes: of a batch size; it grows with the size, nearly linearly.
+    first: the size that is tried first.
+
+    Raises ``InfeasibleError`` if one sample needs more, and any error of ``needed_bytes``.
+    """
+    fits, exceeds, size = 0, _MOST_SAMPLES, first
+    before = before_bytes = count = 0
+    while True:
+        count, size_bytes = count + 1, needed_bytes(size)
+        if size_bytes <= limit_bytes:
+            fits = size
+        else:
+            exceeds = size
+        if exceeds == 1:
+            raise InfeasibleError(
+                f"memory_budget is {exact_bytes(limit_bytes)}; a step of one sample needs at least "
+                f"{exact_bytes(size_bytes)} beside parameters, gradients and the batch: give that",
+                size_bytes,
+            )
+        if exceeds - fits == 1:
+            return fits
+        # The secant through the last two sizes, or bisection; at most what fits if a step needs nothing but samples.
+        slope = (size_bytes - before_bytes) / (size - before)
+        guess = size + int((limit_bytes - size_bytes) / slope) if slope > 0 else fits + 1
+        if count >= _MOST_GUESSES:
+            guess = (fits + exceeds) // 2
+        most = max(_MOST_GROWTH * size, size * limit_bytes // max(1, size_bytes))
+        before, before_bytes = size, size_bytes
+        size = min(max(guess, fits + 1), exceeds - 1, most)
 
 
 @contextmanager

@@ -24,13 +24,13 @@ from mucudnn.bench.suites.budgets import (
     Steps,
     benchmark_budgets,
     budget_tables,
-    largest_within,
 )
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError, UnavailableError
 from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.team import ALONE
 from mucudnn.core.terminal import Progress
+from mucudnn.optimizing.curve import largest_within
 from mucudnn.optimizing.keeping import keep_within
 from mucudnn.optimizing.steps import Step
 
@@ -94,7 +94,7 @@ def test_the_largest_batch_of_each_way_is_timed(source: str, tmp_path: Path) -> 
         assert (line["failure"], line["batch_size"], line["budget_bytes"]) == (None, None, 700 * 2**10)
         assert 0 < torchs["images"] <= line["images"]
         assert line["peak_bytes"] <= line["budget_bytes"]
-    with pytest.raises(InvalidInputError, match="is more than any batch needs: give a size"):
+    with pytest.raises(InvalidInputError, match="for the largest batch give a size"):
         benchmark_budgets([source], [None], ["1/3"], options, out, input_size=SHAPE)
 
 
@@ -111,7 +111,7 @@ def test_the_largest_batch_is_found_in_few_tries() -> None:
         assert needed_bytes(found) <= 10_000 < needed_bytes(found + 1)
         assert len(tried) <= 10
         assert max(tried) <= 2 * found
-    with pytest.raises(InfeasibleError, match="a step on one image needs 170B"):
+    with pytest.raises(InfeasibleError, match="a step of one sample needs at least 170B"):
         largest_within(lambda n: 100 + 70 * n, 99)
 
 
