@@ -2,7 +2,7 @@
 
 A step is traced with all that PyTorch keeps (``trace.py``). ``solver/keeping.py`` chooses what is kept, and
 ``segments.py`` what runs in micro-batches. Then steps are counted: what was predicted too low is corrected, and chosen
-again.
+again. The choices are stored for later runs, under a ``description`` of the model.
 """
 
 from __future__ import annotations

@@ -211,8 +211,8 @@ def chosen_parts(
     """Return parts to run in micro-batches, so that a step is estimated to stay within the budget.
 
     There is one more part, around the value that needs the most memory by itself, as long as the budget is exceeded, or
-    a step is faster with it: that with which a step is the fastest, or if it stays within the budget with none, the
-    fastest part of those that leave a quarter of the budget to what is kept.
+    a step is faster with it. It is the part with which a step within the budget is the fastest. If no part is enough,
+    it is the fastest of those that leave a quarter of the budget to what is kept.
 
     numbers: of the values, as the parts count them.
     """
