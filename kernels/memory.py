@@ -175,8 +175,8 @@ def peaks_between_marks(
         kind, name = str(event.kind()), event.name()
         if kind == "memory_alloc":
             changes.append(event.cpu_memory_usage())
-        elif kind == "push" and name == _MARK:
-            marks.append(len(changes))
+        elif kind == "push" and name.startswith(_MARK):
+            marks.append((len(changes), int(name.removeprefix(_MARK))))
         elif kind == "push" and name.startswith(_GRADIENT):
             # The last allocation of its size is the gradient's, which is not counted.
             size = int(name.removeprefix(_GRADIENT))
@@ -186,7 +186,8 @@ def peaks_between_marks(
                 gradients.add(place)
                 changes[place] = 0
     live = list(accumulate(changes))
-    bounds = [0, *marks, len(live)]
+    places = (place + (changes[place : place + 1] == [-size] != [0]) for place, size in marks)
+    bounds = [0, *places, len(live)]
     # An interval without allocations has the bytes of the one before.
     return [int(max(live[max(0, start - 1) : stop])) for start, stop in pairwise(bounds)]
 
@@ -201,12 +202,15 @@ def mark_gradient(size_bytes: int) -> None:
             pass
 
 
-def mark() -> None:
-    """Begin another interval of ``peaks_between_marks``."""
+def mark(freed_bytes: int = 0) -> None:
+    """Begin another interval of ``peaks_between_marks``.
+
+    freed_bytes: of a tensor that is freed next, before the interval; on CUDA it is freed in the interval.
+    """
     if _marked is not None:
         _marked.mark()
     elif torch._C._autograd._profiler_enabled():
-        with record_function(_MARK):
+        with record_function(f"{_MARK}{freed_bytes}"):
             pass
 
 
@@ -221,7 +225,7 @@ class _MarksOnCuda:
         torch.cuda.reset_peak_memory_stats()
 
 
-_MARK = "mucudnn: allocations"
+_MARK = "mucudnn: allocations after "
 _GRADIENT = "mucudnn: gradient of "
 _marked: _MarksOnCuda | None = None
 

@@ -1,6 +1,7 @@
 """What a training step keeps of its forward pass within a budget, and what it computes again.
 
     memory at a value = all else + kept values before it + computed ones of its run + the value, if it is not stored
+                        (all else: while it is computed again, and while a gradient is computed from it)
     time              = sum of the times of what is computed again
 
 The backward pass reads values in the reverse of the order in which the forward pass has computed them. A *run* is a
@@ -47,6 +48,7 @@ class Value:
     is_used: whether the backward pass reads it, not only to compute others again.
     backward_bytes: of all else while the backward pass uses it.
     forward_bytes: of all else when the forward pass has computed it.
+    computing_bytes: of all else while it is computed again.
     may_be_dropped: whether it can be computed again.
     """
 
@@ -56,6 +58,7 @@ class Value:
     is_used: bool = True
     backward_bytes: int = 0
     forward_bytes: int = 0
+    computing_bytes: int = 0
     may_be_dropped: bool = True
 
 
@@ -129,9 +132,14 @@ def peak_bytes(values: Sequence[Value], choices: Sequence[Choice]) -> int:
     last, read_later = last_reads(values), dict[int, bool]()
     kept = run = peak = 0
     for index, (value, choice) in enumerate(zip(values, choices, strict=True)):
+        dropped = (read for read in read_later if choices[read] is not Choice.KEPT and last[read] > index)
+        waiting_bytes = sum(values[read].size_bytes for read in dropped)
+        peak = max(peak, kept + waiting_bytes + value.size_bytes + value.forward_bytes)
         kept += value.size_bytes * (choice is Choice.KEPT)
         run += value.size_bytes * (choice is Choice.ONCE)
-        peak = max(peak, kept + value.forward_bytes, kept + run + _beside(value, choice))
+        each_time = [values[read] for read in value.reads if choices[read] is Choice.EACH_TIME]
+        beside = max(_beside(value, choice), _beside_computing(value, choice, each_time))
+        peak = max(peak, kept + run + beside)
         read_later[index] = _is_open(choice, (read_later[read] for read in value.reads))
         if not any(is_open for read, is_open in read_later.items() if last[read] > index):
             run = 0
@@ -164,6 +172,17 @@ def _beside(value: Value, choice: Choice) -> int:
     return value.backward_bytes + value.size_bytes * (choice is Choice.EACH_TIME)
 
 
+def _beside_computing(value: Value, choice: Choice, each_time: Sequence[Value]) -> int:
+    """Return the bytes in use while a value is computed again, beside what is stored.
+
+    each_time: the values that it reads of those that are computed each time.
+    """
+    if choice is Choice.KEPT or (choice is Choice.EACH_TIME and not value.is_used):  # then with those that read it
+        return 0
+    beside = value.size_bytes * (choice is Choice.EACH_TIME) + sum(read.size_bytes for read in each_time)
+    return beside + max(one.computing_bytes for one in (value, *each_time))
+
+
 def _is_open(choice: Choice, reads: Iterable[bool]) -> bool:
     """Return whether a run goes on with a value, of whose reads it goes on with those that are true."""
     return choice is Choice.ONCE or (choice is Choice.EACH_TIME and any(reads))
@@ -180,6 +199,7 @@ class _Slots:
 
     of: the slot of each value, -1 without.
     freed: by each value, as a mask.
+    waiting: at each value, the earlier ones with slots that later ones read.
     have_all: whether there was a slot for each value that may be dropped.
     """
 
@@ -188,9 +208,11 @@ class _Slots:
     def __init__(self, values: Sequence[Value]) -> None:
         self.values, self.last = values, last_reads(values)
         self.of, self.freed, self.have_all = [-1] * len(values), [0] * len(values), True
+        self.waiting = list[list[int]]()
         free, used = list(range(self.MOST)), set[int]()
         for index, value in enumerate(values):
             ended = {read for read in used if self.last[read] == index}
+            self.waiting.append(sorted(used - ended))
             if value.may_be_dropped and self.last[index] > index:
                 self.have_all &= bool(free)
                 if free:
@@ -282,15 +304,27 @@ def _after(
     run = states.run + value.size_bytes * (choice is Choice.ONCE)
     time_s = states.time_s.copy()
     is_open = np.full(len(kept), choice is Choice.ONCE)
-    within = (kept + value.forward_bytes <= budget_bytes) & (kept + run + _beside(value, choice) <= budget_bytes)
+    in_forward = states.kept + value.size_bytes + value.forward_bytes
+    for earlier in slots.waiting[index]:
+        in_forward += values[earlier].size_bytes * ((states.choices >> 2 * slots.of[earlier] & 3) != 0)
+    within = in_forward <= budget_bytes
+    within &= kept + run + _beside(value, choice) <= budget_bytes
     if not is_kept:
-        time_s += value.time_s * (choice is Choice.ONCE or value.is_used)
+        is_computed = choice is Choice.ONCE or value.is_used
+        computing = np.full(len(kept), value.computing_bytes)
+        beside = kept + run + value.size_bytes * (choice is Choice.EACH_TIME)
+        time_s += value.time_s * is_computed
         for read in (read for read in value.reads if slots.of[read] >= 0):
             of_read = states.choices >> 2 * slots.of[read]
             if choice is Choice.EACH_TIME:  # not of what is computed each time, or times would multiply
                 within &= of_read & 2 == 0
                 is_open |= of_read & 1 == 1
-            time_s += values[read].time_s * (of_read >> 1 & 1)
+            is_each_time = of_read >> 1 & 1
+            time_s += values[read].time_s * is_each_time
+            beside += values[read].size_bytes * is_each_time
+            computing = np.maximum(computing, values[read].computing_bytes * is_each_time)
+        if is_computed:
+            within &= beside + computing <= budget_bytes
     choices = states.choices & ~slots.freed[index]
     if slots.of[index] >= 0:
         choices |= (is_open.astype(np.int64) | 2 * (choice is Choice.EACH_TIME)) << 2 * slots.of[index]

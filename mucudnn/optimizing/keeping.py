@@ -44,7 +44,7 @@ from mucudnn.tuning.choose import with_noise
 from mucudnn.tuning.model_state import OwnStep, undisturbed
 from mucudnn.tuning.tuner import machine_and_database
 
-_VERSION = 1  # raised when other choices would be made; those that are stored are then made again
+_VERSION = 2  # raised when other choices would be made; those that are stored are then made again
 _COUNTS = 4  # steps that are counted to correct the prediction
 _ROUNDS = Rounds(3, 9, 10.0)  # of steps within the budget and PyTorch's
 

@@ -215,7 +215,9 @@ class _Observer(_AllKept):  # type: ignore[no-untyped-call]
         self.of_one = self.of_one or len(self.seen)
 
     def mark(self) -> None:
-        self.marks += 1
+        """Begin two intervals, in the first of which nothing is allocated: its peak is what is in use."""
+        self.marks += 2
+        mark()
         mark()
 
     def note(self, results: Sequence[Any], name: str, call: Call) -> list[Value]:
@@ -246,7 +248,11 @@ class _Observer(_AllKept):  # type: ignore[no-untyped-call]
         return super().unpack(kept)
 
     def _freed(self, index: int) -> None:
-        self.seen[index].freed = self.marks
+        seen = self.seen[index]
+        if not seen.is_view:
+            self.marks += 1
+            mark(seen.size_bytes)
+        seen.freed = self.marks
 
 
 def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int], segments_s: float) -> StepTrace:
@@ -262,9 +268,9 @@ def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int], segments_s: 
         for read in dict.fromkeys(value.reads):
             readers[read].append(index)
     is_joined = [value.is_view or (not value.is_saved and len(readers[i]) <= 1) for i, value in enumerate(seen)]
-    kept = [0] * (len(peaks) + 1)  # bytes of the saved values at each mark
-    for value in of_all:
-        if value.is_saved and not value.is_view:
+    kept = [0] * (len(peaks) + 1)  # bytes of the values for which there is a choice, in each interval
+    for number, value in enumerate(of_all):
+        if not is_joined[number % of_one]:
             for interval in range(value.made, value.freed if value.freed >= 0 else len(peaks)):
                 kept[interval] += value.size_bytes
     else_bytes = [peak - of_kept for peak, of_kept in zip(peaks, kept, strict=False)]
@@ -272,6 +278,7 @@ def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int], segments_s: 
     of_backward: dict[int, int] = {}
     last_forward = max((value.made for value in of_all), default=0)
     uses = {interval: index % of_one for index, value in enumerate(of_all) for interval in value.uses}
+    first_uses = _first_uses(seen, readers)
     for interval in range(len(peaks) - 1, last_forward, -1):
         highest = max(highest, uses.get(interval, -1))
         of_backward[highest] = max(of_backward.get(highest, 0), else_bytes[interval])
@@ -280,19 +287,26 @@ def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int], segments_s: 
     values = []
     below = 0
     for index in numbers:
-        reads, time_s = _joined(seen, is_joined, index)
+        value, joined = seen[index], _joined(seen, is_joined, index)
+        reads = {read for reader in joined for read in seen[reader].reads} - joined
+        first_use = first_uses[index]
+        computing = 0
+        if first_use >= 0:
+            # The interval before the first use has what is in use then, the one before it the operator's temporaries.
+            computing = else_bytes[first_use - 1] + _temporary_bytes(seen, joined, peaks)
         backward = max((size for at, size in of_backward.items() if below <= at <= index), default=0)
-        forward = max(else_bytes[seen[k].made] for k in range(below, index + 1))
+        following = seen[index + 1].made if index + 1 < len(seen) else 0
+        forward = max(else_bytes[seen[below].made : max(following, value.made + 1)])
         below = index + 1
-        value = seen[index]
         values.append(
             solver.Value(
                 size_bytes=value.size_bytes,
-                time_s=time_s,
+                time_s=sum(seen[reader].time_s for reader in joined),
                 reads=tuple(sorted(places[read] for read in reads)),
                 is_used=bool(value.uses),
                 backward_bytes=max(backward, 0),
                 forward_bytes=max(forward, 0),
+                computing_bytes=max(computing, 0),
                 may_be_dropped=len(readers[index]) <= _MOST_READERS,
             )
         )
@@ -300,14 +314,39 @@ def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int], segments_s: 
     return StepTrace([value.name for value in seen], values, numbers, rest_bytes, segments_s)
 
 
-def _joined(seen: list[_Seen], is_joined: list[bool], index: int) -> tuple[set[int], float]:
-    """Return from which values for which there is a choice a value is computed, and how long that takes."""
-    reads, time_s = set[int](), seen[index].time_s
-    for read in seen[index].reads:
-        if is_joined[read]:
-            more, more_s = _joined(seen, is_joined, read)
-            reads |= more
-            time_s += more_s
-        else:
-            reads.add(read)
-    return reads, time_s
+def _first_uses(seen: list[_Seen], readers: list[list[int]]) -> list[int]:
+    """Return the interval in which the backward pass first needs each value; -1 for none.
+
+    That is for its own gradient, or else to compute again what reads it.
+    """
+    first = [-1] * len(seen)
+    for index in reversed(range(len(seen))):
+        of_readers = [first[reader] for reader in readers[index] if first[reader] >= 0]
+        first[index] = min(seen[index].uses or of_readers, default=-1)
+    return first
+
+
+def _joined(seen: list[_Seen], is_joined: list[bool], index: int) -> set[int]:
+    """Return a value and those that are computed with it."""
+    joined, left = {index}, [index]
+    while left:
+        more = {read for read in seen[left.pop()].reads if is_joined[read]} - joined
+        joined |= more
+        left += more
+    return joined
+
+
+def _temporary_bytes(seen: list[_Seen], joined: set[int], peaks: list[int]) -> int:
+    """Return what computing a value, the last of those that are joined, needs at its peak beside the value.
+
+    Operators allocate temporary memory, and the other ones are there until the last that reads them.
+    """
+    last_reader = {read: reader for reader in sorted(joined) for read in seen[reader].reads if read in joined}
+    most = in_use = 0
+    for index in sorted(joined):
+        value = seen[index]
+        in_use += value.size_bytes * (index in last_reader and not value.is_view)
+        most = max(most, in_use + peaks[value.made - 2] - peaks[value.made - 1])
+        read = [read for read, reader in last_reader.items() if reader == index]
+        in_use -= sum(seen[one].size_bytes for one in read if not seen[one].is_view)
+    return most

@@ -243,7 +243,8 @@ class TunedConvolution(TunedModule, _ConvNd):
         if not (x.shape in choices.x_shapes if is_plain else may_be_tuned(choices, x.shape)):  # plain: without a call
             return None
         if is_plain:
-            y = operators.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
+            with tape.unseen():
+                y = operators.convolve_plain(_FORWARD, x, weight, bias, (*geometry, choices))
             tape.note(y, "convolution", operators.values, _FORWARD, x, weight, bias, (*geometry, choices))
             return y
         return operators.conv2d(x, weight, bias, *geometry, choices.handle)

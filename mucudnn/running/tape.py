@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NoReturn, cast
 
 import torch
@@ -410,6 +410,11 @@ def _count_tapes(more: int) -> None:
 def _modes_beside_a_tape() -> int:
     """Return how many dispatch modes of this thread have to see calls of convolutions and norms."""
     return torch._C._len_torch_dispatch_stack() - (_this_thread.tape is not None)
+
+
+def unseen() -> AbstractContextManager[object]:
+    """Return a context in which the tape that records, if any, sees no calls of PyTorch's dispatcher."""
+    return nullcontext() if _this_thread.tape is None else torch._C._DisableTorchDispatch()
 
 
 def note(y: Tensor, name: str, function: Callable[..., Any], *arguments: Any) -> None:

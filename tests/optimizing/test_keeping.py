@@ -7,6 +7,7 @@ import pickle
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,6 +30,7 @@ from mucudnn.running.norms import make_groups
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
 from mucudnn.tuning.model_state import OwnStep
+from tests.support.always_ours import choose_always_ours
 
 X = torch.randn(4, 3, 32, 32)
 
@@ -90,9 +92,9 @@ def test_steps_stay_within_the_budget_with_the_same_gradients(config: Config) ->
         assert str(keeping) in re.sub(r"\s+", " ", str(mucudnn.report(within)))
 
 
-def least_bytes(model: nn.Module, config: Config) -> int:
+def least_bytes(model: nn.Module, config: Config, x: Tensor = X) -> int:
     with pytest.raises(InfeasibleError, match="at least") as raised:
-        mucudnn.optimize(model, X, _with_budget(config, 100_000), progress=False)
+        mucudnn.optimize(model, x, _with_budget(config, 100_000), progress=False)
     named = re.search(r"at least (\d+)B", str(raised.value))
     assert named is not None
     return int(named[1])
@@ -123,6 +125,41 @@ def test_the_least_budget_does_not_depend_on_times(config: Config) -> None:
         with mock.patch.object(trace, "wall_clock", lambda _, clock=clock: clock):
             named.add(least_bytes(model, config))
     assert len(named) == 1
+
+
+class Skips(nn.Module):
+    """A forward pass that holds results of its first layers until its last ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Conv2d(a, b, 5, padding=2) for a, b in ((3, 8), (8, 8), (8, 8)))
+        self.up = nn.ModuleList(nn.Conv2d(16, 8, 5, padding=2) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for layer in self.down:
+            x = layer(x).tanh()
+            skips.append(x)
+        for layer in self.up:
+            x = layer(torch.cat((skips.pop(), x), 1)).tanh()
+        return x.mean((2, 3))
+
+
+def test_predicted_bytes_are_those_that_are_counted(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what convolutions allocate while they are computed again, and what the forward pass holds but drops."""
+    choose_always_ours(monkeypatch)
+    torch.manual_seed(0)
+    image = torch.randn(1, 3, 64, 64)
+    for algorithm in ("native", "fft"):  # which runs PyTorch's operators, with several times the memory of x and y
+        model = Skips()
+        of_algorithm = replace(config, algorithms=algorithm, time_limit=None)
+        budget_bytes = least_bytes(model, of_algorithm, image)
+        within = mucudnn.optimize(model, image, _with_budget(of_algorithm, budget_bytes), progress=False)
+        keeping = cast(KeepingModule, within).keeping
+        assert abs(keeping.predicted_bytes / keeping.peak_bytes - 1) < 0.04, (algorithm, keeping)
+        names = {name for name, _ in keeping.choices}
+        assert names <= {"convolution", "aten::convolution", "aten::tanh", "aten::cat"}, algorithm
+        assert ("convolution" in names) is (algorithm != "native")
 
 
 def test_choices_that_need_more_than_predicted_are_no_least_budget(config: Config) -> None:
@@ -238,10 +275,7 @@ def test_evaluation_other_batches_and_frozen_models_run_as_before(config: Config
 
 
 def _with_budget(config: Config, budget_bytes: int) -> Config:
-    return Config(
-        database=config.database, algorithms="native", time_limit="10ms", confirm=False, fuse=False,
-        memory_budget=budget_bytes,
-    )  # fmt: skip
+    return replace(config, memory_budget=budget_bytes)
 
 
 def test_a_trace_has_the_values_of_a_step_that_nobody_traces() -> None:

@@ -28,6 +28,7 @@ def random_values(seed: int) -> list[Value]:
                 is_used=drawn.random() < 0.8,
                 backward_bytes=drawn.randint(0, 9),
                 forward_bytes=drawn.randint(0, 9),
+                computing_bytes=drawn.randint(0, 15),
                 may_be_dropped=drawn.random() < 0.9,
             )
         )
