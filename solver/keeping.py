@@ -129,21 +129,27 @@ def least_memory(values: Sequence[Value], cells: int = CELLS) -> Keeping:
 
 def peak_bytes(values: Sequence[Value], choices: Sequence[Choice]) -> int:
     """Return the memory that a step needs with these choices, at its peak."""
+    return max(peaks_bytes(values, choices), default=0)
+
+
+def peaks_bytes(values: Sequence[Value], choices: Sequence[Choice]) -> list[int]:
+    """Return the most memory that a step needs for each value with these choices, forward and backward."""
     last, read_later = last_reads(values), dict[int, bool]()
-    kept = run = peak = 0
+    kept = run = 0
+    peaks = []
     for index, (value, choice) in enumerate(zip(values, choices, strict=True)):
         dropped = (read for read in read_later if choices[read] is not Choice.KEPT and last[read] > index)
         waiting_bytes = sum(values[read].size_bytes for read in dropped)
-        peak = max(peak, kept + waiting_bytes + value.size_bytes + value.forward_bytes)
+        in_forward = kept + waiting_bytes + value.size_bytes + value.forward_bytes
         kept += value.size_bytes * (choice is Choice.KEPT)
         run += value.size_bytes * (choice is Choice.ONCE)
         each_time = [values[read] for read in value.reads if choices[read] is Choice.EACH_TIME]
         beside = max(_beside(value, choice), _beside_computing(value, choice, each_time))
-        peak = max(peak, kept + run + beside)
+        peaks.append(max(in_forward, kept + run + beside))
         read_later[index] = _is_open(choice, (read_later[read] for read in value.reads))
         if not any(is_open for read, is_open in read_later.items() if last[read] > index):
             run = 0
-    return peak
+    return peaks
 
 
 def recomputation_s(values: Sequence[Value], choices: Sequence[Choice]) -> float:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from operator import attrgetter
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -28,6 +28,7 @@ from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.heap import is_heap_kept
 from mucudnn.measuring.turns import Rounds, in_turns
+from mucudnn.optimizing.applied import limit_workspaces
 from mucudnn.optimizing.description import description
 from mucudnn.optimizing.segments import Part, chosen_parts, mixing_parts
 from mucudnn.optimizing.steps import Step
@@ -46,6 +47,7 @@ from mucudnn.tuning.tuner import machine_and_database
 
 _VERSION = 2  # raised when other choices would be made; those that are stored are then made again
 _COUNTS = 4  # steps that are counted to correct the prediction
+_LIMITED = 2  # how often convolutions get smaller workspaces
 _ROUNDS = Rounds(3, 9, 10.0)  # of steps within the budget and PyTorch's
 
 
@@ -62,6 +64,7 @@ class Keeping:
     step: the time of a step, compared with PyTorch's operators without a budget.
     predicted_s: the predicted time of a step.
     segments: parts of the model that run in micro-batches.
+    workspaces: limits of the workspaces of some convolutions, by module, in bytes.
     """
 
     choices: tuple[tuple[str, Choice], ...]
@@ -73,6 +76,7 @@ class Keeping:
     step: Comparison | None = None
     predicted_s: float = 0.0
     segments: tuple[Segment, ...] = ()
+    workspaces: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         kept = sum(choice is Choice.KEPT for _, choice in self.choices)
@@ -86,6 +90,8 @@ class Keeping:
         else:
             parts.append("all is kept")
         parts += map(str, self.segments)
+        if self.workspaces:
+            parts.append(f"{len(self.workspaces)} convolutions have smaller workspaces than without a budget")
         if self.step is not None:
             parts.append(
                 f"a step takes {format_seconds(self.step.time_s)}, predicted {format_seconds(self.predicted_s)}"
@@ -121,6 +127,7 @@ def keep_within(
                 raise
             if subject is not None and not team.rank:
                 _store(subject, keeping, config, device_type)
+        limit_workspaces(module, dict(keeping.workspaces), config, team.again(), progress)
     keep(module, keeping)
 
 
@@ -167,6 +174,7 @@ def _read(text: str, torchs_s: Sequence[float], kept_s: Sequence[float]) -> Keep
     """Return choices from their JSON and the samples; raise some error for any other text."""
     fields = json.loads(text)
     fields["choices"] = tuple((name, Choice(choice)) for name, choice in fields["choices"])
+    fields["workspaces"] = tuple((name, limit_bytes) for name, limit_bytes in fields["workspaces"])
     fields["segments"] = tuple(Segment(**segment) for segment in fields["segments"])
     return Keeping(**fields | {"step": Comparison.of(torchs_s, kept_s)})
 
@@ -190,10 +198,20 @@ def _measured(
         progress("tracing what a step keeps", 1.0)
         measured = MeasuredStep(module, step, device_type)
         keeping = replace(all_kept(module, measured, team), budget_bytes=budget_bytes)
+        least_bytes, limits = keeping.all_bytes, dict[str, int]()
+        for left in reversed(range(_LIMITED + 1)):
+            if keeping.peak_bytes <= budget_bytes:
+                break
+            keep(module, None)
+            traces = Traces.of(module, measured, team)
+            keeping = kept_within(traces, budget_bytes, keeping.all_bytes)
+            keeping = replace(keeping, workspaces=tuple(limits.items()))
+            least_bytes = min(least_bytes, keeping.peak_bytes)
+            more = _smaller_workspaces(module, traces, keeping) if left and not team.rank else {}
+            more = team.of_rank_0(more)
+            limits |= more
+            limit_workspaces(module, more, config, team.again(), progress)
         if keeping.peak_bytes > budget_bytes:
-            keeping = kept_within(Traces.of(module, measured, team), budget_bytes, keeping.all_bytes)
-        if keeping.peak_bytes > budget_bytes:
-            least_bytes = min(keeping.peak_bytes, keeping.all_bytes)
             raise InfeasibleError(
                 f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
                 f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that, or a smaller batch",
@@ -202,6 +220,26 @@ def _measured(
         progress("comparing steps within the budget", 1.0)
         compared, all_s = _compared(module, keeping, step, wall_clock(device_type), team)
         return replace(keeping, step=compared, predicted_s=all_s + keeping.time_s)
+
+
+def _smaller_workspaces(module: KeepingModule, traces: Traces, keeping: Keeping) -> dict[str, int]:
+    """Return limits of the workspaces of convolutions with which the step that was counted last would be in the budget.
+
+    Convolutions run one after the other, so each is limited by what is exceeded while it runs. None are if it was.
+    """
+    traced, choices = traces.last
+    peaks = solver.peaks_bytes(traced.values, choices)
+    more_bytes = keeping.peak_bytes - max(peaks, default=0)  # than predicted
+    limits: dict[str, int] = {}
+    for name, place in traced.convolutions:
+        tuned = cast(TunedModule, module.get_submodule(name)).tuned
+        own_bytes = max(
+            (one.configuration.workspace_bytes for one in tuned if not one.configuration.is_baseline), default=0
+        )
+        limit_bytes = max(0, own_bytes - (peaks[place] + more_bytes - keeping.budget_bytes))
+        if limit_bytes < own_bytes:
+            limits[name] = min(limits.get(name, limit_bytes), limit_bytes)
+    return limits
 
 
 def keep(module: KeepingModule, keeping: Keeping | None) -> None:
@@ -224,6 +262,7 @@ class Traces:
 
     parts: what may be a segment.
     by_parts: the traces, by the parts that run in micro-batches in them.
+    last: the trace and the choices of the step that was counted last.
     """
 
     module: KeepingModule
@@ -231,12 +270,13 @@ class Traces:
     team: Team
     parts: list[Part]
     by_parts: dict[tuple[Part, ...], StepTrace]
+    last: tuple[StepTrace, Sequence[Choice]]
 
     @classmethod
     def of(cls, module: KeepingModule, measured: MeasuredStep, team: Team) -> Traces:
         """Trace a step without segments."""
         whole, parts = team.of_rank_0(measured.traced())
-        return cls(module, measured, team, parts, {(): whole})
+        return cls(module, measured, team, parts, {(): whole}, (whole, [Choice.KEPT] * len(whole.values)))
 
     def parts_within(self, target_bytes: int) -> tuple[Part, ...]:
         """Choose segments for a budget by estimates, trace the step with them, and put them in.
@@ -263,6 +303,7 @@ class Traces:
     def counted(self, parts: Sequence[Part], solved: solver.Keeping, budget_bytes: int, all_bytes: int) -> Keeping:
         """Put choices in, with the segments that are in, and count a step."""
         traced = self.by_parts[tuple(parts)]
+        self.last = traced, solved.choices
         keeping = Keeping(
             choices=traced.choices(solved.choices),
             budget_bytes=budget_bytes,

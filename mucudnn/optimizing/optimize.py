@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -11,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
@@ -19,24 +17,23 @@ from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config, config_or_default, without_cache_budget
 from mucudnn.core.errors import InvalidInputError, warn, warnings_deferred
 from mucudnn.core.problem import Operation
-from mucudnn.core.records import Configuration, Task
+from mucudnn.core.records import Task
 from mucudnn.core.tables import short_name
 from mucudnn.core.team import ALONE, Team
 from mucudnn.core.terminal import Progress, progress_of
-from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TORCHS_OWN, TorchSettings
+from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TorchSettings
 from mucudnn.core.values import grouped, instance, shown
 from mucudnn.measuring.heap import settle_heap
+from mucudnn.optimizing.applied import put_in
 from mucudnn.optimizing.confirm import confirm_model
 from mucudnn.optimizing.groups import tune_groups
 from mucudnn.optimizing.keeping import keep_within
 from mucudnn.optimizing.steps import Step
-from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions, made_current
 from mucudnn.running.dispatcher import DEVICE_TYPES, untouched
 from mucudnn.running.keeping import KeepingModule
 from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
 from mucudnn.tuning.model_state import is_training, undisturbed
-from mucudnn.tuning.result import configurations_of
 from mucudnn.tuning.trace import trace
 from mucudnn.tuning.tuner import openmp_threads_ended, team_of, tune_tasks
 
@@ -159,14 +156,14 @@ def _optimize_modules(
                 make_tunable(modules[name])
                 module = cast(TunedModule, modules[name])
                 vars(module).update(confirmation=None, unconfirmed=None)
-                _put_in(module, [tuned[task] for task in tasks], config, kept_bytes)
+                put_in(module, [tuned[task] for task in tasks], config, kept_bytes)
             tune_groups(model, sample_input, config, team.again(), progress)
             progress("done", 1.0)
         confirm_model(
             model,
             sample_input,
             config,
-            partial(_put_in, config=config, kept_bytes=kept_bytes),
+            partial(put_in, config=config, kept_bytes=kept_bytes),
             device_type=device.type,
             step=step,
             team=team.again(),
@@ -219,61 +216,6 @@ def _wanted(model: nn.Module, sample_input: Any, config: Config) -> _Wanted:
             if task not in wanted.setdefault(call.name, []):
                 wanted[call.name].append(task)
     return wanted
-
-
-def _put_in(module: TunedModule, tuned: Sequence[TunedProblem], config: Config, kept_bytes: int = 0) -> None:
-    """Apply tuned choices to their module.
-
-    tuned: the module's problems, largest batch first.
-    kept_bytes: workspace that the calls of any module may leave allocated.
-
-    A module whose convolutions are all torch's own calls torch directly, and saves the operator's overhead. But if a
-    limit also applies to torch's convolution, and ``kept_bytes`` would exceed it, the module gets choices, since the
-    operator frees those bytes before it calls torch's convolution.
-    """
-    configurations = {
-        problem: _by_batch_size(tunings, exempt=config.baseline_exempt)
-        for problem, tunings in grouped((problem.problem, problem) for problem in tuned).items()
-    }
-    chosen = [configuration for by_size in configurations.values() for configuration in by_size.values()]
-
-    # The limit on what is kept, for which torch's own convolution counts unless it is exempt.
-    limit_bytes = config.workspace_budget_bytes
-    if limit_bytes is None and not config.has_headroom_limit:
-        limit_bytes = config.workspace_limit_bytes
-    needed_bytes = kept_bytes + max((configuration.workspace_bytes for configuration in chosen), default=0)
-
-    choices = None
-    is_beyond = limit_bytes is not None and needed_bytes > limit_bytes
-    if is_beyond or not all(configuration.is_baseline for configuration in chosen):
-        choices = Choices.of(
-            configurations,
-            cast(_ConvNd, module).weight.device.type,
-            keeps_workspace=not config.has_headroom_limit,
-            limit_bytes=limit_bytes,
-            computes_moments=module.computes_moments,
-            normalizes=module.normalizes,
-        )
-    vars(module).update(tuned=tuple(tuned), choices=choices)
-
-
-def _by_batch_size(tunings: Sequence[TunedProblem], *, exempt: bool) -> dict[int, Configuration]:
-    """Return what runs for each batch size, up to the largest at which a problem was tuned.
-
-    tunings: of one problem, largest batch first, so that those of smaller batches count there.
-    exempt: whether the workspace of torch's own convolution does not count.
-
-    Torch's own in micro-batches runs only at the batch size at which it was tuned: at smaller ones nothing compared it
-    with the undivided convolution, which runs there.
-    """
-    chosen = {}
-    for tuned in tunings:
-        for batch_size, configuration in configurations_of(tuned).items():
-            if exempt and configuration.is_baseline:
-                configuration = replace(configuration, workspace_bytes=0)
-            if batch_size == tuned.batch_size or configuration.algorithms != (TORCHS_OWN,):
-                chosen[batch_size] = configuration
-    return chosen
 
 
 # Inference as a graph

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from mucudnn.core.values import grouped
 from mucudnn.kernels.memory import mark, mark_gradient, peaks_between_marks
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.optimizing.segments import Part, parts_of
@@ -38,6 +40,7 @@ class StepTrace:
     values: those to choose for; numbers: of each, its index in the forward pass.
     rest_bytes: of a step where no value is read, so that nothing is to be chosen.
     segments_s: the time of the segments, which are computed again in any case.
+    convolutions: names of the tuned ones, each with a value, by index, at which its workspace counts.
     """
 
     names: list[str]
@@ -45,6 +48,7 @@ class StepTrace:
     numbers: list[int]
     rest_bytes: int
     segments_s: float
+    convolutions: list[tuple[str, int]]
 
     def choices(self, chosen: Sequence[Choice]) -> tuple[tuple[str, Choice], ...]:
         """Return the choices of all values of the forward pass; those that are not saved are computed each time."""
@@ -89,7 +93,9 @@ class MeasuredStep:
         """Return what a step keeps, and the parts of the model that may run in micro-batches."""
         timer = _Timer(wall_clock(self.device_type))
         self._recorded(timer)
-        observer = _Observer(timer.times_s)
+        choices = {name: getattr(module, "choices", None) for name, module in self.model.named_modules()}
+        names = grouped((id(one), name) for name, one in choices.items() if one is not None)
+        observer = _Observer(timer.times_s, names)
         with parts_of(self.model, observer) as parts:
             peaks = self._recorded(observer)
         return _simplified(observer.seen, observer.of_one, peaks, timer.segments_s), parts
@@ -128,6 +134,7 @@ class _Seen:
     is_view: whether it shares the memory of what it is computed from.
     is_saved: whether autograd has kept it.
     uses: the marks at which the backward pass reads it.
+    convolutions: names of the tuned modules that may compute it, all of those with the same choices.
     """
 
     name: str
@@ -136,6 +143,7 @@ class _Seen:
     reads: list[int]
     made: int
     is_view: bool
+    convolutions: Sequence[str]
     is_saved: bool = False
     freed: int = -1
     uses: list[int] = field(default_factory=list)
@@ -201,12 +209,13 @@ class _Observer(_AllKept):  # type: ignore[no-untyped-call]
     """A tape that notes when the values are read and freed.
 
     times_s: of what computes the values, in their order.
+    convolutions: names of modules, by the identity of their choices.
     seen: the values of all forward passes of the step, of_one: how many the first one has.
     """
 
-    def __init__(self, times_s: Sequence[float]) -> None:
+    def __init__(self, times_s: Sequence[float], convolutions: Mapping[int, Sequence[str]]) -> None:
         super().__init__()
-        self.times_s = times_s
+        self.times_s, self.convolutions = times_s, convolutions
         self.seen: list[_Seen] = []
         self.marks = self.of_one = 0
 
@@ -224,6 +233,8 @@ class _Observer(_AllKept):  # type: ignore[no-untyped-call]
         reads = call.reads()
         memory = {memory_of(read.tensor) for read in reads if read.tensor is not None}
         values = super().note(results, name, call)
+        is_convolution = name == "convolution"
+        convolutions = self.convolutions.get(id(call.arguments[-1][-1]), ()) if is_convolution else ()
         self.mark()
         for value, tensor in ((self.value_of(tensor), tensor) for tensor in results if isinstance(tensor, Tensor)):
             if value in values:
@@ -231,7 +242,7 @@ class _Observer(_AllKept):  # type: ignore[no-untyped-call]
                 is_view = not call.is_in_place and memory_of(tensor) in memory
                 time_s = self.times_s[value.index] if value.index < len(self.times_s) else 0.0
                 indices = [read.index for read in reads if read.index >= 0]
-                self.seen.append(_Seen(name, tensor.nbytes, time_s, indices, self.marks, is_view))
+                self.seen.append(_Seen(name, tensor.nbytes, time_s, indices, self.marks, is_view, convolutions))
                 weakref.finalize(value, self._freed, value.index)
         return values
 
@@ -311,7 +322,25 @@ def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int], segments_s: 
             )
         )
     rest_bytes = of_backward.get(-1, 0) if numbers else max(peaks)
-    return StepTrace([value.name for value in seen], values, numbers, rest_bytes, segments_s)
+    convolutions = _convolutions(seen, numbers)
+    return StepTrace([value.name for value in seen], values, numbers, rest_bytes, segments_s, convolutions)
+
+
+def _convolutions(seen: list[_Seen], numbers: list[int]) -> list[tuple[str, int]]:
+    """Return the tuned convolutions, each with the values at which its workspace counts.
+
+    It is allocated after the value before the result, when the result is computed again, and when gradients are
+    computed from what the convolution reads.
+
+    numbers: of the values for which there is a choice.
+    """
+    convolutions = []
+    for index, value in enumerate(seen):
+        if value.convolutions and numbers:
+            around = (max(0, index - 1), index, *value.reads)
+            places = {min(bisect_left(numbers, number), len(numbers) - 1) for number in around}
+            convolutions += [(name, place) for name in value.convolutions for place in sorted(places)]
+    return convolutions
 
 
 def _first_uses(seen: list[_Seen], readers: list[list[int]]) -> list[int]:

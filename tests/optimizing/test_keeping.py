@@ -20,12 +20,17 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError
+from mucudnn.core.team import ALONE
+from mucudnn.core.terminal import silent
 from mucudnn.measuring.clocks import Clock
+from mucudnn.optimizing import keeping as keeping_steps
 from mucudnn.optimizing import trace
+from mucudnn.optimizing.keeping import keep_within
 from mucudnn.optimizing.steps import Step
 from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running import tape
 from mucudnn.running.keeping import KeepingModule, make_keeping
+from mucudnn.running.modules import TunedModule
 from mucudnn.running.norms import make_groups
 from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Choice
@@ -160,6 +165,46 @@ def test_predicted_bytes_are_those_that_are_counted(config: Config, monkeypatch:
         names = {name for name, _ in keeping.choices}
         assert names <= {"convolution", "aten::convolution", "aten::tanh", "aten::cat"}, algorithm
         assert ("convolution" in names) is (algorithm != "native")
+
+
+def test_convolutions_get_smaller_workspaces_where_the_budget_asks_for_it(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    image = torch.randn(1, 3, 64, 64)
+    config = replace(config, algorithms="fft", time_limit=None)
+    with monkeypatch.context() as patch:
+        choose_always_ours(patch)
+        model = mucudnn.optimize(Skips(), image, config, progress=False)
+    for layer in (one for one in model.modules() if isinstance(one, TunedModule)):
+        accounts = [replace(one.account, smallest_feasible_bytes=0) for one in layer.tuned if one.account is not None]
+        vars(layer)["tuned"] = tuple(map(lambda one, account: replace(one, account=account), layer.tuned, accounts))
+
+    def within(budget_bytes: int) -> KeepingModule:
+        made = make_keeping(copy.deepcopy(model))
+        keep_within(made, image, _with_budget(config, budget_bytes), None, ALONE, silent)
+        return made
+
+    def least() -> int:
+        with pytest.raises(InfeasibleError) as raised:
+            within(100_000)
+        return raised.value.smallest_feasible_bytes or 0
+
+    with mock.patch.object(keeping_steps, "_LIMITED", 0):
+        tuned_bytes = least()
+    limited_bytes = least()
+    assert limited_bytes < 0.8 * tuned_bytes
+    for budget_bytes in (limited_bytes, (limited_bytes + tuned_bytes) // 2):
+        first, second = within(budget_bytes), within(budget_bytes)  # the second one from what is stored
+        assert first.keeping == second.keeping
+        assert "smaller workspaces" in str(first.keeping)
+        limits = dict(first.keeping.workspaces)
+        for made in (first, second):
+            assert bytes_of(OwnStep(image), made) <= budget_bytes
+            for name, limit_bytes in limits.items():
+                chosen = [one.configuration for one in cast(TunedModule, made.get_submodule(name)).tuned]
+                assert all(one.is_baseline or one.workspace_bytes <= limit_bytes for one in chosen)
+    assert any(limits.values())
 
 
 def test_choices_that_need_more_than_predicted_are_no_least_budget(config: Config) -> None:

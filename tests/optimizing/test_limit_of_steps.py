@@ -19,7 +19,7 @@ from mucudnn.core.problem import Operation
 from mucudnn.core.records import Configuration, MicroConfig
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.registry import algorithm
-from mucudnn.optimizing.optimize import _put_in
+from mucudnn.optimizing.applied import put_in
 from mucudnn.running.executable import BUFFER_BYTES
 from mucudnn.running.modules import TunedModule, make_tunable
 from mucudnn.tuning.trace import trace
@@ -73,7 +73,7 @@ def tuned_by_hand(model: nn.Module, x: Tensor, way: str) -> int:
     kept = max((one.workspace_bytes for one in configurations if not one.is_baseline), default=0)
     for name, problems in chosen.items():
         make_tunable(modules[name])
-        _put_in(cast(TunedModule, modules[name]), problems, Config(workspace_limit=limit), kept)
+        put_in(cast(TunedModule, modules[name]), problems, Config(workspace_limit=limit), kept)
     return limit
 
 

@@ -74,7 +74,7 @@ def test_a_step_stays_within_less_than_any_choice_of_whole_tensors_needs(config:
             wanted = cast(Tensor, exact.grad)
             errors = [(cast(Tensor, got.grad).double() - wanted).norm() / wanted.norm() for got in (own, plain)]
             error, torchs = errors
-            assert error <= 1.5 * torchs + 1e-7
+            assert error <= 1.5 * torchs + 1e-6
 
 
 class Branches(nn.Module):

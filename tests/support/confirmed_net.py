@@ -19,8 +19,8 @@ from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
 from mucudnn.core.records import Configuration, Measurement, MicroConfig
 from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.optimizing.applied import put_in
 from mucudnn.optimizing.confirm import Confirmation, confirm_model
-from mucudnn.optimizing.optimize import _put_in
 from mucudnn.running import operators
 from mucudnn.running.dispatcher import torchs_kernel
 from mucudnn.tuning.trace import trace
@@ -98,7 +98,7 @@ def tuned_net(config: Config = ASKED, algorithm: str = "gemm", limit_bytes: int 
             TunedProblem(p, n, chosen, 0.002, 0.001, 0.0, "", measurements=(own,), limit_bytes=limit_bytes)
             for p in problems
         ]
-        _put_in(layer, tuned, config)
+        put_in(layer, tuned, config)
     return net
 
 
@@ -107,7 +107,7 @@ def confirmed(net: nn.Module, config: Config = ASKED, x: Any = X, **given: Any) 
         net,
         x,
         config,
-        lambda layer, tuned: _put_in(layer, tuned, config),
+        lambda layer, tuned: put_in(layer, tuned, config),
         device_type="cpu",
         progress=given.pop("progress", lambda text, fraction: None),
         **given,

@@ -1,0 +1,115 @@
+"""Choices of a model's convolutions, applied to its modules: all that were tuned, or others with smaller workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from mucudnn.core.answers import TunedProblem
+from mucudnn.core.config import Config
+from mucudnn.core.records import Configuration, Task
+from mucudnn.core.team import Team
+from mucudnn.core.terminal import Progress
+from mucudnn.core.torch_settings import TORCHS_OWN
+from mucudnn.core.values import grouped
+from mucudnn.running.choices import Choices
+from mucudnn.running.devices import device_of_convolutions
+from mucudnn.running.modules import TunedModule
+from mucudnn.tuning.result import configurations_of
+from mucudnn.tuning.tuner import tune_tasks
+
+
+def put_in(module: TunedModule, tuned: Sequence[TunedProblem], config: Config, kept_bytes: int = 0) -> None:
+    """Apply tuned choices to their module.
+
+    tuned: the module's problems, largest batch first.
+    kept_bytes: workspace that the calls of any module may leave allocated.
+
+    A module whose convolutions are all torch's own calls torch directly, and saves the operator's overhead. But if a
+    limit also applies to torch's convolution, and ``kept_bytes`` would exceed it, the module gets choices, since the
+    operator frees those bytes before it calls torch's convolution.
+    """
+    configurations = {
+        problem: _by_batch_size(tunings, exempt=config.baseline_exempt)
+        for problem, tunings in grouped((problem.problem, problem) for problem in tuned).items()
+    }
+    chosen = [configuration for by_size in configurations.values() for configuration in by_size.values()]
+
+    # The limit on what is kept, for which torch's own convolution counts unless it is exempt.
+    limit_bytes = config.workspace_budget_bytes
+    if limit_bytes is None and not config.has_headroom_limit:
+        limit_bytes = config.workspace_limit_bytes
+    needed_bytes = kept_bytes + max((configuration.workspace_bytes for configuration in chosen), default=0)
+
+    choices = None
+    is_beyond = limit_bytes is not None and needed_bytes > limit_bytes
+    if is_beyond or not all(configuration.is_baseline for configuration in chosen):
+        choices = Choices.of(
+            configurations,
+            cast(_ConvNd, module).weight.device.type,
+            keeps_workspace=not config.has_headroom_limit,
+            limit_bytes=limit_bytes,
+            computes_moments=module.computes_moments,
+            normalizes=module.normalizes,
+        )
+    vars(module).update(tuned=tuple(tuned), choices=choices)
+
+
+def _by_batch_size(tunings: Sequence[TunedProblem], *, exempt: bool) -> dict[int, Configuration]:
+    """Return what runs for each batch size, up to the largest at which a problem was tuned.
+
+    tunings: of one problem, largest batch first, so that those of smaller batches count there.
+    exempt: whether the workspace of torch's own convolution does not count.
+
+    Torch's own in micro-batches runs only at the batch size at which it was tuned: at smaller ones nothing compared it
+    with the undivided convolution, which runs there.
+    """
+    chosen = {}
+    for tuned in tunings:
+        for batch_size, configuration in configurations_of(tuned).items():
+            if exempt and configuration.is_baseline:
+                configuration = replace(configuration, workspace_bytes=0)
+            if batch_size == tuned.batch_size or configuration.algorithms != (TORCHS_OWN,):
+                chosen[batch_size] = configuration
+    return chosen
+
+
+def limit_workspaces(
+    model: nn.Module, limits: Mapping[str, int], config: Config, team: Team, progress: Progress
+) -> None:
+    """Choose again for modules whose workspaces exceed a limit, by what is measured.
+
+    limits: bytes, by module name. Those for which nothing is small enough get the smallest workspace there is.
+    """
+    if not limits:
+        return
+    modules = {name: cast(TunedModule, model.get_submodule(name)) for name in limits}
+    smaller: dict[str, list[TunedProblem | Task]] = {}
+    for name, module in modules.items():
+        smaller[name] = [_within(tuned, limits[name], config) for tuned in module.tuned]
+    tasks = list(dict.fromkeys(one for of_module in smaller.values() for one in of_module if isinstance(one, Task)))
+    device_type = device_of_convolutions(model).type
+    tuning = tune_tasks(tasks, config, device=device_type, progress=progress, team=team)
+    chosen = dict(zip(tasks, tuning.problems, strict=True))
+    for name, of_module in smaller.items():
+        tuned = [chosen[one] if isinstance(one, Task) else one for one in of_module]
+        put_in(modules[name], tuned, config, kept_workspace_bytes(model))
+
+
+def _within(tuned: TunedProblem, limit_bytes: int, config: Config) -> TunedProblem | Task:
+    """Return a choice that is within a limit as it is, or else what is to be chosen again."""
+    if tuned.configuration.is_baseline or tuned.configuration.workspace_bytes <= limit_bytes or tuned.account is None:
+        return tuned
+    limit_bytes = max(limit_bytes, tuned.account.smallest_feasible_bytes)
+    return Task(tuned.problem, tuned.batch_size, limit_bytes, baseline_exempt=config.baseline_exempt)
+
+
+def kept_workspace_bytes(model: nn.Module) -> int:
+    """Return the workspace that the calls of any module may leave allocated."""
+    modules = (module for module in model.modules() if isinstance(module, TunedModule))
+    ours = (tuned.configuration for module in modules for tuned in module.tuned)
+    return max((one.workspace_bytes for one in ours if not one.is_baseline), default=0)
