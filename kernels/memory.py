@@ -186,8 +186,8 @@ def peaks_between_marks(
                 gradients.add(place)
                 changes[place] = 0
     live = list(accumulate(changes))
-    places = (place + (changes[place : place + 1] == [-size] != [0]) for place, size in marks)
-    bounds = [0, *places, len(live)]
+    places = (place + (size > 0 and changes[place : place + 1] == [-size]) for place, size in marks)
+    bounds = [0, *accumulate(places, max), len(live)]  # another mark may come before the tensor is freed
     # An interval without allocations has the bytes of the one before.
     return [int(max(live[max(0, start - 1) : stop])) for start, stop in pairwise(bounds)]
 

@@ -22,6 +22,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.team import ALONE
 from mucudnn.core.terminal import silent
+from mucudnn.kernels.memory import mark, peaks_between_marks
 from mucudnn.measuring.clocks import Clock
 from mucudnn.optimizing import keeping as keeping_steps
 from mucudnn.optimizing import trace
@@ -283,6 +284,20 @@ def test_optimizers_of_hooks_are_not_run(config: Config) -> None:
     for handle in handles:
         handle.remove()
     assert not any(parameter._post_accumulate_grad_hooks for parameter in within.parameters())
+
+
+def test_an_interval_begins_after_what_is_freed_next() -> None:
+    def step(marks_again: bool) -> None:
+        kept = [torch.empty(2000), torch.empty(3000)]
+        mark(kept[0].nbytes)
+        if marks_again:
+            mark()
+        del kept[0]
+        mark()
+        kept.append(torch.empty(500))
+
+    assert peaks_between_marks(lambda: step(False)) == [20_000, 12_000, 14_000]
+    assert peaks_between_marks(lambda: step(True)) == [20_000, 12_000, 12_000, 14_000]
 
 
 def test_gradients_of_parameters_do_not_count() -> None:
