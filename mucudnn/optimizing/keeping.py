@@ -48,7 +48,7 @@ from mucudnn.tuning.tuner import machine_and_database
 _VERSION = 2  # raised when other choices would be made; those that are stored are then made again
 _COUNTS = 4  # steps that are counted to correct the prediction
 _LIMITED = 2  # how often convolutions get smaller workspaces
-_ROUNDS = Rounds(3, 9, 10.0)  # of steps within the budget and PyTorch's
+_ROUNDS = Rounds(2, 9, 5.0)  # of steps within the budget and PyTorch's
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ def free_concatenations(results: Any, inputs: Any) -> None:
     """Have the backward pass from the results to the inputs free the gradient of a concatenation once it is read.
 
     The gradients of the tensors that were concatenated are views of it. All are copied but that of the tensor which was
-    computed last, since autograd reads it next; the others may have to wait for a long time, as in a U-Net.
+    computed last, since autograd reads it next; the others may have to wait for a long time, as in a U-Net. PyTorch's
+    operators may round otherwise for a copy than for a view; what is too small for tapes stays a view.
     """
     known = {x.grad_fn for x in tree_leaves(inputs) if isinstance(x, Tensor)}
     left = [y.grad_fn for y in tree_leaves(results) if isinstance(y, Tensor)]
@@ -58,7 +59,10 @@ def free_concatenations(results: Any, inputs: Any) -> None:
 
 
 def _copied(first: int, gradients: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...]:
-    return (*(dx if dx is None or place == first else dx.clone() for place, dx in enumerate(gradients)),)
+    def stays(place: int, dx: Tensor | None) -> bool:
+        return dx is None or place == first or dx.untyped_storage().nbytes() < tape.LEAST_BYTES
+
+    return (*(dx if stays(place, dx) else cast(Tensor, dx).clone() for place, dx in enumerate(gradients)),)
 
 
 def records(model: nn.Module) -> bool:
