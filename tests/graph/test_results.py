@@ -98,7 +98,7 @@ def test_every_result_has_the_strides_of_the_models_for_arguments_of_any_strides
             for _ in range(2):
                 for number, (mine, theirs) in enumerate(zip(fitted(given), model(given), strict=True)):
                     assert mine.stride() == theirs.stride(), (memory_format, other, number)
-                    torch.testing.assert_close(mine, theirs)
+                    torch.testing.assert_close(mine, theirs, rtol=1.3e-6, atol=1e-5)  # float64 has float32's values
     assert len(runs) == 8
 
 
