@@ -1,8 +1,10 @@
 """What a training step keeps of its forward pass within a budget, and what it computes again.
 
     memory at a value = all else + kept values before it + computed ones of its run + the value, if it is not stored
-                        (all else: while it is computed again, and while a gradient is computed from it)
     time              = sum of the times of what is computed again
+
+"All else" is in use while the value is computed again, or while a gradient is computed from it. In the forward pass, a
+value that is dropped is there until the last value that reads it.
 
 The backward pass reads values in the reverse of the order in which the forward pass has computed them. A *run* is a
 series of values of which some are dropped, between points at which whatever is read later has been kept. When the

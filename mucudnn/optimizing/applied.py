@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -84,6 +84,8 @@ def limit_workspaces(
     """Choose again for modules whose workspaces exceed a limit, by what is measured.
 
     limits: bytes, by module name. Those for which nothing is small enough get the smallest workspace there is.
+
+    Raises the errors of ``tune``.
     """
     if not limits:
         return
@@ -95,9 +97,11 @@ def limit_workspaces(
     device_type = device_of_convolutions(model).type
     tuning = tune_tasks(tasks, config, device=device_type, progress=progress, team=team)
     chosen = dict(zip(tasks, tuning.problems, strict=True))
+    kept_bytes = largest_workspace(
+        tuned for module in model.modules() if isinstance(module, TunedModule) for tuned in module.tuned
+    )
     for name, of_module in smaller.items():
-        tuned = [chosen[one] if isinstance(one, Task) else one for one in of_module]
-        put_in(modules[name], tuned, config, kept_workspace_bytes(model))
+        put_in(modules[name], [chosen[one] if isinstance(one, Task) else one for one in of_module], config, kept_bytes)
 
 
 def _within(tuned: TunedProblem, limit_bytes: int, config: Config) -> TunedProblem | Task:
@@ -108,8 +112,7 @@ def _within(tuned: TunedProblem, limit_bytes: int, config: Config) -> TunedProbl
     return Task(tuned.problem, tuned.batch_size, limit_bytes, baseline_exempt=config.baseline_exempt)
 
 
-def kept_workspace_bytes(model: nn.Module) -> int:
-    """Return the workspace that the calls of any module may leave allocated."""
-    modules = (module for module in model.modules() if isinstance(module, TunedModule))
-    ours = (tuned.configuration for module in modules for tuned in module.tuned)
-    return max((one.workspace_bytes for one in ours if not one.is_baseline), default=0)
+def largest_workspace(problems: Iterable[TunedProblem]) -> int:
+    """Return the bytes of the largest workspace of ours among tuned choices; 0 if there are none."""
+    configurations = (tuned.configuration for tuned in problems)
+    return max((one.workspace_bytes for one in configurations if not one.is_baseline), default=0)

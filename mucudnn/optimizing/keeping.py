@@ -28,7 +28,7 @@ from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.heap import is_heap_kept
 from mucudnn.measuring.turns import Rounds, in_turns
-from mucudnn.optimizing.applied import limit_workspaces
+from mucudnn.optimizing.applied import largest_workspace, limit_workspaces
 from mucudnn.optimizing.description import description
 from mucudnn.optimizing.segments import Part, chosen_parts, mixing_parts
 from mucudnn.optimizing.steps import Step
@@ -207,8 +207,9 @@ def _measured(
             keeping = kept_within(traces, budget_bytes, keeping.all_bytes)
             keeping = replace(keeping, workspaces=tuple(limits.items()))
             least_bytes = min(least_bytes, keeping.peak_bytes)
-            more = _smaller_workspaces(module, traces, keeping) if left and not team.rank else {}
-            more = team.of_rank_0(more)
+            more = team.of_rank_0(_smaller_workspaces(module, traces, keeping) if left and not team.rank else {})
+            if not more:  # the step fits, or no workspace is to blame
+                break
             limits |= more
             limit_workspaces(module, more, config, team.again(), progress)
         if keeping.peak_bytes > budget_bytes:
@@ -223,19 +224,16 @@ def _measured(
 
 
 def _smaller_workspaces(module: KeepingModule, traces: Traces, keeping: Keeping) -> dict[str, int]:
-    """Return limits of the workspaces of convolutions with which the step that was counted last would be in the budget.
+    """Return limits of workspaces, by module, with which the step that was counted last would be within the budget.
 
-    Convolutions run one after the other, so each is limited by what is exceeded while it runs. None are if it was.
+    Convolutions run one after the other, so each is limited by as much as the budget is exceeded while it runs.
     """
     traced, choices = traces.last
     peaks = solver.peaks_bytes(traced.values, choices)
     more_bytes = keeping.peak_bytes - max(peaks, default=0)  # than predicted
     limits: dict[str, int] = {}
     for name, place in traced.convolutions:
-        tuned = cast(TunedModule, module.get_submodule(name)).tuned
-        own_bytes = max(
-            (one.configuration.workspace_bytes for one in tuned if not one.configuration.is_baseline), default=0
-        )
+        own_bytes = largest_workspace(cast(TunedModule, module.get_submodule(name)).tuned)
         limit_bytes = max(0, own_bytes - (peaks[place] + more_bytes - keeping.budget_bytes))
         if limit_bytes < own_bytes:
             limits[name] = min(limits.get(name, limit_bytes), limit_bytes)

@@ -24,7 +24,7 @@ from mucudnn.core.terminal import Progress, progress_of
 from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TorchSettings
 from mucudnn.core.values import grouped, instance, shown
 from mucudnn.measuring.heap import settle_heap
-from mucudnn.optimizing.applied import put_in
+from mucudnn.optimizing.applied import largest_workspace, put_in
 from mucudnn.optimizing.confirm import confirm_model
 from mucudnn.optimizing.groups import tune_groups
 from mucudnn.optimizing.keeping import keep_within
@@ -149,8 +149,7 @@ def _optimize_modules(
         with team.propagate_errors(), untouched:
             wanted = _wanted(model, sample_input, config)
             tuned = _tuned(wanted, config, device.type, progress, team)
-            ours = [problem.configuration for problem in tuned.values() if not problem.configuration.is_baseline]
-            kept_bytes = max((configuration.workspace_bytes for configuration in ours), default=0)
+            kept_bytes = largest_workspace(tuned.values())
             modules = dict(model.named_modules())
             for name, tasks in wanted.items():
                 make_tunable(modules[name])

@@ -273,13 +273,16 @@ def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int], segments_s: 
 
     of_all: the values of all forward passes in the step, which make the same choices for ``of_one`` values.
     """
+    # Which values there is a choice for
     seen = of_all[:of_one]
     readers: list[list[int]] = [[] for _ in seen]
     for index, value in enumerate(seen):
         for read in dict.fromkeys(value.reads):
             readers[read].append(index)
     is_joined = [value.is_view or (not value.is_saved and len(readers[i]) <= 1) for i, value in enumerate(seen)]
-    kept = [0] * (len(peaks) + 1)  # bytes of the values for which there is a choice, in each interval
+
+    # What else is in use in each interval, and in the backward pass while each value is read
+    kept = [0] * (len(peaks) + 1)  # bytes of the values for which there is a choice
     for number, value in enumerate(of_all):
         if not is_joined[number % of_one]:
             for interval in range(value.made, value.freed if value.freed >= 0 else len(peaks)):
@@ -293,6 +296,8 @@ def _simplified(of_all: list[_Seen], of_one: int, peaks: list[int], segments_s: 
     for interval in range(len(peaks) - 1, last_forward, -1):
         highest = max(highest, uses.get(interval, -1))
         of_backward[highest] = max(of_backward.get(highest, 0), else_bytes[interval])
+
+    # The values, each with those that are computed with it
     numbers = [index for index in range(len(seen)) if not is_joined[index]]
     places = {index: place for place, index in enumerate(numbers)}
     values = []

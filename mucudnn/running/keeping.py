@@ -41,8 +41,8 @@ def free_concatenations(results: Any, inputs: Any) -> None:
     """Have the backward pass from the results to the inputs free the gradient of a concatenation once it is read.
 
     The gradients of the tensors that were concatenated are views of it. All are copied but that of the tensor which was
-    computed last, since autograd reads it next; the others may have to wait for a long time, as in a U-Net. PyTorch's
-    operators may round otherwise for a copy than for a view; what is too small for tapes stays a view.
+    computed last, since autograd reads it next; the others may have to wait for a long time, as in a U-Net. Small
+    ones stay views: some of PyTorch's operators round otherwise for a copy.
     """
     known = {x.grad_fn for x in tree_leaves(inputs) if isinstance(x, Tensor)}
     left = [y.grad_fn for y in tree_leaves(results) if isinstance(y, Tensor)]
@@ -59,10 +59,11 @@ def free_concatenations(results: Any, inputs: Any) -> None:
 
 
 def _copied(first: int, gradients: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...]:
-    def stays(place: int, dx: Tensor | None) -> bool:
-        return dx is None or place == first or dx.untyped_storage().nbytes() < tape.LEAST_BYTES
-
-    return (*(dx if stays(place, dx) else cast(Tensor, dx).clone() for place, dx in enumerate(gradients)),)
+    copied = list(gradients)
+    for place, dx in enumerate(gradients):
+        if dx is not None and place != first and dx.untyped_storage().nbytes() >= tape.LEAST_BYTES:
+            copied[place] = dx.clone()
+    return tuple(copied)
 
 
 def records(model: nn.Module) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError
 from mucudnn.core.team import ALONE
@@ -122,6 +123,12 @@ def test_the_least_budget_that_is_named_works(config: Config) -> None:
         assert max(MeasuredStep(within, run, "cpu").peaks()) <= budget_bytes
 
 
+def test_a_step_without_workspaces_is_traced_once(config: Config) -> None:
+    with mock.patch.object(MeasuredStep, "traced", autospec=True, side_effect=MeasuredStep.traced) as traced:
+        least_bytes(Skips(), config, torch.randn(1, 3, 64, 64))
+    assert traced.call_count == 1
+
+
 def test_the_least_budget_does_not_depend_on_times(config: Config) -> None:
     torch.manual_seed(0)
     model, named = Net(), set()
@@ -186,9 +193,14 @@ def test_convolutions_get_smaller_workspaces_where_the_budget_asks_for_it(
         keep_within(made, image, _with_budget(config, budget_bytes), None, ALONE, silent)
         return made
 
+    def choices() -> list[tuple[TunedProblem, ...]]:
+        return [one.tuned for one in model.modules() if isinstance(one, TunedModule) and one.tuned]
+
     def least() -> int:
+        before = choices()
         with pytest.raises(InfeasibleError) as raised:
-            within(100_000)
+            keep_within(model, image, _with_budget(config, 100_000), None, ALONE, silent)
+        assert choices() == before
         return raised.value.smallest_feasible_bytes or 0
 
     with mock.patch.object(keeping_steps, "_LIMITED", 0):
