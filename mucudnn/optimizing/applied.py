@@ -1,12 +1,15 @@
-"""Choices of a model's convolutions, applied to its modules: all that were tuned, or others with smaller workspaces."""
+"""Choices of a model's convolutions, applied to its modules: all that were tuned, and others for a budget of memory.
+
+Within such a budget workspaces may have to be smaller, and bands of rows are convolutions of other sizes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from mucudnn.core.answers import TunedProblem
@@ -16,10 +19,12 @@ from mucudnn.core.team import Team
 from mucudnn.core.terminal import Progress
 from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import grouped
+from mucudnn.optimizing.steps import Step
 from mucudnn.running.choices import Choices
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.modules import TunedModule
 from mucudnn.tuning.result import configurations_of
+from mucudnn.tuning.trace import call_of, observed
 from mucudnn.tuning.tuner import tune_tasks
 
 
@@ -102,6 +107,41 @@ def limit_workspaces(
     )
     for name, of_module in smaller.items():
         put_in(modules[name], [chosen[one] if isinstance(one, Task) else one for one in of_module], config, kept_bytes)
+
+
+def tune_bands(model: nn.Module, step: Step, config: Config, team: Team, progress: Progress) -> bool:
+    """Tune convolutions that a step runs in bands of segments, and that were not tuned; return whether there are any.
+
+    Without a limit of their own: PyTorch's convolutions run where several share a budget for workspaces.
+
+    Raises the errors of ``tune``, and any of the step.
+    """
+    wanted: dict[str, list[Task]] = {}
+
+    def record(name: str, module: nn.Module, compute: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
+        call = call_of(name, module, arguments, named)
+        known = module.tuned if isinstance(module, TunedModule) else ()
+        if call is not None and call.problem not in {tuned.problem for tuned in known}:
+            for operation in dict.fromkeys(tuned.problem.operation for tuned in known):
+                problem, n = call.problem.with_operation(operation), call.batch_size
+                task = Task(problem, n, config.workspace_limit_bytes, baseline_exempt=config.baseline_exempt)
+                wanted.setdefault(name, []).append(task)
+        return compute(*arguments, **named)
+
+    if config.has_headroom_limit or config.workspace_budget_bytes is not None:
+        return False
+    with observed(model, record):
+        step(model)
+    tasks = team.of_rank_0(list(dict.fromkeys(task for of_module in wanted.values() for task in of_module)))
+    tuning = tune_tasks(tasks, config, device=device_of_convolutions(model).type, progress=progress, team=team)
+    chosen = dict(zip(tasks, tuning.problems, strict=True))
+    kept_bytes = largest_workspace(
+        tuned for module in model.modules() if isinstance(module, TunedModule) for tuned in module.tuned
+    )
+    for name, of_module in wanted.items():
+        module = cast(TunedModule, model.get_submodule(name))
+        put_in(module, [*module.tuned, *(chosen[task] for task in dict.fromkeys(of_module))], config, kept_bytes)
+    return bool(tasks)
 
 
 def _within(tuned: TunedProblem, limit_bytes: int, config: Config) -> TunedProblem | Task:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from operator import attrgetter
 from statistics import median
@@ -28,9 +28,9 @@ from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.heap import is_heap_kept
 from mucudnn.measuring.turns import Rounds, in_turns
-from mucudnn.optimizing.applied import largest_workspace, limit_workspaces
+from mucudnn.optimizing.applied import largest_workspace, limit_workspaces, tune_bands
 from mucudnn.optimizing.description import description
-from mucudnn.optimizing.segments import Part, chosen_parts, mixing_parts
+from mucudnn.optimizing.segments import Part, chosen_parts, segments_of, without_mixing
 from mucudnn.optimizing.steps import Step
 from mucudnn.optimizing.trace import MeasuredStep, StepTrace
 from mucudnn.running.devices import device_of_convolutions
@@ -45,9 +45,9 @@ from mucudnn.tuning.choose import with_noise
 from mucudnn.tuning.model_state import OwnStep, undisturbed
 from mucudnn.tuning.tuner import machine_and_database
 
-_VERSION = 2  # raised when other choices would be made; those that are stored are then made again
+_VERSION = 3  # raised when other choices would be made; those that are stored are then made again
 _COUNTS = 4  # steps that are counted to correct the prediction
-_LIMITED = 2  # how often convolutions get smaller workspaces
+_AGAIN = 3  # how often a step is traced again, since convolutions have other workspaces or other sizes
 _ROUNDS = Rounds(2, 9, 5.0)  # of steps within the budget and PyTorch's
 
 
@@ -119,15 +119,23 @@ def keep_within(
         team.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
         subject = _subject(model, sample_input, config, step, team)
         keeping = team.of_rank_0(None if subject is None or team.rank else _stored(subject, config, device_type))
-        if keeping is None:
-            try:
-                keeping = _measured(module, sample_input, config, step, device_type, team, progress)
-            except BaseException:
-                keep(module, None)
-                raise
-            if subject is not None and not team.rank:
-                _store(subject, keeping, config, device_type)
-        limit_workspaces(module, dict(keeping.workspaces), config, team.again(), progress)
+        try:
+            with undisturbed(module), ExitStack() as stack:
+                if step is None:
+                    step = OwnStep(sample_input)
+                    stack.enter_context(without_updates(module))
+                if keeping is None:
+                    keeping = _measured(module, config, step, device_type, team, progress)
+                    if subject is not None and not team.rank:
+                        _store(subject, keeping, config, device_type)
+                else:
+                    keep(module, keeping)
+                    if any(segment.bands for segment in keeping.segments):
+                        tune_bands(module, step, config, team.again(), progress)
+                    limit_workspaces(module, dict(keeping.workspaces), config, team.again(), progress)
+        except BaseException:
+            keep(module, None)
+            raise
     keep(module, keeping)
 
 
@@ -175,52 +183,48 @@ def _read(text: str, torchs_s: Sequence[float], kept_s: Sequence[float]) -> Keep
     fields = json.loads(text)
     fields["choices"] = tuple((name, Choice(choice)) for name, choice in fields["choices"])
     fields["workspaces"] = tuple((name, limit_bytes) for name, limit_bytes in fields["workspaces"])
-    fields["segments"] = tuple(Segment(**segment) for segment in fields["segments"])
+    fields["segments"] = tuple(Segment.of(**segment) for segment in fields["segments"])
     return Keeping(**fields | {"step": Comparison.of(torchs_s, kept_s)})
 
 
 def _measured(
-    module: KeepingModule,
-    sample_input: Any,
-    config: Config,
-    step: Step | None,
-    device_type: str,
-    team: Team,
-    progress: Progress,
+    module: KeepingModule, config: Config, step: Step, device_type: str, team: Team, progress: Progress
 ) -> Keeping:
     """Return what is chosen by steps that are traced, counted and compared."""
     budget_bytes = config.memory_budget_bytes
     assert budget_bytes is not None
-    with undisturbed(module), ExitStack() as stack:
-        if step is None:
-            step = OwnStep(sample_input)
-            stack.enter_context(without_updates(module))
-        progress("tracing what a step keeps", 1.0)
-        measured = MeasuredStep(module, step, device_type)
-        keeping = replace(all_kept(module, measured, team), budget_bytes=budget_bytes)
-        least_bytes, limits = keeping.all_bytes, dict[str, int]()
-        for left in reversed(range(_LIMITED + 1)):
-            if keeping.peak_bytes <= budget_bytes:
+    progress("tracing what a step keeps", 1.0)
+    measured = MeasuredStep(module, step, device_type)
+    keeping = replace(all_kept(module, measured, team), budget_bytes=budget_bytes)
+    least_bytes, limits = keeping.all_bytes, dict[str, int]()
+    for left in reversed(range(_AGAIN + 1 if keeping.peak_bytes > budget_bytes else 0)):
+        keep(module, None)
+        traces = Traces.of(module, measured, team)
+        keeping = kept_within(traces, budget_bytes, keeping.all_bytes)
+        keeping = replace(keeping, workspaces=tuple(limits.items()))
+        least_bytes = min(least_bytes, keeping.peak_bytes)
+        if not left:
+            break
+        # What is chosen again: convolutions of other sizes in bands, and workspaces where nothing else fits.
+        if keeping.peak_bytes <= budget_bytes:
+            has_bands = any(segment.bands for segment in keeping.segments)
+            if not (has_bands and tune_bands(module, step, config, team.again(), progress)):
                 break
-            keep(module, None)
-            traces = Traces.of(module, measured, team)
-            keeping = kept_within(traces, budget_bytes, keeping.all_bytes)
-            keeping = replace(keeping, workspaces=tuple(limits.items()))
-            least_bytes = min(least_bytes, keeping.peak_bytes)
-            more = team.of_rank_0(_smaller_workspaces(module, traces, keeping) if left and not team.rank else {})
-            if not more:  # the step fits, or no workspace is to blame
+        else:
+            more = team.of_rank_0({} if team.rank else _smaller_workspaces(module, traces, keeping))
+            if not more:  # no workspace is to blame
                 break
             limits |= more
             limit_workspaces(module, more, config, team.again(), progress)
-        if keeping.peak_bytes > budget_bytes:
-            raise InfeasibleError(
-                f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
-                f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that, or a smaller batch",
-                least_bytes,
-            )
-        progress("comparing steps within the budget", 1.0)
-        compared, all_s = _compared(module, keeping, step, wall_clock(device_type), team)
-        return replace(keeping, step=compared, predicted_s=all_s + keeping.time_s)
+    if keeping.peak_bytes > budget_bytes:
+        raise InfeasibleError(
+            f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "
+            f"{exact_bytes(least_bytes)} beside parameters, gradients and the batch: give that, or a smaller batch",
+            least_bytes,
+        )
+    progress("comparing steps within the budget", 1.0)
+    compared, all_s = _compared(module, keeping, step, wall_clock(device_type), team)
+    return replace(keeping, step=compared, predicted_s=all_s + keeping.time_s)
 
 
 def _smaller_workspaces(module: KeepingModule, traces: Traces, keeping: Keeping) -> dict[str, int]:
@@ -259,6 +263,7 @@ class Traces:
     """Traces of a step: without segments, and with those that budgets ask for. Rank 0 chooses them.
 
     parts: what may be a segment.
+    segments: those that have been checked, by part.
     by_parts: the traces, by the parts that run in micro-batches in them.
     last: the trace and the choices of the step that was counted last.
     """
@@ -269,6 +274,7 @@ class Traces:
     parts: list[Part]
     by_parts: dict[tuple[Part, ...], StepTrace]
     last: tuple[StepTrace, Sequence[Choice]]
+    segments: dict[Part, Segment] = field(default_factory=dict)
 
     @classmethod
     def of(cls, module: KeepingModule, measured: MeasuredStep, team: Team) -> Traces:
@@ -287,13 +293,13 @@ class Traces:
         while True:
             of_this_rank = [] if self.team.rank else chosen_parts(values, whole.numbers, self.parts, target_bytes)
             chosen = tuple(self.team.of_rank_0(of_this_rank))
-            if chosen in self.by_parts:
+            unknown = [part for part in chosen if part not in self.segments]
+            if not unknown:
                 break
-            mixing = self.team.of_rank_0(mixing_parts(self.module, self.measured.step, chosen))
-            if not mixing:
-                break
-            self.parts = [part for part in self.parts if not any(part.covers(other) for other in mixing)]
-        set_segments(self.module, [part.segment for part in chosen])
+            found = self.team.of_rank_0(segments_of(self.module, self.measured.step, unknown))
+            self.segments |= {part: segment for part, segment in found.items() if segment is not None}
+            self.parts = without_mixing(self.parts, [part for part, segment in found.items() if segment is None])
+        set_segments(self.module, [self.segments[part] for part in chosen])
         if chosen not in self.by_parts:
             self.by_parts[chosen], _ = self.team.of_rank_0(self.measured.traced())
         return chosen
@@ -308,7 +314,7 @@ class Traces:
             predicted_bytes=max(solved.peak_bytes, traced.rest_bytes),
             time_s=solver.recomputation_s(traced.values, solved.choices) + traced.segments_s,
             all_bytes=all_bytes,
-            segments=tuple(part.segment for part in parts),
+            segments=tuple(self.segments[part] for part in parts),
         )
         vars(self.module)["keeping"] = keeping
         return replace(keeping, peak_bytes=max(self.team.gather(max(self.measured.peaks()))))

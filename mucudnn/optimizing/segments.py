@@ -2,7 +2,8 @@
 
 A part of a model may be a segment if it is a module that is called once, with tensors of whole batches, or consecutive
 children of a sequential one. What it would save and cost is estimated from the values of a step that has been traced
-without segments; the step is traced again with those that are chosen.
+without segments; the step is traced again with those that are chosen. A micro-batch is several samples, or a band of
+rows of one sample, which is computed with a halo.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.pooling import _AvgPoolNd, _MaxPoolNd
 from torch.utils.hooks import RemovableHandle
 
+from mucudnn.optimizing.bands import bands_of
 from mucudnn.running.modules import TunedModule
 from mucudnn.running.norms import TunedNorm
 from mucudnn.running.segments import Segment, SegmentedModule, in_micro_batches
@@ -27,6 +31,8 @@ from mucudnn.solver import keeping as solver
 from mucudnn.solver.keeping import Value
 
 _MOST_PARTS = 6  # that are chosen
+_COUNTS = (2, 4, 8, 16, 32)  # of micro-batches, or of bands
+_LEAST_ROWS = 4  # of a band
 _LEAST_GAIN = 0.05  # of bytes, and of the time that is computed again, for which one more part is worth while
 _MOST_ERROR = 0.05  # of gradients in micro-batches, relative to their norm
 
@@ -38,6 +44,9 @@ class Part:
     segment: with the whole batch as its micro-batch, until the part is chosen.
     start, end: of the values that are computed inside.
     batch_size, x_bytes, y_bytes: of its inputs and its result.
+    rows: of its result, if inputs and result are images or volumes, in which case these may be frames; else 0.
+    halo: the rows that a band reads beside its own, as a share of those there are; an estimate.
+    bands: of each sample, if the part is to run in bands.
     """
 
     segment: Segment
@@ -46,6 +55,28 @@ class Part:
     batch_size: int
     x_bytes: int
     y_bytes: int
+    rows: int = 0
+    halo: float = 0.0
+    bands: int = 1
+
+    @property
+    def share(self) -> float:
+        """Of what is inside, computed at a time."""
+        samples = self.segment.micro_batch / self.batch_size
+        return samples if self.bands == 1 else samples * (1 / self.bands + self.halo)
+
+    @property
+    def repetition(self) -> float:
+        """How often each row is computed in all bands together."""
+        return 1 + (self.bands - 1) * self.halo
+
+    def in_pieces(self) -> Iterator[Part]:
+        """Yield the part in micro-batches, and in bands of at least a few rows of which most are their own."""
+        for size in {max(1, self.batch_size // count) for count in _COUNTS} if self.batch_size > 1 else ():
+            yield replace(self, segment=replace(self.segment, micro_batch=size))
+        for bands in _COUNTS:
+            if self.rows >= _LEAST_ROWS * bands and self.halo * bands <= 1:
+                yield replace(self, segment=replace(self.segment, micro_batch=1), bands=bands)
 
     def is_apart(self, others: Sequence[Part]) -> bool:
         return all(self.end <= other.start or other.end <= self.start for other in others)
@@ -70,10 +101,12 @@ def parts_of(model: nn.Module, tape: Tape) -> Iterator[list[Part]]:
     def end(module: nn.Module, arguments: Any, named: Any, result: Any) -> None:
         part, tensors = None, [*arguments, result]
         with torch._C.DisableTorchFunctionSubclass():  # pending tensors would be computed
-            are_alike = all(isinstance(x, Tensor) and x.dim() > 1 and len(x) == len(tensors[0]) > 1 for x in tensors)
+            are_alike = all(isinstance(x, Tensor) and x.dim() > 1 and len(x) == len(tensors[0]) > 0 for x in tensors)
             if arguments and not named and are_alike:
                 n, x_bytes = len(result), sum(x.nbytes for x in arguments)
                 part = Part(Segment(able[module], None, None, n), begun[module], tape.count, n, x_bytes, result.nbytes)
+                if all(x.dim() in (4, 5) and x.is_floating_point() for x in tensors):
+                    part = replace(part, rows=result.shape[2], halo=_halo(module, min(x.shape[2] for x in arguments)))
         calls.setdefault(module, []).append(part)
 
     for module in able.keys() - norms:  # a norm with hooks would not be computed together with what follows
@@ -94,7 +127,24 @@ def parts_of(model: nn.Module, tape: Tape) -> Iterator[list[Part]]:
             part = once.get(module)
             if part is not None and (isinstance(module, SegmentedModule) or not isinstance(module, TunedModule)):
                 parts.append(part)
-    parts[:] = [part for part in parts if part.end - part.start > 1]
+    parts[:] = [part for part in parts if part.end - part.start > 1 and (part.batch_size > 1 or part.rows)]
+
+
+def _halo(module: nn.Module, rows: int) -> float:
+    """Return an estimate of the rows that a band reads beside its own, as a share of those there are.
+
+    It is right for windows one after the other, and too large for those that are side by side.
+    """
+    read, ratio = 0, 1
+    for inside in module.modules():
+        if isinstance(inside, (_ConvNd, _MaxPoolNd, _AvgPoolNd)):
+            size, stride, dilation = (
+                one[0] if isinstance(one, tuple) else int(cast(int, one))
+                for one in (inside.kernel_size, inside.stride, getattr(inside, "dilation", 1))
+            )
+            read += (size - 1) * dilation * ratio
+            ratio *= 1 if getattr(inside, "transposed", False) else stride
+    return read / rows
 
 
 def _joined(segment: Segment, of_children: Sequence[Part | None]) -> list[Part]:
@@ -103,7 +153,8 @@ def _joined(segment: Segment, of_children: Sequence[Part | None]) -> list[Part]:
     if len(inside) < len(of_children) or any(part.batch_size != inside[0].batch_size for part in inside):
         return []
     segment, last = replace(segment, micro_batch=inside[0].batch_size), inside[-1]
-    return [replace(inside[0], segment=segment, end=last.end, y_bytes=last.y_bytes)]
+    rows, halo = min(part.rows for part in inside) and last.rows, sum(part.halo for part in inside)
+    return [replace(inside[0], segment=segment, end=last.end, y_bytes=last.y_bytes, rows=rows, halo=halo)]
 
 
 def _forward_of(module: nn.Module) -> Callable[..., Any]:
@@ -126,12 +177,15 @@ def _is_able(module: nn.Module) -> bool:
     return True
 
 
-def mixing_parts(model: nn.Module, step: Callable[[nn.Module], object], parts: Sequence[Part]) -> list[Part]:
-    """Run a step; return the parts that have other results or gradients in micro-batches, or other effects.
+def segments_of(
+    model: nn.Module, step: Callable[[nn.Module], object], parts: Sequence[Part]
+) -> dict[Part, Segment | None]:
+    """Run a step; return the segments of parts, None for one with other results, gradients or effects in its pieces.
 
-    They mix samples, or change buffers or inputs; and some of PyTorch's own operators are wrong for a single sample.
+    Such a part mixes samples or rows, or changes buffers or inputs; and some of PyTorch's own operators are wrong for a
+    single sample.
     """
-    mixing: list[Part] = []
+    found: dict[Part, Segment | None] = dict.fromkeys(parts)
     handles: list[RemovableHandle] = []
 
     def watch(part: Part) -> None:
@@ -143,10 +197,14 @@ def mixing_parts(model: nn.Module, step: Callable[[nn.Module], object], parts: S
 
         def check(_: nn.Module, arguments: Any) -> None:
             handle.remove()
+            segment = part.segment
+            if part.bands > 1:
+                segment = replace(segment, bands=bands_of(function, arguments, part.bands))
+                if not segment.bands:
+                    return
             # Gradients may come in either format, for which some of PyTorch's operators are not equally right.
-            micro_batch = part.segment.micro_batch
-            if not all(_is_same(function, arguments, micro_batch, is_last=is_last) for is_last in (False, True)):
-                mixing.append(part)
+            if all(_is_same(function, arguments, segment, is_last=is_last) for is_last in (False, True)):
+                found[part] = segment
 
         handle = entry.register_forward_pre_hook(check)
         handles.append(handle)
@@ -158,11 +216,23 @@ def mixing_parts(model: nn.Module, step: Callable[[nn.Module], object], parts: S
     finally:
         for handle in handles:
             handle.remove()
-    return mixing
+    return found
 
 
-def _is_same(function: nn.Module, inputs: Sequence[Tensor], micro_batch: int, *, is_last: bool) -> bool:
-    """Return whether results and gradients are the same in micro-batches, up to rounding, without other effects.
+def without_mixing(parts: Sequence[Part], mixing: Sequence[Part]) -> list[Part]:
+    """Return parts of which none has inside what is known to mix samples or rows."""
+    left = []
+    for part in parts:
+        inside = [other for other in mixing if part.covers(other)]
+        if any(other.bands > 1 for other in inside):
+            part = replace(part, rows=0)
+        if all(other.bands > 1 for other in inside) and (part.batch_size > 1 or part.rows):
+            left.append(part)
+    return left
+
+
+def _is_same(function: nn.Module, inputs: Sequence[Tensor], segment: Segment, *, is_last: bool) -> bool:
+    """Return whether results and gradients of a segment are those of the whole, up to rounding, without other effects.
 
     is_last: whether the gradient of the result has the channels last.
     """
@@ -173,7 +243,7 @@ def _is_same(function: nn.Module, inputs: Sequence[Tensor], micro_batch: int, *,
         with torch.enable_grad():
             leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
             copies = [x.clone() for x in leaves]
-            y = function(*copies) if is_whole else in_micro_batches(function, parameters, micro_batch, copies)
+            y = function(*copies) if is_whole else in_micro_batches(function, parameters, segment, copies)
         # An input that is written would be read once more by the backward pass.
         if not y.requires_grad or any(copy._version for copy in copies):
             return False
@@ -219,15 +289,11 @@ def chosen_parts(
     state = _State(tuple(values), tuple(numbers), 0.0, ())
     time_s = state.least_time_s(budget_bytes)
     while state.values and len(state.chosen) < _MOST_PARTS:
-        merged = [
-            state.merged(part, size)
-            for part in state.parts_of_the_peak(parts)
-            for size in {max(1, part.batch_size // count) for count in (2, 4, 8, 16, 32)}
-        ]
+        merged = [state.merged(piece) for part in state.parts_of_the_peak(parts) for piece in part.in_pieces()]
         floor = min((after.least_bytes for after in merged), default=state.least_bytes)
         if floor > (1 - _LEAST_GAIN) * state.least_bytes:
             break
-        merged.sort(key=lambda after: (after.time_s, -after.chosen[-1].segment.micro_batch))
+        merged.sort(key=lambda after: (after.time_s, -after.chosen[-1].share))
         fastest, fastest_s = None, inf
         for after in merged:
             after_s = after.least_time_s(budget_bytes) if after.time_s < fastest_s else inf
@@ -282,10 +348,10 @@ class _State:
             if part.is_apart(self.chosen) and any(part.start <= number < part.end for number in numbers)
         ]
 
-    def merged(self, part: Part, micro_batch: int) -> _State:
-        """Return the state in which one more part runs in micro-batches."""
+    def merged(self, part: Part) -> _State:
+        """Return the state in which one more part runs in pieces."""
         first, last = bisect_left(self.numbers, part.start), bisect_left(self.numbers, part.end) - 1
-        before, inside, share = self.values[:first], self.values[first : last + 1], micro_batch / part.batch_size
+        before, inside, share = self.values[:first], self.values[first : last + 1], part.share
         reads = sorted({read for value in inside for read in value.reads if read < first})
         # The result is not among the values if it is small, or no gradient needs it.
         read_later = {read for value in self.values[last + 1 :] for read in value.reads}
@@ -302,7 +368,8 @@ class _State:
         inner_bytes = sum(value.size_bytes for value in inner)
         inner_bytes += max([read_bytes, *(value.backward_bytes for value in inner)])
         run_bytes = part.x_bytes + part.y_bytes + int(share * inner_bytes)
-        time_s = sum(value.time_s for value in inside)
+        # It is computed once more, and a halo then and in the forward pass, and its gradients.
+        time_s = sum(value.time_s for value in inside) * (4 * part.repetition - 3)
         forward_bytes = int(share * max(value.forward_bytes + value.size_bytes for value in inside))
         y = replace(y, reads=tuple(reads), time_s=time_s, forward_bytes=forward_bytes)
         if reads:  # the last of them is read when the part begins
@@ -319,5 +386,4 @@ class _State:
             for value in self.values[last + 1 :]
         )
         numbers = *self.numbers[:first], *self.numbers[last:]
-        chosen = *self.chosen, replace(part, segment=replace(part.segment, micro_batch=micro_batch))
-        return _State((*before, y, *after), numbers, self.time_s + time_s, chosen)
+        return _State((*before, y, *after), numbers, self.time_s + time_s, (*self.chosen, part))

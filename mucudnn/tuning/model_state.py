@@ -311,7 +311,8 @@ class OwnStep:
     """A step of a model on one sample input: forward and backward pass in training mode, else the forward pass.
 
     arguments: the model's only argument, or a tuple of all positional ones. Each differentiable output gets a random
-    gradient, drawn once: a gradient of ones would vanish behind a normalization, and zeros may change the time. Without
+    gradient, drawn once: a gradient of ones would vanish behind a normalization, and zeros may change the time. It is
+    copied when the backward pass begins, and freed as soon as it has been read, like that of a loss. Without
     differentiable outputs, the step is the forward pass. Gradients are kept after the step; at the start they are None.
 
     Raises any error of the model.
@@ -333,13 +334,27 @@ class OwnStep:
         output = model(*arguments)
         trained = [y for y in tree_leaves(output) if isinstance(y, Tensor) and y.requires_grad]
         if trained:
-            torch.autograd.backward(trained, [self._gradient(number, y) for number, y in enumerate(trained)])
+            losses = [_Loss.apply(self._gradient(number, y), y) for number, y in enumerate(trained)]  # type: ignore[no-untyped-call]
+            torch.autograd.backward(losses, [torch.ones_like(loss) for loss in losses])
 
     def _gradient(self, number: int, y: Tensor) -> Tensor:
         known = self._gradients.get(number)
         if known is None or (known.shape, known.dtype) != (y.shape, y.dtype):
             known = self._gradients[number] = torch.randn_like(y)
         return known
+
+
+class _Loss(torch.autograd.Function):
+    """A scalar with a given gradient of y."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, y: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return y.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.gradient.clone()
 
 
 def leaf(value: Any) -> Any:

@@ -203,7 +203,7 @@ def test_convolutions_get_smaller_workspaces_where_the_budget_asks_for_it(
         assert choices() == before
         return raised.value.smallest_feasible_bytes or 0
 
-    with mock.patch.object(keeping_steps, "_LIMITED", 0):
+    with mock.patch.object(keeping_steps, "_AGAIN", 0):
         tuned_bytes = least()
     limited_bytes = least()
     assert limited_bytes < 0.8 * tuned_bytes

@@ -16,6 +16,7 @@ from mucudnn.core.config import Config
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running.keeping import KeepingModule
+from mucudnn.running.modules import TunedModule
 from mucudnn.running.norms import make_groups
 from mucudnn.tuning.model_state import OwnStep
 
@@ -75,6 +76,38 @@ def test_a_step_stays_within_less_than_any_choice_of_whole_tensors_needs(config:
             errors = [(cast(Tensor, got.grad).double() - wanted).norm() / wanted.norm() for got in (own, plain)]
             error, torchs = errors
             assert error <= 1.5 * torchs + 1e-6
+
+
+def test_a_step_of_one_image_runs_in_bands_which_are_tuned_and_stored(config: Config) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 3, 128, 96)
+    layers = nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 8, 3)
+    model = nn.Sequential(*layers)
+    budget_bytes = max(MeasuredStep(model, OwnStep(x), "cpu").peaks()) // 2
+    expected = torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
+    within_budget, stored = replace(config, memory_budget=budget_bytes), []
+    for _ in range(2):
+        within = mucudnn.optimize(copy.deepcopy(model), x, within_budget, progress=False)
+        keeping = cast(KeepingModule, within).keeping
+        (segment,) = keeping.segments
+        assert len(segment.bands) > 1
+        assert max(MeasuredStep(within, OwnStep(x), "cpu").peaks()) <= budget_bytes
+        found = torch.autograd.grad(within(x).square().sum(), [*within.parameters()])
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+        sizes = {tuned.problem.h for tuned in cast(TunedModule, within.get_submodule("0")).tuned}
+        assert len(sizes) == 1 + len({stop - start for band in segment.bands for start, stop in band.of_inputs})
+        stored.append(keeping)
+    assert stored[0] == stored[1]
+
+
+def test_the_gradient_of_a_large_result_is_counted() -> None:
+    model, target = nn.Conv2d(3, 64, 1), torch.randn(8, 64, 40, 40)
+
+    def step(model: nn.Module) -> None:
+        (model(X) * target).sum().backward()
+
+    own, users = (max(MeasuredStep(model, one, "cpu").peaks()) for one in (OwnStep(X), step))
+    assert own >= users >= 2 * target.nbytes
 
 
 class Branches(nn.Module):

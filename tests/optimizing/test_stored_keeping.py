@@ -28,11 +28,12 @@ from mucudnn.optimizing.description import description
 from mucudnn.optimizing.keeping import Keeping
 from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running.keeping import KeepingModule
-from mucudnn.running.segments import Segment
+from mucudnn.running.segments import Band, Segment
 from mucudnn.solver.keeping import Choice
 from mucudnn.tuning.model_state import OwnStep
 
 X = torch.randn(4, 3, 16, 16)
+BANDS = Band(0, 8, 0, ((0, 9), (0, 5))), Band(8, 16, 1, ((7, 16), (3, 8)))
 CHOSEN = Keeping(
     choices=(("aten::convolution", Choice.KEPT), ("aten::relu", Choice.ONCE), ("aten::relu", Choice.EACH_TIME)),
     budget_bytes=10**6,
@@ -42,7 +43,7 @@ CHOSEN = Keeping(
     peak_bytes=950_000,
     step=Comparison.of([0.5, 0.7, 0.4], [0.6, 0.9, 0.5]),
     predicted_s=1 / 3,
-    segments=(Segment("blocks", 0, 1, 2), Segment("blocks.3", None, None, 1)),
+    segments=(Segment("blocks", 0, 1, 2), Segment("blocks.3", None, None, 1, BANDS)),
 )
 
 
