@@ -105,7 +105,7 @@ def drawn(seed: int) -> Within:
     )
     return Within(
         network,
-        random.randint(2, 4),
+        random.randint(1, 4),
         has_groups=random.random() < 0.5,
         algorithms=tuple(random.sample(OURS, 3)) if random.random() < 0.3 else (),
         share=random.choice([0.0, 1.0, *[random.random()] * 4]),
