@@ -109,8 +109,20 @@ def limit_workspaces(
         put_in(modules[name], [chosen[one] if isinstance(one, Task) else one for one in of_module], config, kept_bytes)
 
 
-def tune_bands(model: nn.Module, step: Step, config: Config, team: Team, progress: Progress) -> bool:
-    """Tune convolutions that a step runs in bands of segments, and that were not tuned; return whether there are any.
+def choices_of_convolutions(model: nn.Module) -> list[tuple[TunedModule, dict[str, Any]]]:
+    """Return the choices of the model's modules, for ``put_back``."""
+    modules = (module for module in model.modules() if isinstance(module, TunedModule) and module.tuned)
+    return [(module, {"tuned": module.tuned, "choices": module.choices}) for module in modules]
+
+
+def put_back(choices: Iterable[tuple[TunedModule, dict[str, Any]]]) -> None:
+    """Apply choices to the modules that had them."""
+    for module, of_module in choices:
+        vars(module).update(of_module)
+
+
+def tune_bands(model: nn.Module, step: Step, config: Config, team: Team, progress: Progress) -> list[str]:
+    """Tune convolutions that a step runs in bands of segments, and that were not tuned; return the names of modules.
 
     Without a limit of their own: PyTorch's convolutions run where several share a budget for workspaces.
 
@@ -129,7 +141,7 @@ def tune_bands(model: nn.Module, step: Step, config: Config, team: Team, progres
         return compute(*arguments, **named)
 
     if config.has_headroom_limit or config.workspace_budget_bytes is not None:
-        return False
+        return []
     with observed(model, record):
         step(model)
     tasks = team.of_rank_0(list(dict.fromkeys(task for of_module in wanted.values() for task in of_module)))
@@ -141,7 +153,7 @@ def tune_bands(model: nn.Module, step: Step, config: Config, team: Team, progres
     for name, of_module in wanted.items():
         module = cast(TunedModule, model.get_submodule(name))
         put_in(module, [*module.tuned, *(chosen[task] for task in dict.fromkeys(of_module))], config, kept_bytes)
-    return bool(tasks)
+    return list(wanted)
 
 
 def _within(tuned: TunedProblem, limit_bytes: int, config: Config) -> TunedProblem | Task:

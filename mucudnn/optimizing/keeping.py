@@ -28,7 +28,13 @@ from mucudnn.core.values import exact_bytes, format_bytes, format_seconds
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.heap import is_heap_kept
 from mucudnn.measuring.turns import Rounds, in_turns
-from mucudnn.optimizing.applied import largest_workspace, limit_workspaces, tune_bands
+from mucudnn.optimizing.applied import (
+    choices_of_convolutions,
+    largest_workspace,
+    limit_workspaces,
+    put_back,
+    tune_bands,
+)
 from mucudnn.optimizing.description import description
 from mucudnn.optimizing.segments import Part, chosen_parts, segments_of, without_mixing
 from mucudnn.optimizing.steps import Step
@@ -65,6 +71,7 @@ class Keeping:
     predicted_s: the predicted time of a step.
     segments: parts of the model that run in micro-batches.
     workspaces: limits of the workspaces of some convolutions, by module, in bytes.
+    tunes_bands: whether the convolutions of bands are tuned; else they are PyTorch's.
     """
 
     choices: tuple[tuple[str, Choice], ...]
@@ -77,6 +84,7 @@ class Keeping:
     predicted_s: float = 0.0
     segments: tuple[Segment, ...] = ()
     workspaces: tuple[tuple[str, int], ...] = ()
+    tunes_bands: bool = False
 
     def __str__(self) -> str:
         kept = sum(choice is Choice.KEPT for _, choice in self.choices)
@@ -91,7 +99,7 @@ class Keeping:
             parts.append("all is kept")
         parts += map(str, self.segments)
         if self.workspaces:
-            parts.append(f"{len(self.workspaces)} convolutions have smaller workspaces than without a budget")
+            parts.append(f"the workspaces of {len(self.workspaces)} convolutions are limited")
         if self.step is not None:
             parts.append(
                 f"a step takes {format_seconds(self.step.time_s)}, predicted {format_seconds(self.predicted_s)}"
@@ -130,7 +138,7 @@ def keep_within(
                         _store(subject, keeping, config, device_type)
                 else:
                     keep(module, keeping)
-                    if any(segment.bands for segment in keeping.segments):
+                    if keeping.tunes_bands:
                         tune_bands(module, step, config, team.again(), progress)
                     limit_workspaces(module, dict(keeping.workspaces), config, team.again(), progress)
         except BaseException:
@@ -197,25 +205,37 @@ def _measured(
     measured = MeasuredStep(module, step, device_type)
     keeping = replace(all_kept(module, measured, team), budget_bytes=budget_bytes)
     least_bytes, limits = keeping.all_bytes, dict[str, int]()
+    tuned_bands: list[str] = []
+    fitting, choices = keeping, choices_of_convolutions(module)
     for left in reversed(range(_AGAIN + 1 if keeping.peak_bytes > budget_bytes else 0)):
         keep(module, None)
         traces = Traces.of(module, measured, team)
         keeping = kept_within(traces, budget_bytes, keeping.all_bytes)
-        keeping = replace(keeping, workspaces=tuple(limits.items()))
+        for name in tuned_bands:
+            limits[name] = largest_workspace(cast(TunedModule, module.get_submodule(name)).tuned)
+        workspaces = tuple(limits.items())
+        keeping = replace(keeping, workspaces=workspaces, tunes_bands=bool(tuned_bands))
         least_bytes = min(least_bytes, keeping.peak_bytes)
-        if not left:
-            break
-        # What is chosen again: convolutions of other sizes in bands, and workspaces where nothing else fits.
         if keeping.peak_bytes <= budget_bytes:
-            has_bands = any(segment.bands for segment in keeping.segments)
-            if not (has_bands and tune_bands(module, step, config, team.again(), progress)):
+            fitting, choices = keeping, choices_of_convolutions(module)
+        # What is chosen again: convolutions of other sizes in bands, and workspaces where nothing else fits.
+        if left and keeping.peak_bytes <= budget_bytes and any(segment.bands for segment in keeping.segments):
+            names = tune_bands(module, step, config, team.again(), progress)
+            tuned_bands += names
+            if not names:
                 break
-        else:
+        elif left and keeping.peak_bytes > budget_bytes:
             more = team.of_rank_0({} if team.rank else _smaller_workspaces(module, traces, keeping))
             if not more:  # no workspace is to blame
                 break
             limits |= more
             limit_workspaces(module, more, config, team.again(), progress)
+        else:
+            break
+    if keeping.peak_bytes > budget_bytes >= fitting.peak_bytes:  # what was tuned for bands needs too much
+        keeping = fitting
+        put_back(choices)
+        keep(module, keeping)
     if keeping.peak_bytes > budget_bytes:
         raise InfeasibleError(
             f"memory_budget is {exact_bytes(budget_bytes)}; a step of this model needs at least "

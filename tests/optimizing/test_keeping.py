@@ -210,7 +210,7 @@ def test_convolutions_get_smaller_workspaces_where_the_budget_asks_for_it(
     for budget_bytes in (limited_bytes, (limited_bytes + tuned_bytes) // 2):
         first, second = within(budget_bytes), within(budget_bytes)  # the second one from what is stored
         assert first.keeping == second.keeping
-        assert "smaller workspaces" in str(first.keeping)
+        assert "are limited" in str(first.keeping)
         limits = dict(first.keeping.workspaces)
         for made in (first, second):
             assert bytes_of(OwnStep(image), made) <= budget_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import mucudnn
 from mucudnn.core.config import Config
 from mucudnn.kernels.compiled.library import loaded_build
+from mucudnn.optimizing import keeping
 from mucudnn.optimizing.trace import MeasuredStep
 from mucudnn.running.keeping import KeepingModule
 from mucudnn.running.modules import TunedModule
@@ -64,8 +65,8 @@ def test_a_step_stays_within_less_than_any_choice_of_whole_tensors_needs(config:
             assert not has_segments
             continue
         assert has_segments
-        keeping = cast(KeepingModule, within).keeping
-        assert keeping.segments
+        kept = cast(KeepingModule, within).keeping
+        assert kept.segments
         assert max(MeasuredStep(within, OwnStep(X), "cpu").peaks()) <= budget_bytes
         reference = copy.deepcopy(model).double()
         for trained, x in ((reference, X.double()), (model, X), (within, X)):
@@ -78,26 +79,56 @@ def test_a_step_stays_within_less_than_any_choice_of_whole_tensors_needs(config:
             assert error <= 1.5 * torchs + 1e-6
 
 
-def test_a_step_of_one_image_runs_in_bands_which_are_tuned_and_stored(config: Config) -> None:
+def for_one_image() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    x = torch.randn(1, 3, 128, 96)
     layers = nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 8, 3)
-    model = nn.Sequential(*layers)
+    return nn.Sequential(*layers), torch.randn(1, 3, 128, 96)
+
+
+def test_a_step_of_one_image_runs_in_bands_which_are_tuned_and_stored(config: Config) -> None:
+    model, x = for_one_image()
     budget_bytes = max(MeasuredStep(model, OwnStep(x), "cpu").peaks()) // 2
     expected = torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
     within_budget, stored = replace(config, memory_budget=budget_bytes), []
     for _ in range(2):
         within = mucudnn.optimize(copy.deepcopy(model), x, within_budget, progress=False)
-        keeping = cast(KeepingModule, within).keeping
-        (segment,) = keeping.segments
+        kept = cast(KeepingModule, within).keeping
+        (segment,) = kept.segments
         assert len(segment.bands) > 1
         assert max(MeasuredStep(within, OwnStep(x), "cpu").peaks()) <= budget_bytes
         found = torch.autograd.grad(within(x).square().sum(), [*within.parameters()])
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
         sizes = {tuned.problem.h for tuned in cast(TunedModule, within.get_submodule("0")).tuned}
         assert len(sizes) == 1 + len({stop - start for band in segment.bands for start, stop in band.of_inputs})
-        stored.append(keeping)
+        stored.append(kept)
     assert stored[0] == stored[1]
+
+
+def test_bands_run_pytorchs_convolutions_where_others_need_too_much(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = for_one_image()
+    own_peaks, own_put_back, more_bytes = MeasuredStep.peaks, keeping.put_back, [0]
+    budget_bytes = max(MeasuredStep(model, OwnStep(x), "cpu").peaks()) // 2
+
+    def tune_bands(model: nn.Module, *_: object) -> list[str]:
+        more_bytes[0] = budget_bytes
+        vars(model[0])["tuned"] = ()
+        return ["0"]
+
+    def put_back(choices: Any) -> None:
+        more_bytes[0] = 0
+        own_put_back(choices)
+
+    monkeypatch.setattr(keeping, "tune_bands", tune_bands)
+    monkeypatch.setattr(keeping, "put_back", put_back)
+    monkeypatch.setattr(MeasuredStep, "peaks", lambda step: [peak + more_bytes[0] for peak in own_peaks(step)])
+    within = mucudnn.optimize(model, x, replace(config, memory_budget=budget_bytes), progress=False)
+    kept = cast(KeepingModule, within).keeping
+    assert kept.segments[0].bands
+    assert not kept.tunes_bands
+    assert cast(TunedModule, within.get_submodule("0")).tuned
+    assert max(MeasuredStep(within, OwnStep(x), "cpu").peaks()) <= budget_bytes
 
 
 def test_the_gradient_of_a_large_result_is_counted() -> None:
@@ -131,10 +162,10 @@ def test_a_whole_model_may_be_a_segment_also_for_another_budget(config: Config) 
     for share in (0.5, 0.4):
         budget_bytes = int(share * all_bytes)
         model = mucudnn.optimize(model, X, replace(config, memory_budget=budget_bytes), progress=False)
-        keeping = cast(KeepingModule, model).keeping
-        assert [segment.module for segment in keeping.segments] == [""]
+        kept = cast(KeepingModule, model).keeping
+        assert [segment.module for segment in kept.segments] == [""]
         assert max(MeasuredStep(model, OwnStep(X), "cpu").peaks()) <= budget_bytes
-        assert keeping.predicted_bytes == pytest.approx(keeping.peak_bytes, rel=0.05)
+        assert kept.predicted_bytes == pytest.approx(kept.peak_bytes, rel=0.05)
         found = torch.autograd.grad(model(X).square().sum(), [*model.parameters()])
         torch.testing.assert_close([*found], expected, rtol=1e-3, atol=1e-3)
 

@@ -242,9 +242,10 @@ class Barrier(Called):
         return self.nbytes
 
     def call(self, results: Mapping[int, Any]) -> Any:
-        args, kwargs = self.with_each(lambda value: results[value.index] if isinstance(value, Ref) else value)
         if self.target in VIEWS:
-            return aten.reshape.default(*args, **kwargs)
+            viewed, shape = self.args
+            return (results[viewed.index] if isinstance(viewed, Ref) else viewed).reshape(shape)
+        args, kwargs = self.with_each(lambda value: results[value.index] if isinstance(value, Ref) else value)
         return self.target(*args, **kwargs)
 
 
