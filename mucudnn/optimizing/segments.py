@@ -239,7 +239,7 @@ def _is_same(function: nn.Module, inputs: Sequence[Tensor], segment: Segment, *,
     states, found = [], []
     parameters = [parameter for parameter in function.parameters() if parameter.requires_grad]
     for is_whole in (True, False):
-        states.append((torch.get_rng_state(), [buffer._version for buffer in function.buffers()]))
+        states.append((_random_states(inputs), [buffer._version for buffer in function.buffers()]))
         with torch.enable_grad():
             leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
             copies = [x.clone() for x in leaves]
@@ -252,8 +252,8 @@ def _is_same(function: nn.Module, inputs: Sequence[Tensor], segment: Segment, *,
             dy = dy.contiguous(memory_format=torch.channels_last if y.dim() == 4 else torch.channels_last_3d)
         wanted = [*(x for x in leaves if x.requires_grad), *parameters]
         found.append((y.detach(), torch.autograd.grad(y, wanted, dy, allow_unused=True)))
-    (rng_state, versions), (rng_state_after, versions_after) = states
-    if not torch.equal(rng_state, rng_state_after) or versions != versions_after:
+    (random, versions), (random_after, versions_after) = states
+    if not all(map(torch.equal, random, random_after)) or versions != versions_after:
         return False
     (whole, gradients), (in_parts, others) = found
     of_parameters = gradients[len(gradients) - len(parameters) :]
@@ -263,6 +263,11 @@ def _is_same(function: nn.Module, inputs: Sequence[Tensor], segment: Segment, *,
     # Values near zero change their sign by rounding, and with it the derivative of an activation.
     of_gradients = zip(gradients, others, strict=True)
     return all(_is_near(one, other, _MOST_ERROR, 0.01 * largest) for one, other in of_gradients)
+
+
+def _random_states(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the states of random numbers on the CPU and on the GPUs of the inputs."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(x.device) for x in inputs if x.is_cuda)]
 
 
 def _is_near(one: Tensor | None, other: Tensor | None, tolerance: float, scale: float) -> bool:

@@ -70,6 +70,7 @@ nvidia-smi -q > "$OUT/nvidia-smi.log" 2>&1
 
 # The first 15 minutes on a device: what no GPU has passed yet, then the decoders and the patches.
 tests test_gpu_ranks tests/gpu/test_gpu_ranks.py
+tests test_gpu_within tests/gpu/test_gpu_within.py
 tests test_volumes -k volume tests/gpu/test_gpu.py
 for decoder in limit bands clip; do
 	part "decoder-$decoder" support.cuda.decoders $decoder --out "$OUT/decoder-$decoder"
@@ -79,7 +80,7 @@ bench patches convolutions mucudnn.bench.sources.networks.video:qwen_patches --i
 
 for file in tests/gpu/test_gpu*.py; do
 	name=$(basename "$file" .py)
-	[ "$name" = test_gpu_ranks ] || tests "$name" "$file"
+	case $name in test_gpu_ranks | test_gpu_within) ;; *) tests "$name" "$file" ;; esac
 done
 
 bench limits convolutions deepbench-train --batch 256 --filter 3x3,5x5 \

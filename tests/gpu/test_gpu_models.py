@@ -9,7 +9,6 @@ import copy
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ import pytest
 import torch
 from support.always_ours import choose_always_ours
 from support.command_line import HEADING, invoke, rows
-from support.cuda.either_device import captured, wait_for_all
+from support.cuda.either_device import captured, new_stream, wait_for_all
 from support.peaks import repeatable_step
 from support.problems.nets import conv_net
 from torch import Tensor, nn
@@ -28,16 +27,6 @@ from mucudnn.bench.suites.demo import train_in_turns
 from mucudnn.bench.suites.shared.step_costs import allocator_peak_bytes
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
-
-
-def new_stream(device: str) -> AbstractContextManager[object]:
-    """What runs inside is on a stream of its own, after what was started before."""
-    if device == "cpu":
-        return nullcontext()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    return torch.cuda.stream(stream)
-
 
 pytestmark = pytest.mark.filterwarnings("default")  # what a driver or library warns of is no failure of a convolution
 

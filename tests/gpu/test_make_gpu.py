@@ -46,7 +46,16 @@ def test_a_part_that_fails_does_not_stop_the_others(out: Path) -> None:
     assert [name for name, outcome in outcomes.items() if outcome != "passed"] == ["network-resnet18"]
     assert outcomes["network-resnet18"] == "failed with exit status 3"
     assert len(called) == len(outcomes)
-    first = ["doctor", "test_gpu_ranks", "test_volumes", "decoder-limit", "decoder-bands", "decoder-clip", "patches"]
+    first = [
+        "doctor",
+        "test_gpu_ranks",
+        "test_gpu_within",
+        "test_volumes",
+        "decoder-limit",
+        "decoder-bands",
+        "decoder-clip",
+        "patches",
+    ]
     assert list(outcomes)[: len(first)] == first
     assert (out / "limits.log").read_text() == f"{out / 'measurements.sqlite'}\n"
 

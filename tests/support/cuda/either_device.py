@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,15 @@ def run_in_slices(
         algorithm.step(problem, x, operands.w, y, None, prepared, memory.buffer(each.scratch_bytes))
         start += n
     algorithm.close(problem, operands.w, prepared)
+
+
+def new_stream(device: str) -> AbstractContextManager[object]:
+    """What runs inside is on a stream of its own, after what was started before."""
+    if device == "cpu":
+        return nullcontext()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    return torch.cuda.stream(stream)
 
 
 def captured(work: Callable[[], None], device: str) -> Callable[[], None]:
