@@ -127,6 +127,7 @@ def keep_within(
         team.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
         subject = _subject(model, sample_input, config, step, team)
         keeping = team.of_rank_0(None if subject is None or team.rank else _stored(subject, config, device_type))
+        choices = choices_of_convolutions(module)
         try:
             with undisturbed(module), ExitStack() as stack:
                 if step is None:
@@ -142,6 +143,7 @@ def keep_within(
                         tune_bands(module, step, config, team.again(), progress)
                     limit_workspaces(module, dict(keeping.workspaces), config, team.again(), progress)
         except BaseException:
+            put_back(choices)
             keep(module, None)
             raise
     keep(module, keeping)
@@ -213,8 +215,7 @@ def _measured(
         keeping = kept_within(traces, budget_bytes, keeping.all_bytes)
         for name in tuned_bands:
             limits[name] = largest_workspace(cast(TunedModule, module.get_submodule(name)).tuned)
-        workspaces = tuple(limits.items())
-        keeping = replace(keeping, workspaces=workspaces, tunes_bands=bool(tuned_bands))
+        keeping = replace(keeping, workspaces=tuple(limits.items()), tunes_bands=bool(tuned_bands))
         least_bytes = min(least_bytes, keeping.peak_bytes)
         if keeping.peak_bytes <= budget_bytes:
             fitting, choices = keeping, choices_of_convolutions(module)

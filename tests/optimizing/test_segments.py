@@ -113,7 +113,7 @@ def test_bands_run_pytorchs_convolutions_where_others_need_too_much(
 
     def tune_bands(model: nn.Module, *_: object) -> list[str]:
         more_bytes[0] = budget_bytes
-        vars(model[0])["tuned"] = ()
+        vars(model.get_submodule("0"))["tuned"] = ()
         return ["0"]
 
     def put_back(choices: Any) -> None:
@@ -129,6 +129,23 @@ def test_bands_run_pytorchs_convolutions_where_others_need_too_much(
     assert not kept.tunes_bands
     assert cast(TunedModule, within.get_submodule("0")).tuned
     assert max(MeasuredStep(within, OwnStep(x), "cpu").peaks()) <= budget_bytes
+
+
+def test_an_interruption_while_bands_are_tuned_puts_choices_back(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = for_one_image()
+    budget_bytes = max(MeasuredStep(model, OwnStep(x), "cpu").peaks()) // 2
+
+    def tune_bands(model: nn.Module, *_: object) -> list[str]:
+        vars(model.get_submodule("0"))["tuned"] = ()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keeping, "tune_bands", tune_bands)
+    with pytest.raises(KeyboardInterrupt):
+        mucudnn.optimize(model, x, replace(config, memory_budget=budget_bytes), progress=False)
+    assert cast(TunedModule, model.get_submodule("0")).tuned
+    assert cast(KeepingModule, model).keeping is None
 
 
 def test_the_gradient_of_a_large_result_is_counted() -> None:
