@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -92,21 +93,38 @@ def limit_workspaces(
 
     Raises the errors of ``tune``.
     """
-    if not limits:
-        return
     modules = {name: cast(TunedModule, model.get_submodule(name)) for name in limits}
-    smaller: dict[str, list[TunedProblem | Task]] = {}
-    for name, module in modules.items():
-        smaller[name] = [_within(tuned, limits[name], config) for tuned in module.tuned]
-    tasks = list(dict.fromkeys(one for of_module in smaller.values() for one in of_module if isinstance(one, Task)))
-    device_type = device_of_convolutions(model).type
-    tuning = tune_tasks(tasks, config, device=device_type, progress=progress, team=team)
+    wanted = {
+        name: [_within(tuned, limits[name], config) for tuned in module.tuned] for name, module in modules.items()
+    }
+    _put_in_tuned(model, wanted, config, team, progress)
+
+
+def _put_in_tuned(
+    model: nn.Module,
+    wanted: Mapping[str, Sequence[TunedProblem | Task]],
+    config: Config,
+    team: Team,
+    progress: Progress,
+) -> None:
+    """Apply choices to modules, by name; tasks are tuned before."""
+    tasks = list(dict.fromkeys(one for of_module in wanted.values() for one in of_module if isinstance(one, Task)))
+    if not tasks:
+        return
+    tuning = tune_tasks(tasks, config, device=device_of_convolutions(model).type, progress=progress, team=team)
     chosen = dict(zip(tasks, tuning.problems, strict=True))
-    kept_bytes = largest_workspace(
-        tuned for module in model.modules() if isinstance(module, TunedModule) for tuned in module.tuned
-    )
-    for name, of_module in smaller.items():
-        put_in(modules[name], [chosen[one] if isinstance(one, Task) else one for one in of_module], config, kept_bytes)
+    problems = {
+        name: [chosen[one] if isinstance(one, Task) else one for one in of_module] for name, of_module in wanted.items()
+    }
+    others = [
+        tuned
+        for name, module in model.named_modules()
+        if isinstance(module, TunedModule) and name not in problems
+        for tuned in module.tuned
+    ]
+    kept_bytes = largest_workspace(chain(others, *problems.values()))
+    for name, of_module in problems.items():
+        put_in(cast(TunedModule, model.get_submodule(name)), of_module, config, kept_bytes)
 
 
 def choices_of_convolutions(model: nn.Module) -> list[tuple[TunedModule, dict[str, Any]]]:
@@ -124,11 +142,12 @@ def put_back(choices: Iterable[tuple[TunedModule, dict[str, Any]]]) -> None:
 def tune_bands(model: nn.Module, step: Step, config: Config, team: Team, progress: Progress) -> list[str]:
     """Tune convolutions that a step runs in bands of segments, and that were not tuned; return the names of modules.
 
-    Without a limit of their own: PyTorch's convolutions run where several share a budget for workspaces.
+    Each may have the workspace of ``config.workspace_limit``. Where that is the free memory below the peak of a step,
+    or several share a budget, nothing is tuned, and PyTorch's convolutions run.
 
     Raises the errors of ``tune``, and any of the step.
     """
-    wanted: dict[str, list[Task]] = {}
+    wanted: dict[str, list[TunedProblem | Task]] = {}
 
     def record(name: str, module: nn.Module, compute: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
         call = call_of(name, module, arguments, named)
@@ -137,22 +156,16 @@ def tune_bands(model: nn.Module, step: Step, config: Config, team: Team, progres
             for operation in dict.fromkeys(tuned.problem.operation for tuned in known):
                 problem, n = call.problem.with_operation(operation), call.batch_size
                 task = Task(problem, n, config.workspace_limit_bytes, baseline_exempt=config.baseline_exempt)
-                wanted.setdefault(name, []).append(task)
+                if task not in wanted.setdefault(name, [*known]):
+                    wanted[name].append(task)
         return compute(*arguments, **named)
 
     if config.has_headroom_limit or config.workspace_budget_bytes is not None:
         return []
     with observed(model, record):
         step(model)
-    tasks = team.of_rank_0(list(dict.fromkeys(task for of_module in wanted.values() for task in of_module)))
-    tuning = tune_tasks(tasks, config, device=device_of_convolutions(model).type, progress=progress, team=team)
-    chosen = dict(zip(tasks, tuning.problems, strict=True))
-    kept_bytes = largest_workspace(
-        tuned for module in model.modules() if isinstance(module, TunedModule) for tuned in module.tuned
-    )
-    for name, of_module in wanted.items():
-        module = cast(TunedModule, model.get_submodule(name))
-        put_in(module, [*module.tuned, *(chosen[task] for task in dict.fromkeys(of_module))], config, kept_bytes)
+    wanted = team.of_rank_0(wanted)
+    _put_in_tuned(model, wanted, config, team, progress)
     return list(wanted)
 
 

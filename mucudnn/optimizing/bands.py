@@ -60,7 +60,7 @@ def _by_torch(function: nn.Module) -> Iterator[None]:
 
 
 def _ratio(x_rows: int, y_rows: int) -> Fraction:
-    """Return how many rows of an input there are for one row of the result: a whole number, or one by such a number."""
+    """Return how many rows of an input there are for one row of the result: a whole number or its inverse."""
     return Fraction(round(x_rows / y_rows)) if x_rows >= y_rows else Fraction(1, round(y_rows / x_rows))
 
 

@@ -61,7 +61,7 @@ class Part:
 
     @property
     def share(self) -> float:
-        """Of what is inside, computed at a time."""
+        """The share of what is inside that is in memory at a time."""
         samples = self.segment.micro_batch / self.batch_size
         return samples if self.bands == 1 else samples * (1 / self.bands + self.halo)
 
@@ -139,7 +139,7 @@ def _halo(module: nn.Module, rows: int) -> float:
     for inside in module.modules():
         if isinstance(inside, (_ConvNd, _MaxPoolNd, _AvgPoolNd)):
             size, stride, dilation = (
-                one[0] if isinstance(one, tuple) else int(cast(int, one))
+                one[0] if isinstance(one, (tuple, list)) else int(cast(int, one))
                 for one in (inside.kernel_size, inside.stride, getattr(inside, "dilation", 1))
             )
             read += (size - 1) * dilation * ratio
@@ -373,7 +373,7 @@ class _State:
         inner_bytes = sum(value.size_bytes for value in inner)
         inner_bytes += max([read_bytes, *(value.backward_bytes for value in inner)])
         run_bytes = part.x_bytes + part.y_bytes + int(share * inner_bytes)
-        # It is computed once more, and a halo then and in the forward pass, and its gradients.
+        # The part is computed once more. The halo is computed in both, with gradients that take twice as long.
         time_s = sum(value.time_s for value in inside) * (4 * part.repetition - 3)
         forward_bytes = int(share * max(value.forward_bytes + value.size_bytes for value in inside))
         y = replace(y, reads=tuple(reads), time_s=time_s, forward_bytes=forward_bytes)
