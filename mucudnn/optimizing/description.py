@@ -37,16 +37,20 @@ _OF_CODE = (
 _NO_MEMBERS = {"__dict__", "__weakref__", "__doc__", "__annotations__", "__module__"}
 
 
-def description(*roots: Any) -> str | None:
-    """Return a text that is the same in all processes, and another one where steps of a model may be others.
+def description(*roots: Any) -> tuple[str, str] | None:
+    """Return texts that are the same in all processes, and others where steps of a model may be others.
 
     roots: a model, the input of its steps, and what else they depend on.
+
+    The second text has what was chosen for the model's convolutions, which another tuning may choose otherwise; the
+    first one has all else.
 
     Returns None if there is too much to read, or what cannot be read, such as modules that TorchScript has compiled.
     """
     with tolerated(Exception):  # objects may refuse to be looked at
         reader = _Reader()
-        return "\n".join(reader.lines) if reader.reads_all([*roots, _settings()]) else None
+        if reader.reads_all([*roots, _settings()]):
+            return "\n".join(reader.lines), "\n".join(reader.choices)
     return None
 
 
@@ -54,10 +58,12 @@ class _Reader:
     """Reads all to which an object refers. Of classes it reads what code that has been read may call, by its name.
 
     lines: what has been read.
+    choices: those of convolutions, each with the number of lines before it.
     """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.choices: list[str] = []
         self._left: list[tuple[str, Any]] = []
         self._seen: dict[int, tuple[int, Any]] = {}  # with the part, so that no other object has its id
         self._names: set[str] = set()
@@ -71,6 +77,8 @@ class _Reader:
             name, part = self._left.pop()
             if isinstance(part, _PLAIN):
                 self.lines.append(f"{name} {part!r}")
+            elif isinstance(part, Choices):
+                self.choices.append(f"{len(self.lines)} {_chosen(part)}")
             elif id(part) in self._seen and not isinstance(part, (tuple, frozenset)):  # constants may be one object
                 self.lines.append(f"{name} is {self._seen[id(part)][0]}")
             elif isinstance(part, torch.jit.ScriptModule) or len(self.lines) > _MOST_LINES:
@@ -155,10 +163,6 @@ def _inside(part: Any) -> Iterator[tuple[str, Any]]:
         yield from _of_function(part)
     elif isinstance(part, CodeType):
         yield "constants", part.co_consts
-    elif isinstance(part, Choices):
-        chosen = [configuration for by_size in part.configurations.values() for configuration in by_size.values()]
-        yield "handle", part.handle  # a digest of what runs
-        yield "bytes", [configuration.workspace_bytes for configuration in chosen]
     elif isinstance(part, GroupChoices):
         yield "choices", (part.defers, part.joins_additions, part.computes_again, part.defers_activations)
         yield "calls", [f"{call!r} {count}" for call, count in part.calls.items()]
@@ -174,6 +178,12 @@ def _inside(part: Any) -> Iterator[tuple[str, Any]]:
         yield "self", getattr(part, "__self__", None)
     else:
         yield from _of_object(part)
+
+
+def _chosen(choices: Choices) -> str:
+    """Return the digest of what runs, and its workspaces."""
+    chosen = [configuration for by_size in choices.configurations.values() for configuration in by_size.values()]
+    return f"{choices.handle} {[configuration.workspace_bytes for configuration in chosen]}"
 
 
 def _of_object(part: Any) -> Iterator[tuple[str, Any]]:

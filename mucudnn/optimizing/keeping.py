@@ -2,7 +2,8 @@
 
 A step is traced with all that PyTorch keeps (``trace.py``). ``solver/keeping.py`` chooses what is kept, and
 ``segments.py`` what runs in micro-batches. Then steps are counted: what was predicted too low is corrected, and chosen
-again. The choices are stored for later runs, under a ``description`` of the model.
+again. The choices are stored for later runs, under a ``description`` of the model. A run whose convolutions were tuned
+otherwise meanwhile counts a step before it takes them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from mucudnn.tuning.choose import with_noise
 from mucudnn.tuning.model_state import OwnStep, undisturbed
 from mucudnn.tuning.tuner import machine_and_database
 
-_VERSION = 3  # raised when other choices would be made; those that are stored are then made again
+_VERSION = 4  # raised when other choices would be made; those that are stored are then made again
 _COUNTS = 4  # steps that are counted to correct the prediction
 _AGAIN = 3  # how often a step is traced again, since convolutions have other workspaces or other sizes
 _ROUNDS = Rounds(2, 9, 5.0)  # of steps within the budget and PyTorch's
@@ -126,22 +127,19 @@ def keep_within(
     with team.propagate_errors():
         team.require_same("step", "None" if step is None else "given", "give it on all ranks, or on none")
         subject = _subject(model, sample_input, config, step, team)
-        keeping = team.of_rank_0(None if subject is None or team.rank else _stored(subject, config, device_type))
+        stored = team.of_rank_0(None if subject is None or team.rank else _stored(subject, config, device_type))
         choices = choices_of_convolutions(module)
         try:
             with undisturbed(module), ExitStack() as stack:
                 if step is None:
                     step = OwnStep(sample_input)
                     stack.enter_context(without_updates(module))
+                keeping = None if stored is None else _put_in_stored(module, stored, config, step, team, progress)
                 if keeping is None:
+                    put_back(choices)
                     keeping = _measured(module, config, step, device_type, team, progress)
-                    if subject is not None and not team.rank:
-                        _store(subject, keeping, config, device_type)
-                else:
-                    keep(module, keeping)
-                    if keeping.tunes_bands:
-                        tune_bands(module, step, config, team.again(), progress)
-                    limit_workspaces(module, dict(keeping.workspaces), config, team.again(), progress)
+                if subject is not None and not team.rank and stored != (keeping, True):
+                    _store(subject, keeping, config, device_type)
         except BaseException:
             put_back(choices)
             keep(module, None)
@@ -149,38 +147,87 @@ def keep_within(
     keep(module, keeping)
 
 
-def _subject(model: nn.Module, sample_input: Any, config: Config, step: Step | None, team: Team) -> str | None:
-    """Return a text that says all on which choices depend, the same on all ranks; None if they are not to be stored.
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What choices depend on, as texts that are equal on all ranks.
+
+    step: all but the choices of convolutions.
+    convolutions: those, as a digest.
+    """
+
+    step: str
+    convolutions: str
+
+
+def _subject(model: nn.Module, sample_input: Any, config: Config, step: Step | None, team: Team) -> _Subject | None:
+    """Return what choices depend on; None if they are not to be stored.
 
     They are not if the step is the user's, or a model cannot be described.
     """
-    text = None if step is not None else description(model, sample_input, is_heap_kept(), config.deterministic)
-    digests = team.gather(None if text is None else _digest(text))
+    texts = None if step is not None else description(model, sample_input, is_heap_kept(), config.deterministic)
+    digests = team.gather(None if texts is None else tuple(map(_digest, texts)))
+    if None in digests:
+        return None
+    of_steps, of_convolutions = (_digest(str(of_ranks)) for of_ranks in zip(*digests, strict=True))
     budget_bytes = config.memory_budget_bytes
-    what = f"{VERSION}, step within {budget_bytes} bytes, version {_VERSION}, {_digest(str(digests))}: "
-    return None if None in digests else what
+    what = f"{VERSION}, step within {budget_bytes} bytes, version {_VERSION}, {of_steps}: "
+    return _Subject(what, f"{of_convolutions}: ")
 
 
 def _digest(text: str) -> str:
     return sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
-def _stored(subject: str, config: Config, device_type: str) -> Keeping | None:
-    """Return what an earlier run has chosen for a step; None if there was none."""
+def _stored(subject: _Subject, config: Config, device_type: str) -> tuple[Keeping, bool] | None:
+    """Return what an earlier run has chosen for a step, and whether its convolutions were the same; None if none has.
+
+    Of choices for other convolutions, any.
+    """
     with machine_and_database(config, device_type) as (machine, database):
-        timings = EnvironmentStore(database, machine.environment).timings(subject)
+        timings = EnvironmentStore(database, machine.environment).timings(subject.step)
+    found = None
     for text, seconds in timings:
+        convolutions, _, chosen = text.removeprefix(subject.step).partition(" ")
+        is_same = f"{convolutions} " == subject.convolutions
         with suppress(ValueError, TypeError, LookupError):
-            return _read(text.removeprefix(subject), *seconds)
-    return None
+            if found is None or not found[1] or is_same:
+                found = _read(chosen, *seconds), is_same
+    return found
 
 
-def _store(subject: str, keeping: Keeping, config: Config, device_type: str) -> None:
+def _put_in_stored(
+    module: KeepingModule,
+    stored: tuple[Keeping, bool],
+    config: Config,
+    step: Step,
+    team: Team,
+    progress: Progress,
+) -> Keeping | None:
+    """Put stored choices in; return them, or None if a step would not be as they say.
+
+    stored: with whether they were made for the same choices of convolutions. Otherwise a step is counted: its values
+        must be those that were chosen for, and its peak within the budget.
+    """
+    keeping, is_same = stored
+    keep(module, keeping)
+    if keeping.tunes_bands:
+        tune_bands(module, step, config, team.again(), progress)
+    limit_workspaces(module, dict(keeping.workspaces), config, team.again(), progress)
+    if is_same:
+        return keeping
+    progress("counting a step with stored choices", 1.0)
+    peak_bytes = max(team.gather(max(MeasuredStep(module, step, device_of_convolutions(module).type).peaks())))
+    is_as_chosen = all(team.gather(module.is_as_chosen)) and peak_bytes <= keeping.budget_bytes
+    return replace(keeping, peak_bytes=peak_bytes) if is_as_chosen else None
+
+
+def _store(subject: _Subject, keeping: Keeping, config: Config, device_type: str) -> None:
     """Store what was chosen for a step: the times are those of the step with these choices."""
     assert keeping.step is not None
     seconds = keeping.step.baseline_samples_s, keeping.step.time_samples_s
+    text = subject.step + subject.convolutions + _written(keeping)
     with machine_and_database(config, device_type) as (machine, database):
-        EnvironmentStore(database, machine.environment).add_timing(subject + _written(keeping), seconds, None)
+        EnvironmentStore(database, machine.environment).add_timing(text, seconds, None)
 
 
 def _written(keeping: Keeping) -> str:
@@ -267,7 +314,7 @@ def _smaller_workspaces(module: KeepingModule, traces: Traces, keeping: Keeping)
 
 def keep(module: KeepingModule, keeping: Keeping | None) -> None:
     """Have a model keep what is chosen; None to keep all that PyTorch keeps."""
-    vars(module)["keeping"] = keeping
+    vars(module).update(keeping=keeping, is_as_chosen=True)
     set_segments(module, () if keeping is None else keeping.segments)
 
 

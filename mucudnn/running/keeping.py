@@ -22,17 +22,20 @@ class KeepingModule(SegmentedModule):
     """A model of which a forward pass keeps what was chosen, so that a training step stays within a budget.
 
     keeping: the choices; None to keep all that PyTorch keeps.
+    is_as_chosen: whether the last forward pass that recorded a tape had the values that were chosen for.
     """
 
     keeping: Any = None
+    is_as_chosen: bool = True
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         keeping = self.keeping
         if keeping is None or not (keeping.choices or keeping.segments) or not records(self):
             return super().forward(*arguments, **named)
         trained = [parameter for parameter in self.parameters() if parameter._post_accumulate_grad_hooks]
-        with tape.Tape(keeping.choices, trained):
+        with tape.Tape(keeping.choices, trained) as recorded:
             result = super().forward(*arguments, **named)
+        vars(self)["is_as_chosen"] = recorded.matches and recorded.count == len(keeping.choices)
         free_concatenations(result, (arguments, named))
         return result
 

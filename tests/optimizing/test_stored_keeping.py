@@ -27,6 +27,7 @@ from mucudnn.optimizing import keeping
 from mucudnn.optimizing.description import description
 from mucudnn.optimizing.keeping import Keeping
 from mucudnn.optimizing.trace import MeasuredStep
+from mucudnn.running.choices import Choices
 from mucudnn.running.keeping import KeepingModule
 from mucudnn.running.segments import Band, Segment
 from mucudnn.solver.keeping import Choice
@@ -119,6 +120,46 @@ def test_a_second_run_runs_no_step(config: Config, monkeypatch: pytest.MonkeyPat
         gradients.append([parameter.grad for parameter in trained.parameters()])
     assert all(map(torch.equal, gradients[0], gradients[1]))
     assert all(map(torch.equal, gradients[0], gradients[2]))
+
+
+def test_a_run_with_other_convolutions_counts_a_step(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was stored holds if the step has the same values, and its peak is within the budget."""
+    monkeypatch.setattr(keeping, "_ROUNDS", Rounds(1, 1, 1.0))
+    one = Net()
+    OwnStep(X)(one)
+    config = replace(config, memory_budget=int(0.8 * max(MeasuredStep(one, OwnStep(X), "cpu").peaks())))
+    text = cast(Any, description(Net(), X))[0]
+    with mock.patch.object(keeping, "description", return_value=(text, "first")):
+        first = optimized(Net(), config)
+    assert first.keeping.choices
+
+    def again(convolutions: str) -> Any:
+        with mock.patch.object(keeping, "description", return_value=(text, convolutions)):
+            return optimized(Net(), config).keeping
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keeping, "_measured", lambda *_: pytest.fail("all was measured again"))
+        second = again("second")
+        assert second == replace(first.keeping, peak_bytes=second.peak_bytes)
+        assert 0 < second.peak_bytes <= second.budget_bytes
+        counted = steps_from_now_on(patched)
+        assert again("second") == second  # which was stored
+        assert not counted
+    monkeypatch.setattr(keeping, "_measured", lambda *_: CHOSEN)
+    with monkeypatch.context() as patched:
+        patched.setattr(MeasuredStep, "peaks", lambda _: [second.budget_bytes + 1])
+        assert again("third") == CHOSEN
+    # Choices of other values, which are now stored too, are for no step of this model.
+    change(cast(Path, config.database), "DELETE FROM timings WHERE subject NOT LIKE '%blocks.3%'")
+    assert again("fourth") == CHOSEN
+
+
+def steps_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return a list of the steps that are run from now on."""
+    steps: list[object] = []
+    own = OwnStep.__call__
+    monkeypatch.setattr(OwnStep, "__call__", lambda self, model: (steps.append(model), own(self, model))[1])
+    return steps
 
 
 def test_all_that_was_chosen_is_stored(config: Config, measured: list[object]) -> None:
@@ -276,13 +317,26 @@ def test_equal_constants_may_be_one_object() -> None:
     assert text is not None
 
 
+def test_choices_of_convolutions_are_described_apart(config: Config) -> None:
+    within = Net()
+    texts = []
+    tuned = mucudnn.optimize(within, X, replace(config, memory_budget=None), progress=False)
+    for name in ("first", "second"):
+        module = cast(Any, tuned).first
+        vars(module)["choices"] = Choices({}, "cpu", limit_bytes=len(name))
+        texts.append(cast(Any, description(tuned, X)))
+    (one, other) = texts
+    assert one[0] == other[0]
+    assert one[1] != other[1]
+
+
 @pytest.mark.slow
 def test_other_processes_describe_a_model_alike() -> None:
     """Sets of texts have another order in each of them."""
     here = description(Net(), X)
     assert here is not None
     code = "import hashlib; from optimizing.test_stored_keeping import Net, X, description; "
-    code += "print(hashlib.sha256(description(Net(), X).encode()).hexdigest())"
+    code += "print(hashlib.sha256(str(description(Net(), X)).encode()).hexdigest())"
     found = {
         subprocess.run(
             [sys.executable, "-c", code],
