@@ -438,10 +438,10 @@ class LoopNest(ExactAlgorithm):
 
 # One matrix product over all taps and channels without an im2col matrix (implicit_gemm.cpp): register tiles read small
 # packed windows of the image. Any stride, padding, dilation and groups.
-IMPLICIT_GEMM = ExactAlgorithm("implicit-gemm", version=7)
+IMPLICIT_GEMM = ExactAlgorithm("implicit-gemm", version=8)
 # 1x1 filters as matrix products on x and y in place, in either memory format (pointwise.cpp). Any stride and groups, no
 # padding. For BACKWARD_FILTER in float32, the first thread adds to dw itself, the other threads to copies of dw.
-POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=7, normalizes=_all)
+POINTWISE = ExactAlgorithm("pointwise", _not_pointwise, version=8, normalizes=_all)
 # Depthwise, and small groups of channels, by direct sums (depthwise.cpp). Every output is a sum over the few channels
 # of its group. Each register tile of outputs reads neighbouring columns from zero-padded windows, or neighbouring
 # channels in place. Any stride, padding, dilation and channel multiplier.

@@ -46,6 +46,8 @@ EDGES: dict[str, tuple[dict[str, Any], int]] = {
     "many chunks of pixels": ({"c": 20, "k": 9, "h": 47, "w": 45}, 2),
     "chunks of narrow pixels": ({"c": 24, "k": 144, "h": 23, "w": 20}, 2),
     "images of one pixel": ({"c": 40, "k": 70, "h": 1, "w": 1}, 9),
+    "one pixel": ({"c": 520, "k": 150, "h": 1, "w": 1}, 1),
+    "few pixels of many channels": ({"c": 300, "k": 600, "h": 1, "w": 7}, 1),
     "images smaller than a vector": ({"c": 9, "k": 10, "h": 1, "w": 3}, 20),
     "stride": ({"c": 12, "k": 20, "h": 15, "w": 18, "stride": (2, 2)}, 3),
     "stride in one direction": ({"c": 12, "k": 20, "h": 33, "w": 40, "stride": (1, 2)}, 2),

@@ -133,6 +133,7 @@ INLINE void sums_of_rows(RowsOf rows_of, int blocks, int steps, const float* b, 
   }
   for (int block = 0; block < blocks; ++block) {
     auto rows = rows_of(block);
+#pragma GCC unroll 4
     for (int step = 0; step < steps; ++step, rows.advance(), b += b_step) {
       Vec right[VECTORS];
 #pragma GCC unroll 4

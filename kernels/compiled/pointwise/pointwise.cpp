@@ -9,14 +9,16 @@ namespace {
 
 constexpr int PACKED_TOGETHER = 8;  // blocks of lanes: whole cache lines if the lanes of a filter are contiguous
 
-// Pack blocks of VL lanes from `first_block` on: lane l of row r goes to packed[(l / VL * rows + r) * VL + l % VL]. If
-// there are pairs of rows, r is the number of a pair, and rows that of pairs.
-void pack_lanes(const FilterView& view, int first_block, bool of_pairs, float* packed) {
+// Pack blocks of VL lanes from `first_block` on, as Product::filter_offset has them. If there are pairs of rows, a step
+// is a pair.
+void pack_lanes(const FilterView& view, int first_block, const Product& product, float* packed) {
   const int last_block = std::min(blocks_of(view.lanes), first_block + PACKED_TOGETHER);
-  const int numbers = of_pairs ? 2 : 1, rows = view.rows / numbers;
+  const bool of_pairs = product.of_pairs;
+  const int numbers = of_pairs ? 2 : 1;
   for (int row = 0; row < view.rows; row += VL)
     for (int block = first_block; block < last_block; ++block) {
-      float* to = packed + (ptrdiff_t(block) * rows + row / numbers) * VL;
+      const int step = row / numbers, first_step = step / product.steps() * product.steps();
+      float* to = packed + product.filter_offset(first_step, block) + (step - first_step) * VL;
       const FilterBlock of_view{view, block * VL, row};
       if (of_view.rows() == VL && !of_pairs) {
         load_filter_block(of_view, to);
@@ -56,7 +58,7 @@ struct Pointwise : TakesImages {
 #pragma omp parallel for num_threads(stage.thread_count()) collapse(2)
     for (int64_t group = 0; group < stage.geometry.groups; ++group)
       for (int64_t part = 0; part < parts; ++part)
-        pack_lanes(stage.filter(group), int(part * PACKED_TOGETHER), product.of_pairs, packed + group * of_group);
+        pack_lanes(stage.filter(group), int(part * PACKED_TOGETHER), product, packed + group * of_group);
   }
 
   static void correlate(const Slice& slice) {

@@ -19,6 +19,11 @@ namespace pointwise {
 // Rows of a tile whose rows are pixels. With MR = 14 the compiler spills sums, since a row's address takes registers.
 constexpr int PIXEL_ROWS = std::min(MR, 12);
 
+// Vectors of a tile of one pixel: with fewer, each sum would wait for the one before.
+constexpr int SINGLE_PIXEL_VECTORS = 2 * NV;
+
+constexpr int vectors_of_tile(int64_t pixels) { return pixels == 1 ? SINGLE_PIXEL_VECTORS : NV; }
+
 // Return the bytes of the last-level cache, within reason: a process may never get all of a large one that is shared.
 inline int64_t last_level_bytes() {
   constexpr int64_t LEAST = int64_t{8} << 20, MOST = int64_t{32} << 20;
@@ -113,22 +118,30 @@ struct Product {
   // Return how many channels to sum before sums are written, so that a register tile's part of both operands fits L1.
   int steps() const {
     constexpr int MOST = 256;
-    return ceil_div(in.c, ceil_div(in.c, MOST));
+    return in.c <= MOST ? in.c : ceil_div(ceil_div(in.c, ceil_div(in.c, MOST)), VL) * VL;
+  }
+  int steps_from(int channel) const { return std::min(steps(), in.c - channel); }
+
+  // Return where the packed filter has the steps from `first_step` on for a block of result channels: [steps of all
+  // channels][blocks][steps][VL], in the order in which it is read.
+  ptrdiff_t filter_offset(int first_step, int block) const {
+    return (ptrdiff_t(first_step) * blocks() + ptrdiff_t(block) * steps_from(first_step)) * VL;
   }
 
   // Return how many blocks of result channels a task has, for this number of pixel ranges. If pixels are read in place,
   // narrow tasks cost no more, so the width that leaves the busiest thread the least work is chosen.
-  int blocks_of_task(int64_t ranges, int64_t wanted_tasks) const {
+  int blocks_of_task(int64_t ranges, int64_t wanted_tasks, int pixels) const {
+    const int width = vectors_of_tile(pixels);
     const int64_t wanted = ceil_div(wanted_tasks, ranges);
     if (copies_input()) return int(ceil_div(int64_t(blocks()), std::min<int64_t>(wanted, std::max(1, blocks() / 4))));
-    const int64_t tiles = ceil_div(int64_t(blocks()), int64_t(NV));
+    const int64_t tiles = ceil_div(int64_t(blocks()), int64_t(width));
     const auto busiest = [&](int64_t of_task) {
       return ceil_div(times(ranges, ceil_div(tiles, of_task)), int64_t(threads)) * of_task;
     };
     int64_t best = ceil_div(tiles, std::min(wanted, tiles));
     for (int64_t of_task = best; of_task > 0; --of_task)
       if (busiest(of_task) < busiest(best)) best = of_task;
-    return int(best) * NV;
+    return int(best) * width;
   }
 
   Cut cut() const {
@@ -149,7 +162,7 @@ struct Product {
     const int64_t share = ceil_div(cut.pixels_of_span, count);
     cut.pixels = int(pixels_are_rows() ? share : ceil_div(share, int64_t(VL)) * VL);
     cut.ranges_of_span = ceil_div(cut.pixels_of_span, int64_t(cut.pixels));
-    cut.blocks = blocks_of_task(times(cut.spans, cut.ranges_of_span), wanted_tasks);
+    cut.blocks = blocks_of_task(times(cut.spans, cut.ranges_of_span), wanted_tasks, cut.pixels);
     if (rounds()) cut.blocks = int(std::clamp<int64_t>(RANGE_FLOATS / (cut.pixels * VL), 1, cut.blocks));
     cut.block_ranges = ceil_div(int64_t(blocks()), int64_t(cut.blocks));
     return cut;
@@ -196,7 +209,7 @@ inline void run_task(const Product& p, const ProductTask& task, const float* pac
                  : Results{y.floats() + place, rows ? y.sw : y.sc, epilogue ? &epilogue : nullptr, nullptr, streams,
                            epilogue.moments.at(y.data + place)};
   for (int step = 0; step < p.in.c; step += p.steps()) {
-    const int steps = std::min(p.steps(), p.in.c - step);
+    const int steps = p.steps_from(step);
     const auto multiply =
         rows ? (p.of_pairs ? Arithmetic<Pairs>::multiply_pixels : Arithmetic<Singles>::multiply_pixels)
              : (p.of_pairs ? Arithmetic<Pairs>::multiply_channels : Arithmetic<Singles>::multiply_channels);

@@ -163,6 +163,28 @@ INLINE void pixels_tile_of(int rows, int steps, const float* a, ptrdiff_t a_row,
           INLINE_LAMBDA { store_tile_of_pixels<ADDS_MOMENTS, ROWS, VECTORS>(sum, to, finish); });
 }
 
+// The part of the filter that is read after the current one. It is fetched into L2 meanwhile, since processors foresee
+// no more than some lines of each vector's part: a filter that is read for few pixels would be waited for.
+struct FilterAhead {
+  const float* next;
+  int share;  // floats, per tile
+
+  // last_block: that follows the current blocks of the task. blocks: to fetch, during `tiles` register tiles.
+  FilterAhead(const Product& p, const ProductTask& task, const float* packed, int first_step, int last_block, int blocks,
+              int tiles) {
+    const int steps = p.steps_from(first_step), next_step = first_step + steps;
+    const bool is_last = task.first_block + last_block >= task.last_block, goes_on = is_last && next_step < p.in.c;
+    next = packed + p.filter_offset(goes_on ? next_step : is_last ? 0 : first_step,
+                                    goes_on ? task.first_block : task.first_block + last_block);
+    share = task.count == 1 ? 0 : ceil_div(blocks * steps * VL, tiles);  // one pixel needs it as soon as it is there
+  }
+
+  INLINE_MEMBER void fetch() {
+    prefetch_later(next, share);
+    next += share;
+  }
+};
+
 template <bool ADDS_MOMENTS, class Step>
 void multiply_pixels_of(const Product& p, const ProductTask& task, int first_step, int steps, const float* packed,
                         const float* bias, float* input, const Results& results) {
@@ -177,22 +199,28 @@ void multiply_pixels_of(const Product& p, const ProductTask& task, int first_ste
   const float* a = copies ? input : in.floats() + task.first * in.sw;
   const ptrdiff_t a_row = copies ? in.c : in.sw;
   // Results are written in long runs.
-  const int blocks = task.last_block - task.first_block, together = p.blocks_in_cache();
+  const int width = vectors_of_tile(task.count);
+  const int blocks = task.last_block - task.first_block, together = std::max(width, p.blocks_in_cache());
   constexpr int FLOATS_AHEAD = 4 * 1024, NARROWEST = 64;  // processors foresee narrow pixels: few rows are one stream
   const ptrdiff_t ahead = copies || a_row < NARROWEST ? 0 : std::max<ptrdiff_t>(PIXEL_ROWS, FLOATS_AHEAD / a_row);
   const bool fetches = results.data && !results.streams;
-  for (int begin = 0; begin < blocks; begin += together)
+  for (int begin = 0; begin < blocks; begin += together) {
+    const int count = std::min(together, blocks - begin);
+    FilterAhead filter_ahead(p, task, packed, first_step, begin + together, together,
+                             ceil_div(task.count, PIXEL_ROWS) * ceil_div(count, NV));
     for_row_tiles<PIXEL_ROWS>(task.count, [&](int first, int rows) INLINE_LAMBDA {
-      if (ahead && begin == 0) prefetch_later(a + (first + ahead) * a_row, rows * a_row);
+      if (ahead && begin == 0)
+        for (int i = 0; i < rows; ++i) prefetch_later(a + (first + ahead + i) * a_row, steps);
       const float* left = a + first * a_row;
       if (normalizes_tiles) {
         normalize_rows(prologue, NO_PAIRS, left, a_row, in.c, rows, input, in.c);
         left = input;
       }
       const ptrdiff_t left_row = normalizes_tiles ? in.c : a_row;
-      for_column_blocks(std::min(together, blocks - begin), [&](auto vectors, int block) INLINE_LAMBDA {
+      const auto add_tile = [&](auto vectors, int block) INLINE_LAMBDA {
+        constexpr int ROWS = vectors.value > NV ? 1 : PIXEL_ROWS;
         const int column = (begin + block) * VL, channel = task.first_block * VL + column;
-        const float* b = packed + ptrdiff_t(channel) * p.in.c + first_step * VL;
+        const float* b = packed + p.filter_offset(first_step, task.first_block + begin + block);
         const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
         const ptrdiff_t offset = first * results.row + column;
         MatrixPlace to{results.data ? results.data + offset : nullptr, results.row, rows, p.channels() - channel,
@@ -201,10 +229,16 @@ void multiply_pixels_of(const Product& p, const ProductTask& task, int first_ste
         if (fetches)  // the results of the next pixels
           for (int i = 0; i < rows; ++i)
             prefetch_later(to.data + (PIXEL_ROWS + i) * results.row, vectors.value * VL);
-        pixels_tile_of<ADDS_MOMENTS, PIXEL_ROWS, vectors.value, Step>(rows, steps, left, left_row, b,
-                                                                      ptrdiff_t(p.in.c) * VL, to, finish);
-      });
+        filter_ahead.fetch();
+        pixels_tile_of<ADDS_MOMENTS, ROWS, vectors.value, Step>(rows, steps, left, left_row, b, ptrdiff_t(steps) * VL,
+                                                                to, finish);
+      };
+      int block = 0;
+      if (width > NV)
+        for (; block + width <= count; block += width) add_tile(Vectors<SINGLE_PIXEL_VECTORS>{}, block);
+      for_column_blocks(count - block, [&](auto vectors, int i) INLINE_LAMBDA { add_tile(vectors, block + i); });
     });
+  }
 }
 
 template <class Step>
@@ -226,7 +260,7 @@ void Arithmetic<Step>::multiply_channels(const Product& p, const ProductTask& ta
   for (int row = 0; row < (task.last_block - task.first_block) * VL; row += MR_TRANSPOSED) {
     const int channel = task.first_block * VL + row;
     if (channel >= p.channels()) return;
-    const float* a = packed + ptrdiff_t(channel / VL * VL) * p.in.c + first_step * VL + channel % VL;
+    const float* a = packed + p.filter_offset(first_step, channel / VL) + channel % VL;
     const TileFinish finish{bias ? bias + channel : nullptr, first_step > 0, epilogue};
     for_even_column_blocks<NV_TRANSPOSED>(blocks_of(task.count), [&](auto vectors, int first) {
       constexpr int VECTORS = vectors.value;
