@@ -5,6 +5,15 @@
 
 namespace program {
 
+// Write pixels of CHANNELS channels, which are `distance` elements apart in x. A loop over so few channels would take
+// longer than the copy.
+template <int CHANNELS, class T>
+void interleave(const T* read, int64_t distance, int64_t columns, T* row) {
+  for (int64_t w = 0; w < columns; ++w, row += CHANNELS)
+#pragma GCC unroll 4
+    for (int c = 0; c < CHANNELS; ++c) row[c] = read[c * distance + w];
+}
+
 template <class T>
 void copy(const View& out, const View& x, char* const* bases, int threads) {
   T* const to = out.place.in<T>(bases);
@@ -15,6 +24,7 @@ void copy(const View& out, const View& x, char* const* bases, int threads) {
       const T* read = from + n * x.stride_n + h * x.stride_h;
       const bool is_dense = out.stride_w == out.c && x.stride_c == 1 && x.stride_w == x.c;
       if (is_dense) return void(std::memcpy(row, read, out.w * out.c * sizeof(T)));
+      if (out.c == 3 && out.stride_w == 3 && x.stride_w == 1) return interleave<3>(read, x.stride_c, out.w, row);
       for (int64_t w = 0; w < out.w; ++w, row += out.stride_w, read += x.stride_w) {
         if (x.stride_c == 1) std::memcpy(row, read, out.c * sizeof(T));
         else
