@@ -120,6 +120,8 @@ def _activation_bytes(exported: torch.export.ExportedProgram) -> int:
 
 def flattened(arguments: tuple[Any, ...]) -> list[Any]:
     """Return the leaves of the arguments, in the order in which ``Input`` counts them."""
+    if all(isinstance(argument, Tensor) for argument in arguments):
+        return [*arguments]
     return tree_flatten((arguments, {}))[0]
 
 
@@ -282,6 +284,12 @@ def _result(builder: Builder, leaf: Any, strides: tuple[int, ...] | None) -> Any
         if is_view and before.rows == 1 and before.shape[2:] == (1, 1) and not isinstance(before, Moments):
             # It writes its pixels, (N, C, 1, 1), into the result.
             direct[last.wholes[0]] = dense_strides(before.shape, MemoryFormat.CHANNELS_LAST)
+            reads = [source for each in operators for source in (*each.sources, *each.wholes)]
+            if last is operators[-1] and last.shape == before.shape[:2] and reads.count(last.wholes[0]) == 1:
+                operators.pop()
+                direct[last.wholes[0]] = strides
+                builder.values[leaf] = Ref(last.wholes[0])
+                return builder.values[leaf]
         elif before.rows and not isinstance(before, Moments) and last is operators[-1]:
             if not is_view:
                 written = tuple(strides[last.args[1].index(dim)] for dim in range(len(before.shape)))

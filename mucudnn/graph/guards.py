@@ -398,7 +398,7 @@ def unshared(
     own_memory: the same, by the addresses of storages.
     """
     first, last = arena.data_ptr(), arena.data_ptr() + arena.numel()
-    taken = {leaf.untyped_storage().data_ptr() for leaf in leaves if isinstance(leaf, Tensor)} | own_memory
+    taken = {leaf.untyped_storage().data_ptr() for leaf in leaves if isinstance(leaf, Tensor)}
     blocks: dict[int, Tensor] = {}
     views: dict[tuple[object, ...], Tensor] = {}  # the same view is the same tensor
     returned = []
@@ -410,7 +410,7 @@ def unshared(
         size, stride = memory.size, memory.stride
         if memory.base is None and memory.block is None:
             storage = None if first <= value.data_ptr() < last else value.untyped_storage().data_ptr()
-            if storage is None or storage in taken or value.stride() != stride:
+            if storage is None or storage in taken or storage in own_memory or value.stride() != stride:
                 value = _fill(torch.empty_strided(size, stride, dtype=memory.dtype, device=value.device), value)
                 storage = value.untyped_storage().data_ptr()
             taken.add(storage)

@@ -178,7 +178,8 @@ def _make(frame: Frame, index: int) -> None:
         frame[index] = operator.new_result()
     else:
         strides = frame.schedule.captured.direct_results[index]
-        frame[index] = torch.empty_strided(operator.shape, strides, dtype=operator.dtype, device=operator.device)
+        shape = operator.shape[: len(strides)]
+        frame[index] = torch.empty_strided(shape, strides, dtype=operator.dtype, device=operator.device)
 
 
 def _prepare_filter(frame: Frame, number: int, index: int) -> None:
@@ -274,6 +275,8 @@ def _band(frame: Frame, number: int, index: int, k: int, samples: slice) -> Band
         out = frame[index]
     elif held is not None:
         out = held[:count, :, new - low : high - low]
+    elif frame[index].dim() == 2:  # as the caller gets its pixels
+        out = frame[index][samples, :, None, None]
     else:
         out = frame[index][samples, :, new:high]
     band = Band(xs, starts, frame, out, new, high, samples)

@@ -310,7 +310,8 @@ class Schedule:
             results = [frame[result.index] if isinstance(result, Ref) else result for result in self.captured.results]
             memories = self.memories.get(key, self.captured.memories)
             results = unshared(results, memories, frame.leaves, arena, self.own_memory)
-            return tree_map(results.__getitem__, self.captured.template)
+            template = self.captured.template
+            return results[template] if isinstance(template, int) else tree_map(results.__getitem__, template)
 
     @torch.no_grad()
     def operator_times(self, arguments: tuple[Any, ...]) -> dict[int, float]:

@@ -161,7 +161,8 @@ class Captured:
 
     template: the output, with numbers of leaves.
     results: of each leaf of the output, a ``Ref`` or a constant.
-    direct_results: the results that operators write as the caller gets them, by index, with their strides.
+    direct_results: the results that operators write as the caller gets them, by index, with their strides; two strides
+        for pixels, (N, C, 1, 1), that the caller gets as (N, C).
     memories: of the results, by their numbers, for arguments of these strides.
     strides: of the arguments that are tensors.
     kept: what the model's first call makes and later ones read: the owner, its key and the value.
