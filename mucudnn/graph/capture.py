@@ -181,7 +181,24 @@ def _graph_of(
     builder.graph.results = [
         results[leaf] if leaf in results else _result(builder, leaf, strides.get(leaf)) for leaf in leaves
     ]
+    _write_viewed(builder.graph)
     return builder.graph
+
+
+def _write_viewed(captured: Captured) -> None:
+    """Leave out a last operator that views pixels as the caller's (N, C): they are written there at once."""
+    last = captured.operators[-1]
+    if not (isinstance(last, Barrier) and last.target in VIEWS and last.wholes):
+        return
+    (viewed,), read = last.wholes, [source for each in captured.operators for source in (*each.sources, *each.wholes)]
+    returned = [result.index if isinstance(result, Ref) else None for result in captured.results]
+    index = len(captured.operators) - 1
+    is_only_use = read.count(viewed) == 1 and viewed not in returned and returned.count(index) == 1
+    if is_only_use and viewed in captured.direct_results and last.shape == captured.operators[viewed].shape[:2]:
+        number = returned.index(index)
+        captured.operators.pop()
+        captured.direct_results[viewed] = captured.memories[number].stride
+        captured.results[number] = Ref(viewed)
 
 
 def _rewritten(
@@ -284,12 +301,6 @@ def _result(builder: Builder, leaf: Any, strides: tuple[int, ...] | None) -> Any
         if is_view and before.rows == 1 and before.shape[2:] == (1, 1) and not isinstance(before, Moments):
             # It writes its pixels, (N, C, 1, 1), into the result.
             direct[last.wholes[0]] = dense_strides(before.shape, MemoryFormat.CHANNELS_LAST)
-            reads = [source for each in operators for source in (*each.sources, *each.wholes)]
-            if last is operators[-1] and last.shape == before.shape[:2] and reads.count(last.wholes[0]) == 1:
-                operators.pop()
-                direct[last.wholes[0]] = strides
-                builder.values[leaf] = Ref(last.wholes[0])
-                return builder.values[leaf]
         elif before.rows and not isinstance(before, Moments) and last is operators[-1]:
             if not is_view:
                 written = tuple(strides[last.args[1].index(dim)] for dim in range(len(before.shape)))

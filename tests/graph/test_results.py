@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mucudnn
+from mucudnn.graph.operators.operator import Barrier
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.running.workspace import borrowed_workspace, release_workspaces, workspace_of
@@ -35,6 +36,11 @@ def with_y(made: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Any, Tenso
     return lambda model, x: made(model.conv(x))
 
 
+def pixels_read_twice(y: Tensor) -> tuple[Tensor, ...]:
+    pixels = F.adaptive_avg_pool2d(y, 1)
+    return pixels.flatten(1), (pixels * 2).flatten(1), (y * pixels.sigmoid())
+
+
 RESULTS: dict[str, Callable[[Any, Tensor], tuple[Tensor, ...]]] = {
     "clone of the input": lambda model, x: (model.conv(x), x.clone()),
     "input": lambda model, x: (model.conv(x), x, x.contiguous(), x.detach()),
@@ -49,8 +55,20 @@ RESULTS: dict[str, Callable[[Any, Tensor], tuple[Tensor, ...]]] = {
     "result and its copy": with_y(lambda y: (y, y.clone(), y.clone())),
     "parts": with_y(lambda y: tuple(y.chunk(2, 1))),
     "overlapping views": with_y(lambda y: (y[:, :3], y[:, 1:], y.flatten(2))),
+    "pixels": with_y(lambda y: (y.mean((2, 3), keepdim=True).flatten(1),)),
+    "pixels and what reads them": with_y(pixels_read_twice),
+    "pixels twice": with_y(lambda y: (y.mean((2, 3), keepdim=True), y.mean((2, 3), keepdim=True).flatten(1))),
     "copies of parts": with_y(lambda y: (y[:, :3].clone(), y[:, 1:].clone(), y.relu())),
 }
+
+
+@torch.no_grad()
+def test_pixels_are_written_where_the_caller_gets_them() -> None:
+    x = torch.randn(2, 3, 8, 7)
+    for name, expected in (("pixels", False), ("pixels and what reads them", True)):
+        (schedule,) = graph_of(Returns(RESULTS[name]), x).tuned_graphs.schedules.values()
+        assert schedule is not None
+        assert any(isinstance(operator, Barrier) for operator in schedule.operators) == expected
 
 
 @torch.no_grad()

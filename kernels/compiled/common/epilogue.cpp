@@ -2,14 +2,26 @@
 
 #include "common/exponential.h"
 
-Vec silu(Vec y) { return y / (1 + exponential(-y)); }
+Vec silu(Vec y) { return silu_inlined(y); }
+
+// Call body(activated) with the function that follows the addition.
+template <class Body>
+static void with_activation(const Epilogue& epilogue, Body body) {
+  if (epilogue.activation == SILU) return body([](Vec value) INLINE_LAMBDA { return silu_inlined(value); });
+  body([&](Vec value) INLINE_LAMBDA { return epilogue.activated(value); });
+}
 
 void apply(const Epilogue& epilogue, Elements there, float* row, int count) {
   const Elements added = epilogue.beside(there);
-  for (int i = 0; i < count; i += VL) {
-    const Vec value = load_first(row + i, count - i);
-    store_first(row + i, epilogue.activated(added ? value + load_first(added + i, count - i) : value), count - i);
-  }
+  with_activation(epilogue, [&](auto activated) {
+    const auto apply_to = [&](int i, int lanes) INLINE_LAMBDA {
+      const Vec value = load_first(row + i, lanes);
+      store_first(row + i, activated(added ? value + load_first(added + i, lanes) : value), lanes);
+    };
+    const int whole = count / VL * VL;
+    for (int i = 0; i < whole; i += VL) apply_to(i, VL);
+    if (whole < count) apply_to(whole, count - whole);
+  });
 }
 
 void apply(const Epilogue& epilogue, const Images& y, const Region& region, const Window& window) {
@@ -23,9 +35,11 @@ void apply(const Epilogue& epilogue, const Images& y, const Region& region, cons
       const Region part{region.image, region.channel, region.top + i, region.left + j, 1, columns};
       float* at = window.data + i * window.row + j * window.column;
       const Window addends = added.data ? gather(added, part, buffer) : Window{};
-      for (int column = 0; column < columns; ++column, at += window.column) {
-        const Vec value = load(at);
-        store(at, epilogue.activated(added.data ? value + load(addends.data + column * addends.column) : value));
-      }
+      with_activation(epilogue, [&](auto activated) {
+        for (int column = 0; column < columns; ++column, at += window.column) {
+          const Vec value = load(at);
+          store(at, activated(added.data ? value + load(addends.data + column * addends.column) : value));
+        }
+      });
     }
 }

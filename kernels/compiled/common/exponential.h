@@ -21,6 +21,8 @@ static inline Vec exponential(Vec x) {
 #endif
 }
 
+INLINE Vec silu_inlined(Vec y) { return y / (1 + exponential(-y)); }
+
 // Return 1 / x with an error of at most one unit in the last place.
 INLINE Vec reciprocal(Vec x) {
 #if defined(__AVX512F__)  // an estimate of 14 bits, and one step of Newton's method, but not of zero and infinity

@@ -1,6 +1,7 @@
 // Register tiles of forward and backward data.
 #pragma once
 
+#include "common/exponential.h"
 #include "pointwise/product.h"
 
 namespace pointwise {
@@ -65,6 +66,19 @@ __attribute__((noinline)) static void store_pixels(const float* sums, int rows, 
       float* at = to.data + offset;
       const Vec whole = value + (finish.earlier ? load_first(at, columns) : bias);
       store_first(at, finish.epilogue ? finish.epilogue->of(whole, at, columns) : whole, columns);
+    }
+  }
+}
+
+// Store a tile whose rows are pixels, with SiLU, if all columns exist. `added` is laid out as the tile, or null.
+__attribute__((noinline)) static void store_silu(const float* sums, int rows, int vectors, const MatrixPlace& to,
+                                                 const float* of_columns, const float* added) {
+  for (int j = 0; j < vectors; ++j) {
+    const Vec bias = of_columns ? load(of_columns + j * VL) : Vec{};
+    for (int i = 0; i < rows; ++i) {
+      const ptrdiff_t offset = i * to.row + j * VL;
+      const Vec value = load(sums + (i * vectors + j) * VL) + bias;
+      store(to.data + offset, silu_inlined(added ? value + load(added + offset) : value));
     }
   }
 }
@@ -134,10 +148,12 @@ INLINE void store_tile_of_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace&
     if constexpr (ADDS_MOMENTS) add_moments_of_whole_pixels<ROWS, VECTORS>(sum, to, finish.bias);
     return;
   }
-  if (is_whole && epilogue->activation != SILU && !epilogue->added) {
+  const float* added = nullptr;
+  if (epilogue && epilogue->added)
+    added = epilogue->added.as<const float>() + (to.data - epilogue->y.as<const float>());
+  if (is_whole && epilogue->activation != SILU && !added) {
     store_whole_pixels<ROWS, VECTORS, false, true>(sum, to, finish.bias, nullptr, epilogue->least, epilogue->most);
   } else if (is_whole && epilogue->activation != SILU) {
-    const float* added = epilogue->added.as<const float>() + (to.data - epilogue->y.as<const float>());
     store_whole_pixels<ROWS, VECTORS, true, true>(sum, to, finish.bias, added, epilogue->least, epilogue->most);
   } else {
     alignas(64) float sums[ROWS * VECTORS * VL];
@@ -145,7 +161,10 @@ INLINE void store_tile_of_pixels(TileSums<ROWS, VECTORS> sum, const MatrixPlace&
     for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
       for (int j = 0; j < VECTORS; ++j) store(sums + (i * VECTORS + j) * VL, sum[i][j]);
-    store_pixels(sums, ROWS, VECTORS, to, finish);
+    if (is_whole)
+      store_silu(sums, ROWS, VECTORS, to, finish.bias, added);
+    else
+      store_pixels(sums, ROWS, VECTORS, to, finish);
   }
   if constexpr (ADDS_MOMENTS) add_moments_of_stored(ROWS, VECTORS, to);
 }
@@ -170,8 +189,8 @@ struct FilterAhead {
   int share;  // floats, per tile
 
   // last_block: that follows the current blocks of the task. blocks: to fetch, during `tiles` register tiles.
-  FilterAhead(const Product& p, const ProductTask& task, const float* packed, int first_step, int last_block, int blocks,
-              int tiles) {
+  FilterAhead(const Product& p, const ProductTask& task, const float* packed, int first_step, int last_block,
+              int blocks, int tiles) {
     const int steps = p.steps_from(first_step), next_step = first_step + steps;
     const bool is_last = task.first_block + last_block >= task.last_block, goes_on = is_last && next_step < p.in.c;
     next = packed + p.filter_offset(goes_on ? next_step : is_last ? 0 : first_step,
