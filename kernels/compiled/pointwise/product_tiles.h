@@ -218,7 +218,8 @@ void multiply_pixels_of(const Product& p, const ProductTask& task, int first_ste
   const float* a = copies ? input : in.floats() + task.first * in.sw;
   const ptrdiff_t a_row = copies ? in.c : in.sw;
   // Results are written in long runs.
-  const int width = vectors_of_tile(task.count);
+  constexpr bool ARE_SINGLES = Step::NUMBERS == 1;  // tiles of pairs have no room for wide ones
+  const int width = ARE_SINGLES ? vectors_of_tile(task.count) : NV;
   const int blocks = task.last_block - task.first_block, together = std::max(width, p.blocks_in_cache());
   constexpr int FLOATS_AHEAD = 4 * 1024, NARROWEST = 64;  // processors foresee narrow pixels: few rows are one stream
   const ptrdiff_t ahead = copies || a_row < NARROWEST ? 0 : std::max<ptrdiff_t>(PIXEL_ROWS, FLOATS_AHEAD / a_row);
@@ -253,8 +254,10 @@ void multiply_pixels_of(const Product& p, const ProductTask& task, int first_ste
                                                                 to, finish);
       };
       int block = 0;
-      if (width > NV)
-        for (; block + width <= count; block += width) add_tile(Vectors<SINGLE_PIXEL_VECTORS>{}, block);
+      if constexpr (ARE_SINGLES) {
+        if (width > NV)
+          for (; block + width <= count; block += width) add_tile(Vectors<SINGLE_PIXEL_VECTORS>{}, block);
+      }
       for_column_blocks(count - block, [&](auto vectors, int i) INLINE_LAMBDA { add_tile(vectors, block + i); });
     });
   }
