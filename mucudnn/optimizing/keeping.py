@@ -171,7 +171,7 @@ def _subject(model: nn.Module, sample_input: Any, config: Config, step: Step | N
     of_steps, of_convolutions = (_digest(str(of_ranks)) for of_ranks in zip(*digests, strict=True))
     budget_bytes = config.memory_budget_bytes
     what = f"{VERSION}, step within {budget_bytes} bytes, version {_VERSION}, {of_steps}: "
-    return _Subject(what, f"{of_convolutions}: ")
+    return _Subject(what, of_convolutions)
 
 
 def _digest(text: str) -> str:
@@ -188,7 +188,7 @@ def _stored(subject: _Subject, config: Config, device_type: str) -> tuple[Keepin
     found = None
     for text, seconds in timings:
         convolutions, _, chosen = text.removeprefix(subject.step).partition(" ")
-        is_same = f"{convolutions} " == subject.convolutions
+        is_same = convolutions == subject.convolutions
         with suppress(ValueError, TypeError, LookupError):
             if found is None or not found[1] or is_same:
                 found = _read(chosen, *seconds), is_same
@@ -225,7 +225,7 @@ def _store(subject: _Subject, keeping: Keeping, config: Config, device_type: str
     """Store what was chosen for a step: the times are those of the step with these choices."""
     assert keeping.step is not None
     seconds = keeping.step.baseline_samples_s, keeping.step.time_samples_s
-    text = subject.step + subject.convolutions + _written(keeping)
+    text = f"{subject.step}{subject.convolutions} {_written(keeping)}"
     with machine_and_database(config, device_type) as (machine, database):
         EnvironmentStore(database, machine.environment).add_timing(text, seconds, None)
 

@@ -318,14 +318,12 @@ def test_equal_constants_may_be_one_object() -> None:
 
 
 def test_choices_of_convolutions_are_described_apart(config: Config) -> None:
-    within = Net()
     texts = []
-    tuned = mucudnn.optimize(within, X, replace(config, memory_budget=None), progress=False)
-    for name in ("first", "second"):
-        module = cast(Any, tuned).first
-        vars(module)["choices"] = Choices({}, "cpu", limit_bytes=len(name))
+    tuned = mucudnn.optimize(Net(), X, replace(config, memory_budget=None), progress=False)
+    for limit_bytes in (1, 2):
+        vars(cast(Any, tuned).first)["choices"] = Choices({}, "cpu", limit_bytes=limit_bytes)
         texts.append(cast(Any, description(tuned, X)))
-    (one, other) = texts
+    one, other = texts
     assert one[0] == other[0]
     assert one[1] != other[1]
 
