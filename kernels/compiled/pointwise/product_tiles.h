@@ -191,10 +191,16 @@ struct FilterAhead {
   // last_block: that follows the current blocks of the task. blocks: to fetch, during `tiles` register tiles.
   FilterAhead(const Product& p, const ProductTask& task, const float* packed, int first_step, int last_block,
               int blocks, int tiles) {
-    const int steps = p.steps_from(first_step), next_step = first_step + steps;
-    const bool is_last = task.first_block + last_block >= task.last_block, goes_on = is_last && next_step < p.in.c;
-    next = packed + p.filter_offset(goes_on ? next_step : is_last ? 0 : first_step,
-                                    goes_on ? task.first_block : task.first_block + last_block);
+    const int steps = p.steps_from(first_step);
+    int step = first_step, block = task.first_block + last_block;
+    if (block >= task.last_block) {  // the task goes on with other channels, or another task begins behind it
+      step += steps;
+      if (step < p.in.c)
+        block = task.first_block;
+      else
+        step = 0;
+    }
+    next = packed + p.filter_offset(step, block);
     share = task.count == 1 ? 0 : ceil_div(blocks * steps * VL, tiles);  // one pixel needs it as soon as it is there
   }
 
