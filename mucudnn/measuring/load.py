@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 
 import psutil
@@ -80,8 +81,11 @@ class Processors:
 
     def allowed_cores(self) -> float:
         """Return how many cores this process may keep busy: the cores that it may run on, or a lower quota."""
-        quotas = [quota for quota in map(_quota, self._groups) if quota is not None]
-        return min((float(len(_affinity())), *quotas))
+        return min(float(len(_affinity())), self.quota())
+
+    def quota(self) -> float:
+        """Return how many cores the limits of containers let this process keep busy; infinity without a limit."""
+        return min((quota for quota in map(_quota, self._groups) if quota is not None), default=inf)
 
 
 def _affinity() -> frozenset[int]:
@@ -256,13 +260,24 @@ def too_many_threads(threads: int, cores: float) -> str | None:
     torch uses 8 threads, and this process may use 1.5 cores, so that threads wait for each other: call \
 torch.set_num_threads(2) first, or set OMP_NUM_THREADS=2
     """
-    useful = max(1, -(-int(cores * 100) // 100))  # a fraction of a core needs a whole thread
+    useful = _useful_threads(cores)
     if threads <= useful:
         return None
     return (
         f"torch uses {threads} threads, and this process may use {cores:g} core{'' if cores == 1 else 's'}, so that "
         f"threads wait for each other: call torch.set_num_threads({useful}) first, or set OMP_NUM_THREADS={useful}"
     )
+
+
+def _useful_threads(cores: float) -> int:
+    return max(1, -(-int(cores * 100) // 100))  # a fraction of a core needs a whole thread
+
+
+@cache
+def most_threads() -> float:
+    """Return the most threads that the limits of containers keep busy, as they were at the first call."""
+    quota = Processors().quota()
+    return quota if quota == inf else _useful_threads(quota)
 
 
 def watch_of(device: str) -> Watch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import os
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -189,14 +190,41 @@ def test_without_the_library_torch_computes_the_same(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(schedule_of(model, x).run((x,)), model(x))
 
 
-def test_threads_and_numbers_of_threads() -> None:
+def test_callers_and_numbers_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More threads than processors, a quota of one, one allowed processor, and eight callers: the same bits."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(2), nn.GroupNorm(2, 8), nn.SiLU()).eval()
-    xs = [torch.randn(1, 3, 20, 18) for _ in range(40)]
-    schedule = schedule_of(model, xs[0])
-    with torch.no_grad(), ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda x: schedule.run((x,)), xs))
-        for x, y in zip(xs, found, strict=True):
+    xs, allowed = [torch.randn(1, 3, 20, 18) for _ in range(40)], os.sched_getaffinity(0)
+    torch.set_num_threads(4)  # conftest puts it back
+    with torch.no_grad():
+        schedule = schedule_of(model, xs[0])
+        expected = [schedule.run((x,)) for x in xs]
+        for x, y in zip(xs, expected, strict=True):
             torch.testing.assert_close(y, model(x), rtol=1e-5, atol=1e-5)
+        with ThreadPoolExecutor(8) as callers:
+            found = [list(callers.map(lambda x: schedule.run((x,)), xs))]
+        with monkeypatch.context() as patch:
+            patch.setattr(steps, "most_threads", lambda: 1)
+            found.append([schedule.run((x,)) for x in xs])
+        os.sched_setaffinity(0, {min(allowed)})
+        try:
+            found.append([schedule.run((x,)) for x in xs])
+        finally:
+            os.sched_setaffinity(0, allowed)
+    for results in found:
+        assert all(map(torch.equal, results, expected))
+
+
+def test_a_refused_step_ends_a_program() -> None:
+    x, y, z = (torch.full((1, 8, 4, 4), value).to(memory_format=torch.channels_last) for value in (1.0, 2.0, 3.0))
+    refused = steps.copy_step(y, x)
+    refused.numbers[0] = 3  # bytes of an element
+    bases = (ctypes.c_void_p * 1)()
+    with pytest.raises(InvalidInputError, match="not 1, 2, 4 or 8 bytes"):
+        steps.run_array(steps.array_of([steps.copy_step(y, x), refused, steps.copy_step(z, x)]), bases)
+    assert torch.equal(y, x)
+    assert not torch.equal(z, x)
+    steps.run_array(steps.array_of([steps.copy_step(z, x)]), bases)
+    assert torch.equal(z, x)
 
 
 class Difference(nn.Module):

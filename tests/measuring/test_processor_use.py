@@ -84,7 +84,9 @@ def test_what_cannot_be_read_is_unknown_and_nothing_fails(
     ],
 )
 def test_the_quota_of_a_group(tmp_path: Path, proc: Path, maximum: str, expected: float) -> None:
-    assert group(tmp_path, proc, "0::/box", "box", cpu_max=maximum).allowed_cores() == expected
+    processors = group(tmp_path, proc, "0::/box", "box", cpu_max=maximum)
+    assert processors.allowed_cores() == expected
+    assert min(processors.quota(), 2.0) == expected
 
 
 def test_the_least_quota_of_the_groups_around_counts(tmp_path: Path, proc: Path) -> None:

@@ -1,6 +1,7 @@
 // The packed filter that the loops read, and its packed gradient, to which they add.
 #pragma once
 
+#include "common/team.h"
 #include "depthwise/axis.h"
 #include "depthwise/window.h"
 
@@ -87,8 +88,7 @@ void pack_filter_from(const T* from, const FilterShape& shape, const TensorArgum
   const PackedFilter& packed = shape.packed;
   const int elements = int(packed.elements);
   const std::vector<int> places = shape.group.one_to_one() ? places_of(shape, w) : std::vector<int>{};
-#pragma omp parallel for num_threads(threads)
-  for (int first = 0; first < packed.lanes; first += VL) {
+  const auto pack_lanes = [&](int first) {
     const int last = std::min(packed.lanes, first + VL);
     float* block = to + packed.at(first, 0);
     if (!places.empty()) {
@@ -100,12 +100,16 @@ void pack_filter_from(const T* from, const FilterShape& shape, const TensorArgum
         transpose(of_lanes);
         for (int i = 0; i < count; ++i) store(block + ptrdiff_t(places[e + i]) * VL, of_lanes[i]);
       }
-      continue;
+      return;
     }
     if (last < first + VL) std::memset(block, 0, packed.elements * VL * sizeof(float));
     for (int lane = first; lane < last; ++lane)
       shape.for_elements(w, lane, [&](ptrdiff_t offset, ptrdiff_t place) { to[place] = value_of(from[offset]); });
-  }
+  };
+  in_parallel(threads, [&] {
+#pragma omp for nowait
+    for (int first = 0; first < packed.lanes; first += VL) pack_lanes(first);
+  });
 }
 
 void pack_filter(const FilterShape& shape, const TensorArgument& w, float* to, int threads) {

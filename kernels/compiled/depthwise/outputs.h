@@ -110,11 +110,10 @@ void run_windows(const WindowOutputPlan& plan, const Images& in, const float* fi
   const int runs = ceil_div(channels.groups, plan.together);
   const int64_t tasks = out.n * runs * bands, windows = plan.windows_floats();
   const PlanarColumns columns(in, plan.columns.lowest, plan.window);
-#pragma omp parallel num_threads(threads)
-  {
+  in_parallel(threads, [&] {
     float* window = scratch + omp_get_thread_num() * plan.thread_floats();
     std::memset(window, 0, windows * sizeof(float));
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
     for (int64_t task = 0; task < tasks; ++task) {
       const int first = int(task % bands) * plan.band, group = int(task / bands % runs) * plan.together;
       const int groups = std::min(plan.together, channels.groups - group);
@@ -134,7 +133,7 @@ void run_windows(const WindowOutputPlan& plan, const Images& in, const float* fi
                           filter + plan.filter.at(lane, 0), bias ? broadcast(bias[lane]) : Vec{}, window + windows);
         }
     }
-  }
+  });
 }
 
 }  // namespace depthwise

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include "common/team.h"
 #include "implicit_gemm/taps.h"
 
 namespace implicit_gemm {
@@ -53,10 +54,9 @@ inline void load_rows(const FilterView& w, int block, int row, bool of_pairs, fl
 inline void pack_filter(const FilterView& w, bool of_pairs, const std::vector<PackedTaps>& products, int threads) {
   const int summed = of_pairs ? w.rows / 2 : w.rows, rows = padded(summed), in_block = is_planar(summed) ? 1 : VL;
   TapBuffers buffers(w.taps(), threads, of_pairs ? 2 : 1);
-#pragma omp parallel num_threads(threads)
-  {
+  in_parallel(threads, [&] {
     float* buffer = buffers.mine();
-#pragma omp for collapse(2)
+#pragma omp for collapse(2) nowait
     for (int block = 0; block < blocks_of(w.lanes); ++block)
       for (int first = 0; first < rows; first += VL) {
         load_rows(w, block, first, of_pairs, buffer);
@@ -72,7 +72,7 @@ inline void pack_filter(const FilterView& w, bool of_pairs, const std::vector<Pa
             }
           }
       }
-  }
+  });
 }
 
 }  // namespace implicit_gemm

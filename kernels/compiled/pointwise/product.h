@@ -233,8 +233,7 @@ inline void multiply(const Product& p, const float* packed, const float* bias, c
   const Cut cut = p.cut();
   const int64_t input_floats = p.input_floats(cut), result_floats = p.result_floats(cut);
   const bool streams = p.streams();
-#pragma omp parallel num_threads(p.threads)
-  {
+  in_parallel(p.threads, [&] {
     float* input = scratch + omp_get_thread_num() * (input_floats + result_floats);
     float* result = input + input_floats;
     const bool in_shares = epilogue.moments || may_stay_in_caches(p.in, p.out.whole, p.threads);
@@ -242,7 +241,7 @@ inline void multiply(const Product& p, const float* packed, const float* bias, c
       run_task(p, task_of(cut, p.blocks(), index), packed, bias, epilogue, streams, input, result);
     });
     if (streams) end_streams();
-  }
+  });
 }
 
 }  // namespace pointwise

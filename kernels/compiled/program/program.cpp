@@ -63,13 +63,16 @@ extern "C" __attribute__((visibility("default"))) int64_t mucudnn_set_threads(in
   });
 }
 
-// Run steps; bases: the addresses to which their places refer. Stops at the first refusal, and returns it.
+// Run steps by one team of threads; bases: the addresses to which their places refer. Stops at the first refusal, and
+// returns it.
 extern "C" __attribute__((visibility("default"))) int64_t mucudnn_program_run(const Step* steps, int64_t count,
                                                                               char* const* bases, int64_t threads) {
   return refusable([&] {
     require_threads(threads);
-    for (int64_t i = 0; i < count; ++i)
-      if (const int64_t refusal = run(steps[i], bases, int(threads)); refusal < 0) return refusal;
-    return int64_t(0);
+    int64_t result = 0;
+    Team::run(int(threads), [&] {
+      for (int64_t i = 0; i < count && result >= 0; ++i) result = run(steps[i], bases, int(threads));
+    });
+    return std::min<int64_t>(result, 0);
   });
 }

@@ -148,26 +148,11 @@ class Variant final : public Winograd {
   }
 
   void transform_filter(const FilterView& w, const Planes& u, int threads) const override {
-    constexpr int SIZE = FILTER_SIZE, POINTS = SIZE * SIZE;
-#pragma omp parallel for collapse(2) num_threads(threads)
-    for (int block = 0; block < u.column_blocks; ++block)
-      for (int first = 0; first < summed_blocks(w.rows) * VL; first += VL) {
-        alignas(64) float taps[Step::NUMBERS][VL * R * R * VL] = {};
-        for (int j = 0, row = first * Step::NUMBERS; j < Step::NUMBERS && row < w.rows; ++j, row += VL)
-          load_filter_block({w, block * VL, row}, taps[j]);
-        for (int i = 0; i < VL; ++i) {
-          const float* const of_row = taps[0] + i * R * R * VL;
-          if constexpr (!PAIRS) {
-            transform<Filter>(of_row, R * VL, VL, u.at(0, block, first + i), SIZE * u.stride(), u.stride());
-          } else {
-            alignas(64) float points[2][POINTS * VL];
-            for (int j = 0; j < 2; ++j)
-              transform<Filter>(of_row + j * VL * R * R * VL, R * VL, VL, points[j], SIZE * VL, VL);
-            for (int point = 0; point < POINTS; ++point)
-              store(u.at(point, block, first + i), paired(load(points[0] + point * VL), load(points[1] + point * VL)));
-          }
-        }
-      }
+    in_parallel(threads, [&] {
+#pragma omp for collapse(2) nowait
+      for (int block = 0; block < u.column_blocks; ++block)
+        for (int first = 0; first < summed_blocks(w.rows) * VL; first += VL) transform_block(w, u, block, first);
+    });
   }
 
   void add_filter_gradient(const Planes& du, const FilterView& dw, int threads) const override {
@@ -381,6 +366,26 @@ class Variant final : public Winograd {
                                  u.at(filter_plane(plane)), m.at(plane), SUMMED_CHANNELS);
   }
 
+  // Transform VL rows, or pairs of rows, of one block of lanes of the filter.
+  static void transform_block(const FilterView& w, const Planes& u, int block, int first) {
+    constexpr int SIZE = FILTER_SIZE, POINTS = SIZE * SIZE;
+    alignas(64) float taps[Step::NUMBERS][VL * R * R * VL] = {};
+    for (int j = 0, row = first * Step::NUMBERS; j < Step::NUMBERS && row < w.rows; ++j, row += VL)
+      load_filter_block({w, block * VL, row}, taps[j]);
+    for (int i = 0; i < VL; ++i) {
+      const float* const of_row = taps[0] + i * R * R * VL;
+      if constexpr (!PAIRS) {
+        transform<Filter>(of_row, R * VL, VL, u.at(0, block, first + i), SIZE * u.stride(), u.stride());
+      } else {
+        alignas(64) float points[2][POINTS * VL];
+        for (int j = 0; j < 2; ++j)
+          transform<Filter>(of_row + j * VL * R * R * VL, R * VL, VL, points[j], SIZE * VL, VL);
+        for (int point = 0; point < POINTS; ++point)
+          store(u.at(point, block, first + i), paired(load(points[0] + point * VL), load(points[1] + point * VL)));
+      }
+    }
+  }
+
   template <class Direction>
   static void correlate_in(const Images& x, const Planes& u, const Finish& finish, const Images& y, const Plan& plan,
                            const Chunks& chunks, float* scratch, int threads) {
@@ -397,8 +402,7 @@ class Variant final : public Winograd {
     const int summed = summed_blocks(x.c), written = blocks_of(y.c), block = plan.schedule.tiles;
     const ptrdiff_t own = plan.scratch_floats / threads;
     const bool in_shares = finish.epilogue.moments || may_stay_in_caches(x, y, threads);
-#pragma omp parallel num_threads(threads)
-    share_tasks(ceil_div(tiling.count, int64_t{block}), in_shares, [&](int64_t task) {
+    const auto run_task = [&](int64_t task) {
       const int64_t begin = task * block, end = std::min(begin + block, tiling.count);
       const int tiles = int(end - begin);
       const Frames frames = frames_of(plan, tiles);
@@ -414,7 +418,8 @@ class Variant final : public Winograd {
           from_planes<typename Direction::Target>(m.from_row(i * tiles), finish, y.frame(chunk.first + i), tiling,
                                                   begin, end, begin, 0, written);
       }
-    });
+    };
+    in_parallel(threads, [&] { share_tasks(ceil_div(tiling.count, int64_t{block}), in_shares, run_task); });
   }
 
   template <class Direction>
@@ -424,8 +429,7 @@ class Variant final : public Winograd {
     constexpr int TARGETS = Direction::TARGET_SIZE * Direction::TARGET_SIZE;
     const Tiling& tiling = plan.tiling;
     const int summed = summed_blocks(x.c), written = blocks_of(y.c), block = plan.schedule.tiles;
-#pragma omp parallel num_threads(threads)
-    for (int64_t begin = 0; begin < tiling.count; begin += block) {
+    const auto run_block = [&](int64_t begin) {
       const int64_t end = std::min(begin + block, tiling.count);
       const int tiles = int(end - begin);
       const Frames frames = frames_of(plan, tiles);
@@ -449,7 +453,10 @@ class Variant final : public Winograd {
             from_planes<typename Direction::Target>(m.from_row(i * tiles), finish, y.frame(chunk.first + i), tiling,
                                                     begin, end, begin, j, j + 1);
       }
-    }
+    };
+    in_parallel(threads, [&] {
+      for (int64_t begin = 0; begin < tiling.count; begin += block) run_block(begin);
+    });
   }
 
   // Return the rows of planes that are summed over tiles.

@@ -21,6 +21,7 @@ from mucudnn.kernels.compiled.library import (
     function,
     loaded_build,
 )
+from mucudnn.measuring.load import most_threads
 
 _COMPUTED = {torch.float32, torch.bfloat16, torch.float16}
 
@@ -35,8 +36,11 @@ def array_of(steps: Sequence[ProgramStep]) -> Any:
 
 
 def run_array(array: Any, bases: Any) -> None:
-    """Run steps one after another. bases: an array of the addresses to which their places refer."""
-    function("program_run")(array, len(array), bases, torch.get_num_threads())
+    """Run steps one after another. bases: an array of the addresses to which their places refer.
+
+    They run with torch's number of threads, or with as many as there are processors for them.
+    """
+    function("program_run")(array, len(array), bases, int(min(torch.get_num_threads(), most_threads())))
 
 
 @contextmanager
