@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mucudnn.core.errors import MucudnnError, first_line, no_images, raise_interruption
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation, Sizes
+from mucudnn.graph.functional import functional
 from mucudnn.graph.guards import Guards, ResultMemory, memories_of_results, replaced_function
 from mucudnn.graph.makers import MAKERS, Builder, Maker, local_operator
 from mucudnn.graph.nodes import IDENTITIES, NORM, PADS, Node, arguments_of, described, is_result, shape_of, sizes
@@ -103,7 +104,7 @@ def _traced(
         with free_of_fakes(model) as changed, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.export warns of its own code
             with undisturbed(model), torch.no_grad():
-                exported = torch.export.export(model, arguments, strict=False).run_decompositions({})
+                exported = functional(torch.export.export(model, arguments, strict=False))
             with undisturbed(model):  # torch.export has put back some attributes
                 memories = memories_of_results(model, arguments, guards.tensors)
                 why = guards.check()
