@@ -179,14 +179,14 @@ def _change_of(name: str, key: Any, live: Any, noted: Any) -> str | None:
 
 
 def replaced_function() -> str | None:
-    """Return the name of a function that torch or ``torch.nn.functional`` has from others; None if all are its own.
+    """Return the name of a function that torch or a class of all modules has from others; None if all are its own.
 
     Tracers call it more than once: PyTorch's own functions refer to what is under their names.
     """
     packages = {"torch", "typing", "typing_extensions", "warnings"}
     functions = (
         (f"{name}.{key}", value.__globals__["__name__"])
-        for name, namespace in _NAMESPACES.items()
+        for name, namespace in {**_NAMESPACES, "torch.nn.Module": vars(nn.Module)}.items()
         for key, value in namespace.items()
         if isinstance(value, FunctionType)
     )

@@ -285,7 +285,7 @@ def test_what_users_put_in_place_of_torchs_functions_is_called(language: str, ru
             if name in ("_conv_forward", "forward"):
                 torch.testing.assert_close(graph_of(model, x)(x), expected, msg=name)
             else:
-                with pytest.raises(NotCapturedError, match=rf"{name} has been replaced|cannot trace it"):
+                with pytest.raises(NotCapturedError, match=rf"{name} has been replaced"):
                     capture(model, (x,))
         torch.testing.assert_close(fitted(x), model(x))
         assert runs.pop().captured is captured, "the graph runs again"
