@@ -7,7 +7,7 @@ too. Algorithms that were hopeless in similar problems are skipped. docs/decisio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
@@ -40,7 +40,7 @@ class Standings:
     prior: expected times from similar problems.
     every_size: whether all sizes of competitive algorithms are measured, since each is an option when a workspace
     budget is divided.
-    flops_per_s: the device's peak rate; inf if unknown.
+    flops_per_s: returns the device's peak rate, which takes time to measure; inf if unknown.
     known: the measurements so far, which the race updates, as it does the next two.
     failed: the failures so far.
     counted: the scratch bytes of candidates that were counted. One that was not is assumed to need what it declares.
@@ -52,7 +52,7 @@ class Standings:
     may_keep: bool = False
     prior: Prior = field(default_factory=Prior)
     every_size: bool = False
-    flops_per_s: float = inf
+    flops_per_s: Callable[[], float] = lambda: inf
     known: dict[MicroConfig, Measurement] = field(default_factory=dict)
     failed: dict[MicroConfig, Failure] = field(default_factory=dict)
     counted: Counted = field(default_factory=dict)
@@ -355,10 +355,11 @@ class Standings:
 
         That is the sampled peak rate, or a higher one of a measured candidate.
         """
-        if self.flops_per_s == inf:
+        peak = self.flops_per_s()
+        if peak == inf:
             return 0.0
         seen = (self._least_flops(c) / self.total_s(m) for c, m in self._measured())
-        return self._least_flops(candidate) / max(self.flops_per_s, *seen, 0.0)
+        return self._least_flops(candidate) / max(peak, *seen, 0.0)
 
     def _least_flops(self, candidate: Candidate) -> float:
         """Return the fewest FLOPs of the candidate for the mini-batch; the baseline counts as direct convolution."""

@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -464,7 +465,7 @@ def _standings(
         may_keep=problem.operation is Operation.FORWARD and config.cache_budget_bytes != 0,
         prior=context.prior() if prior is None else prior,
         every_size=config.workspace_budget_bytes is not None,
-        flops_per_s=peak_flops_per_s(context.machine.device, problem.dtype),
+        flops_per_s=partial(peak_flops_per_s, context.machine.device, problem.dtype),
         known={m.micro_config: m for m in job.measurements() if m.micro_config not in without},
         failed=failures_within(failures, limit_bytes),
         counted=job.counted,

@@ -83,12 +83,12 @@ def test_for_a_budget_all_sizes_are_measured_of_what_is_fastest_in_its_workspace
         fake("dominated", 0.06, scratch_bytes_per_sample=3),
         fake("part", 0.07, scratch_bytes_per_sample=1),
     ]
-    found = results_of(*algorithms, limit_bytes=200, prior=prior, every_size=True, flops_per_s=0.5e8)
+    found = results_of(*algorithms, limit_bytes=200, prior=prior, every_size=True, flops_per_s=lambda: 0.5e8)
     results = {key for key, result in found.items() if isinstance(result, Measurement)}
     front = {(name, size) for name in ("native", "large", "small", "part") for size in SIZES}
     assert results == front
     assert isinstance(found["dominated", LARGEST], Failure)
-    limited = results_of(*algorithms, limit_bytes=200, prior=prior, flops_per_s=0.5e8)
+    limited = results_of(*algorithms, limit_bytes=200, prior=prior, flops_per_s=lambda: 0.5e8)
     measured = {name for (name, _), result in limited.items() if isinstance(result, Measurement)}
     assert measured == {"native", "large", "part"}
 
