@@ -195,9 +195,13 @@ class Schedule:
         self._keep_filters()  # which are not the call's
         if self.captured.device.type == "cuda":
             self.run(arguments)  # what libraries need in their first call only is not counted
-        gc.collect()  # what is freed during the call counts against it
-        results: list[Any] = []
-        peak = peak_allocated_bytes(lambda: results.append(self.run(arguments)), self.captured.device.type)
+        results, collects = list[Any](), gc.isenabled()
+        gc.disable()  # what else is freed during the call counts against it
+        try:
+            peak = peak_allocated_bytes(lambda: results.append(self.run(arguments)), self.captured.device.type)
+        finally:
+            if collects:
+                gc.enable()
         storages = [leaf.untyped_storage() for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
         result_bytes = {storage.data_ptr(): storage.nbytes() for storage in storages}
         for leaf in tree_leaves(arguments):
