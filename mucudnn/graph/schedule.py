@@ -26,7 +26,7 @@ from mucudnn.graph.operators.steps import threads_limited
 from mucudnn.graph.program import Frame, Program, record
 from mucudnn.kernels.algorithm import Algorithm, Workspace
 from mucudnn.kernels.memory import peak_allocated_bytes
-from mucudnn.running.workspace import borrowed_workspace, workspace_of
+from mucudnn.running.workspace import BorrowedWorkspace, workspace_of
 from mucudnn.solver.bands import Cut, Ranges, Segment
 from mucudnn.solver.placement import Buffer, place
 from mucudnn.solver.plans import Overlap, Overlaps, Plan
@@ -297,30 +297,46 @@ class Schedule:
         schedule.outside_bytes = max(schedule.outside_bytes, self.outside_bytes)
         return schedule if schedule.needed_bytes <= self.budget_bytes else self
 
-    @torch.no_grad()
     def _run(self, arguments: tuple[Any, ...]) -> Any:
-        with borrowed_workspace(self.arena_bytes, self.captured.device) as arena:
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self._run(arguments)
+        with BorrowedWorkspace(self.arena_bytes, self.captured.device) as arena:
             frame = Frame(self, flattened(arguments), arena)
             tensors = [leaf for leaf in frame.leaves if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
             key = tuple([tensor.stride() for tensor in tensors])
+            memories = self.memories.get(key, self.captured.memories)
             program = self._programs.get(key)
             if program is not None:
                 program.run(frame)
             else:
                 self._keep_filters()
                 program = record(frame)
+                program.makes_results = self._makes_all(memories)
                 if len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors):
                     self._programs[key] = program  # otherwise addresses do not tell arguments apart
             results = [frame[result.index] if isinstance(result, Ref) else result for result in self.captured.results]
-            memories = self.memories.get(key, self.captured.memories)
-            results = unshared(results, memories, frame.leaves, arena, self.own_memory)
+            if not program.makes_results:
+                results = unshared(results, memories, frame.leaves, arena, self.own_memory)
             template = self.captured.template
             return results[template] if isinstance(template, int) else tree_map(results.__getitem__, template)
+
+    def _makes_all(self, memories: Mapping[int, ResultMemory]) -> bool:
+        """Return whether each call makes all results as the caller gets them, in memory that nothing shares."""
+        direct, made = self.captured.direct_results, set[int]()
+        for number, result in enumerate(self.captured.results):
+            memory = memories.get(number)
+            if memory is None or memory.base is not None or memory.block is not None or not isinstance(result, Ref):
+                return False
+            if direct.get(result.index) != memory.stride or result.index in made:
+                return False
+            made.add(result.index)
+        return True
 
     @torch.no_grad()
     def operator_times(self, arguments: tuple[Any, ...]) -> dict[int, float]:
         """Return the seconds of each operator in a call, by index, one after another."""
-        with borrowed_workspace(self.arena_bytes, self.captured.device) as arena:
+        with BorrowedWorkspace(self.arena_bytes, self.captured.device) as arena:
             leaves = flattened(arguments)
             if self._timed is None:
                 self._keep_filters()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import inf
 from weakref import WeakSet
 
@@ -29,21 +27,27 @@ def workspace_of(size_bytes: int, device: torch.device, *, keeps: bool, most_byt
     return on_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device=device))
 
 
-@contextmanager
-def borrowed_workspace(size_bytes: int, device: torch.device) -> Iterator[Tensor]:
-    """Yield a workspace as ``workspace_of`` returns it, which nobody else gets until the end of the block.
+class BorrowedWorkspace:
+    """Context with a workspace as ``workspace_of`` returns it, which nobody else gets until the end of the block.
 
     Calls inside the block get other memory, which is freed at its end if it is smaller.
     """
-    kept = kept_by_each_thread.workspace
-    buffer = workspace_of(size_bytes, device, keeps=True)
-    if device.type == "cpu":
-        kept.release()
-    try:
-        yield buffer
-    finally:
-        if device.type == "cpu" and (kept.buffer is None or kept.buffer.numel() < buffer.numel()):
-            kept.buffer = buffer
+
+    __slots__ = ("_buffer", "_kept")
+
+    def __init__(self, size_bytes: int, device: torch.device) -> None:
+        self._buffer = workspace_of(size_bytes, device, keeps=True)
+        self._kept = kept_by_each_thread.workspace if device.type == "cpu" else None
+
+    def __enter__(self) -> Tensor:
+        if self._kept is not None:
+            self._kept.release()
+        return self._buffer
+
+    def __exit__(self, *_: object) -> None:
+        kept = self._kept
+        if kept is not None and (kept.buffer is None or kept.buffer.numel() < self._buffer.numel()):
+            kept.buffer = self._buffer
 
 
 def make_room(most_bytes: float) -> None:

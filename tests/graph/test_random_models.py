@@ -34,7 +34,7 @@ from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.algorithm import Algorithm, fuses
 from mucudnn.kernels.memory import peak_allocated_bytes
 from mucudnn.kernels.registry import algorithms
-from mucudnn.running.workspace import borrowed_workspace, release_workspaces
+from mucudnn.running.workspace import BorrowedWorkspace, release_workspaces
 from mucudnn.solver.bands import Costs
 from mucudnn.solver.plans import Plan, plans
 from mucudnn.solver.recompute import orders_within
@@ -239,14 +239,14 @@ def run_in_a_foreign_thread(function: Callable[[], object]) -> None:
 
 
 class GuardedArenas:
-    """Arenas with a pattern before and behind, for ``borrowed_workspace``."""
+    """Arenas with a pattern before and behind, for ``BorrowedWorkspace``."""
 
     ZONE_BYTES, _PATTERN = 2**12, 0xA5
 
     @contextmanager
     def borrowed(self, size_bytes: int, device: torch.device) -> Iterator[Tensor]:
         zone = self.ZONE_BYTES
-        with borrowed_workspace(size_bytes + 2 * zone, device) as memory:
+        with BorrowedWorkspace(size_bytes + 2 * zone, device) as memory:
             zones = memory[:zone], memory[zone + size_bytes : size_bytes + 2 * zone]
             for each in zones:
                 each.fill_(self._PATTERN)
@@ -283,7 +283,7 @@ def check_threads(seed: int) -> None:
             error, torchs_error = ((one - exact).abs().max().item() / scale for one in (own, of_torch))
             assert error <= max(4 * torchs_error, 3e-6), where
 
-    with mock.patch.object(schedules, "borrowed_workspace", GuardedArenas().borrowed):
+    with mock.patch.object(schedules, "BorrowedWorkspace", GuardedArenas().borrowed):
         for threads in (1, 2, 3, 8, 64):
             run(threads)
         with ThreadPoolExecutor(3) as pool:

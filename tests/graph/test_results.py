@@ -19,7 +19,7 @@ import mucudnn
 from mucudnn.graph.operators.operator import Barrier
 from mucudnn.graph.schedule import Schedule
 from mucudnn.kernels.memory import peak_allocated_bytes
-from mucudnn.running.workspace import borrowed_workspace, release_workspaces, workspace_of
+from mucudnn.running.workspace import BorrowedWorkspace, release_workspaces, workspace_of
 
 
 class Returns(nn.Module):
@@ -123,10 +123,10 @@ def test_every_result_has_the_strides_of_the_models_for_arguments_of_any_strides
 @torch.no_grad()
 def test_nobody_else_gets_the_memory_of_a_call() -> None:
     cpu = torch.device("cpu")
-    with borrowed_workspace(10_000, cpu) as arena:
+    with BorrowedWorkspace(10_000, cpu) as arena:
         inside = workspace_of(5_000, cpu, keeps=True)
         assert inside.data_ptr() != arena.data_ptr()
-        with borrowed_workspace(5_000, cpu) as nested:
+        with BorrowedWorkspace(5_000, cpu) as nested:
             assert nested.data_ptr() == inside.data_ptr()
             assert workspace_of(5_000, cpu, keeps=True).data_ptr() not in (nested.data_ptr(), arena.data_ptr())
     assert workspace_of(5_000, cpu, keeps=True).data_ptr() == arena.data_ptr()
