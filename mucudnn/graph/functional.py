@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import getitem
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -28,7 +28,7 @@ def functional(exported: ExportedProgram) -> ExportedProgram:
     graph = exported.graph
     calls = [node for node in graph.nodes if node.op == "call_function"]
     if _MAY_ALIAS is None or not all(map(_is_known, calls)) or (names := _names_of_written(calls)) is None:
-        return exported.run_decompositions({})
+        return cast(ExportedProgram, exported.run_decompositions({}))
     now: dict[Node, Node] = {}  # what later calls read in place of a node
     replaced = []
     for node in [*calls, graph.output_node()]:
@@ -37,7 +37,7 @@ def functional(exported: ExportedProgram) -> ExportedProgram:
         with graph.inserting_before(node):
             new = _replacement(graph, node)
         if new is not None:
-            now |= dict.fromkeys(names.get(node, [node]), new)
+            now.update(dict.fromkeys(names.get(node, [node]), new))
             replaced.append(node)
     for node in reversed(replaced):
         graph.erase_node(node)
@@ -58,7 +58,8 @@ def _is_known(node: Node) -> bool:
         return not arguments["training"] and arguments["running_mean"] is not None
     if target in {*_RESHAPED, aten.chunk.default, aten.contiguous.default} or _is_in_place(node):
         return True
-    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+    name = target._schema.name + ("" if target._overloadname == "default" else f".{target._overloadname}")
+    is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     return not (is_composite and _may_view(node))
 
 

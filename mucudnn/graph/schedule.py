@@ -19,7 +19,7 @@ from mucudnn.core.errors import say_once
 from mucudnn.core.values import format_bytes
 from mucudnn.graph.capture import flattened
 from mucudnn.graph.costed import CostedGraph
-from mucudnn.graph.guards import unshared
+from mucudnn.graph.guards import ResultMemory, unshared
 from mucudnn.graph.operators.convolution import Convolution, convolutions_of
 from mucudnn.graph.operators.operator import Barrier, Moments, Ref
 from mucudnn.graph.operators.steps import threads_limited
