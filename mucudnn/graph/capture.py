@@ -22,7 +22,7 @@ from mucudnn.graph.nodes import IDENTITIES, NORM, PADS, Node, arguments_of, desc
 from mucudnn.graph.operators.convolution import Convolution
 from mucudnn.graph.operators.moves import Copy
 from mucudnn.graph.operators.operator import VIEWS, Barrier, Captured, Input, Moments, Ref, aten, function_of
-from mucudnn.graph.rewrites import compute_constants, join_norms, linear_as_convolutions
+from mucudnn.graph.rewrites import compute_constants, join_norms, linear_as_convolutions, pixels_as_images
 from mucudnn.graph.shuffles import join_shuffles
 from mucudnn.kernels.algorithm import ACTIVATIONS
 from mucudnn.kernels.memory import dense_strides, format_of, is_free, torch_format
@@ -65,7 +65,7 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], *, puts_rows_first: bo
         changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
         raise NotCapturedError(f"a call changes {', '.join(map(str, changed))}")
     if why:
-        raise NotCapturedError(f"a call changes the model: {why}")
+        raise NotCapturedError(why)
     kept_leaves = tree_leaves([value for _, _, value in kept or ()])
     bases = {id(memory.base) for memory in memories.values() if isinstance(memory.base, Tensor)}
     if not bases.isdisjoint(map(id, kept_leaves)):
@@ -92,7 +92,7 @@ def _require_no_hooks(model: nn.Module) -> None:
 def _traced(
     model: nn.Module, arguments: tuple[Any, ...]
 ) -> tuple[torch.export.ExportedProgram, dict[int, ResultMemory], str | None]:
-    """Return the graph of ATen operators, the memory of the results, and what a call changes in the model, if any."""
+    """Return the graph of ATen operators, the memory of the results, and why it may not run as a graph now, if so."""
     try:
         guards = Guards(model)
     except Exception as error:  # as may its attributes
@@ -106,12 +106,24 @@ def _traced(
             with undisturbed(model), torch.no_grad():
                 exported = functional(torch.export.export(model, arguments, strict=False))
             with undisturbed(model):  # torch.export has put back some attributes
-                memories = memories_of_results(model, arguments, guards.tensors)
-                why = guards.check()
+                memories, why = _memories(model, arguments, guards)
     except Exception as error:  # the model may raise anything
         raise_interruption(error)
         raise NotCapturedError(f"torch.export cannot trace it: {type(error).__name__}: {first_line(error)}") from error
     return exported, memories, why or ("a global keeps what it computes" if changed else None)
+
+
+def _memories(
+    model: nn.Module, arguments: tuple[Any, ...], guards: Guards
+) -> tuple[dict[int, ResultMemory], str | None]:
+    """Return the memory of the results, and what a call changes in the model, or why the memory is not known."""
+    try:
+        memories = memories_of_results(model, arguments, guards.tensors)
+    except Exception as error:  # such as a first call that reads values, to keep what it computes of them
+        raise_interruption(error)
+        return {}, f"its results are not known: {type(error).__name__}: {first_line(error)}"
+    why = guards.check()
+    return memories, None if why is None else f"a call changes the model: {why}"
 
 
 def _activation_bytes(exported: torch.export.ExportedProgram) -> int:
@@ -219,6 +231,7 @@ def _rewritten(
         makers = {**MAKERS, **rewrite_volumes(graph, constants, samples, puts_rows_first=puts_rows_first)}
     else:
         join_shuffles(graph)
+        pixels_as_images(graph, constants)
     join_norms(graph)
     linear_as_convolutions(graph, constants)
     graph.eliminate_dead_code()
@@ -438,9 +451,10 @@ def _extend(fused: Fused, constants: Mapping[str, Tensor], taken: set[Node]) -> 
         if is_foldable and _fold_norm(fused, following, constants):
             fused.nodes += [following, normed]
             following = _only_reader(normed)
-    if following is not None and following.target is aten.mul.Tensor and isinstance(following.args[1], (int, float)):
-        fused.weight = fused.weight * following.args[1]
-        fused.bias = None if fused.bias is None else fused.bias * following.args[1]
+    factors = None if following is None else _factors(following, fused.nodes[-1], constants)
+    if following is not None and factors is not None and not (is_transposed and factors.dim()):
+        fused.weight = fused.weight * (factors.view(-1, *[1] * (fused.weight.dim() - 1)) if factors.dim() else factors)
+        fused.bias = None if fused.bias is None else fused.bias * factors
         fused.nodes.append(following)
         following = _only_reader(following)
     if following is not None and following not in taken and not is_transposed:
@@ -449,10 +463,25 @@ def _extend(fused: Fused, constants: Mapping[str, Tensor], taken: set[Node]) -> 
             fused.nodes.append(following)
             following = _only_reader(following)
     if following is not None and following not in taken and following.op == "call_function":
-        activation = function_of(following.target, following.args)
+        activation = function_of(following.target, following.args, following.kwargs)
         if activation in ACTIVATIONS:
             fused.activation = activation
             fused.nodes.append(following)
+
+
+def _factors(node: Node, y: Node, constants: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the constant by which a node multiplies y: of all channels, () or (C,); None if it does something else."""
+    if node.target is not aten.mul.Tensor or node.kwargs:
+        return None
+    first, second = node.args
+    factor = second if first is y else first
+    if isinstance(factor, (int, float)):
+        return torch.tensor(factor, dtype=y.meta["val"].dtype)
+    values, shape = constants.get(getattr(factor, "name", "")), shape_of(y)
+    of_channels = (shape[1], *[1] * len(shape[2:])) if shape else ()
+    if values is None or values.dtype != y.meta["val"].dtype or values.shape not in (of_channels, (1, *of_channels)):
+        return None
+    return values.detach().flatten() if values.isfinite().all() else None
 
 
 def _only_reader(node: Node) -> Node | None:

@@ -50,6 +50,7 @@ _UNREAD = {
     *("__init__", "__setstate__", "__annotate__", "manual_seed", "_is_torch_compile", "_compiled_call_impl"),
 }
 _NAMESPACES = {"torch": vars(torch), "torch.nn.functional": vars(nn.functional)}  # whose functions users replace
+_OF_FILES = {"save", "load"}  # which ultralytics replaces, and no forward pass calls
 _TABLES = {"_modules", "_parameters", "_buffers", "_forward", "_forward_pre", ""}
 _MISSING = object()
 
@@ -166,7 +167,7 @@ class Guards:
 
 def _change_of(name: str, key: Any, live: Any, noted: Any) -> str | None:
     """Return what another value under a key of a container is, as a sentence; None if a forward pass reads neither."""
-    if key in _UNREAD:
+    if key in _UNREAD or (name in _NAMESPACES and key in _OF_FILES):
         return None
     if name.endswith("_hooks"):
         return f"{_part(name.rpartition('_')[0]) or 'the model'} has hooks, which a graph does not call"
@@ -188,7 +189,7 @@ def replaced_function() -> str | None:
         (f"{name}.{key}", value.__globals__["__name__"])
         for name, namespace in {**_NAMESPACES, "torch.nn.Module": vars(nn.Module)}.items()
         for key, value in namespace.items()
-        if isinstance(value, FunctionType)
+        if isinstance(value, FunctionType) and key not in _OF_FILES
     )
     return next((name for name, module in functions if module.partition(".")[0] not in packages), None)
 

@@ -37,6 +37,7 @@ from mucudnn.graph.operators.operator import (
     Scale,
     aten,
     function_of,
+    norm_of_channels,
     shares_of,
 )
 from mucudnn.graph.operators.windows import AveragePool, MaxPool, Padding, Resize
@@ -168,7 +169,7 @@ def _is_of_channels(node: Node) -> bool:
 
 def _activation(builder: Builder, node: Node) -> Made:
     """Let the normalization before compute an activation, if nothing else reads its result."""
-    normalization, name = _extensible(builder, node.args[0]), function_of(node.target, node.args)
+    normalization, name = _extensible(builder, node.args[0]), function_of(node.target, node.args, node.kwargs)
     if normalization is None or name not in ACTIVATIONS:
         return None
     return _extended(builder, node.args[0], replace(normalization, activation=name))
@@ -221,6 +222,18 @@ def _pixel_norm(builder: Builder, node: Node, x: int) -> Made:
     ones = torch.ones(y.shape[1], dtype=y.dtype, device=y.device)
     addend = torch.zeros_like(ones)
     return builder.add(Scale(**described(node), sources=(x,), factor=ones, addend=addend, least_norm=eps))
+
+
+@of_image
+def _norm_of_channels(builder: Builder, node: Node, x: int) -> Made:
+    """Add the layer norm of pixels over their channels."""
+    y, eps = node.meta["val"], node.args[3]
+    constants = builder.constants(*node.args[1:3])
+    if constants is None:
+        return None
+    factor = torch.ones(y.shape[1], dtype=y.dtype, device=y.device) if constants[0] is None else constants[0]
+    addend = torch.zeros_like(factor) if constants[1] is None else constants[1]
+    return builder.add(Scale(**described(node), sources=(x,), factor=factor, addend=addend, eps=eps))
 
 
 def _concatenation(builder: Builder, node: Node) -> Made:
@@ -403,6 +416,7 @@ def _batch_norm(builder: Builder, node: Node) -> Made:
 MAKERS: Mapping[Any, Maker] = {
     NORM: _batch_norm,
     F.normalize: _pixel_norm,
+    norm_of_channels: _norm_of_channels,
     **dict.fromkeys((aten.relu.default, aten.relu6.default, aten.silu.default, aten.hardtanh.default), _activation),
     **dict.fromkeys((aten.mul.Tensor, aten.add.Tensor), _multiple),
     **dict.fromkeys(CONCATENATIONS, _concatenation),

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from mucudnn.graph.nodes import Node, is_result, new_call, new_view, shape_of
-from mucudnn.graph.operators.operator import VIEWS, aten
+from mucudnn.graph.nodes import Node, arguments_of, is_pointwise, is_result, new_call, new_view, shape_of
+from mucudnn.graph.operators.operator import VIEWS, aten, norm_of_channels
 
 
 def compute_constants(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
@@ -40,6 +40,60 @@ def join_norms(graph: fx.Graph) -> None:
         length, eps = norm.args
         if length.target is aten.linalg_vector_norm.default and length.args == (x, 2.0, [1], True):
             node.target, node.args = F.normalize, (x, 2.0, 1, eps)
+
+
+# Layers of pixels, (N, H, W, C), such as ConvNeXt's, become layers of images: the rows of both are the same in memory
+
+
+def pixels_as_images(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
+    """Replace what is computed of permuted images, (N, H, W, C), by the same of the images, in place.
+
+    Layer norms over the channels, linear layers of constants, and what is computed of each element by itself.
+
+    constants: by name of the node; the filters of the convolutions are added.
+    """
+    images: dict[fx.Node, fx.Node] = {}  # (N, H, W, C) -> (N, C, H, W)
+    for node in list(graph.nodes):
+        if node.op != "call_function" or len(shape_of(node)) != 4:
+            continue
+        if node.target is aten.permute.default and list(node.args[1]) == _PIXELS and node.args[0].op == "call_function":
+            images[node] = node.args[0]
+        elif node.target is aten.permute.default and list(node.args[1]) == _CHANNELS and node.args[0] in images:
+            node.replace_all_uses_with(images[node.args[0]])
+            graph.erase_node(node)
+        elif any(operand in images for operand in node.all_input_nodes):
+            with graph.inserting_before(node):
+                image = _of_images(graph, node, images, constants)
+                if image is None:
+                    continue
+                pixels = new_call(graph, aten.permute.default, (image, _PIXELS), node.meta["val"])
+            images[pixels] = image
+            node.replace_all_uses_with(pixels)
+            graph.erase_node(node)
+
+
+_PIXELS, _CHANNELS = [0, 2, 3, 1], [0, 3, 1, 2]
+
+
+def _of_images(
+    graph: fx.Graph, node: Node, images: dict[fx.Node, fx.Node], constants: dict[str, Tensor]
+) -> fx.Node | None:
+    """Add the call that computes of images what a node computes of their pixels; return None if there is none."""
+    value, arguments = node.meta["val"].permute(_CHANNELS), arguments_of(node)
+    if node.target is aten.linear.default and arguments["weight"].name in constants:
+        weight = arguments["weight"]
+        filters = new_view(graph, weight, (*shape_of(weight), 1, 1))
+        constants[filters.name] = constants[weight.name].view(*shape_of(weight), 1, 1)
+        return new_call(graph, aten.conv2d.default, (images[arguments["input"]], filters, arguments.get("bias")), value)
+    if node.target is aten.layer_norm.default and len(arguments["normalized_shape"]) == 1:
+        named = (arguments.get(name) for name in ("weight", "bias"))
+        return new_call(
+            graph, norm_of_channels, (images[arguments["input"]], *named, arguments.get("eps", 1e-5)), value
+        )
+    if not is_pointwise(node.target) or any(operand not in images for operand in node.all_input_nodes):
+        return None
+    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), images.__getitem__)
+    return new_call(graph, node.target, args, value, kwargs)
 
 
 # Linear layers become convolutions of images of one pixel, which read their filters faster than torch's products do

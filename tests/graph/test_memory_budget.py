@@ -261,7 +261,7 @@ def test_filters_are_kept_within_the_cache_budget(quick: dict[str, Any]) -> None
     least = [one.tuned_graphs.findings[0].front[0].memory_bytes for one in (kept, not_kept)]
     assert least[0] < least[1]
     found = kept.tuned_graphs.findings[0].schedule
-    again = Schedule(replace(found.costed, filters=Filters()), found.plan)
+    again = Schedule(replace(found.costed, filters=Filters()), found.plan, found.algorithms)
     again.count((x,))
     assert again.needed_bytes == found.needed_bytes, "filters that are kept are not the call's"
 

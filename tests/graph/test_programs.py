@@ -64,6 +64,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "hardsigmoid": F.hardsigmoid,
     "hardswish": F.hardswish,
     "leaky": partial(F.leaky_relu, negative_slope=0.3),
+    "gelu": F.gelu,
+    "gelu by tanh": partial(F.gelu, approximate="tanh"),
     "sum": lambda x: x + x.flip(1),
     "product": lambda x: x * x.flip(1),
     "line": lambda x: 0.5 * x + 2,

@@ -1,4 +1,4 @@
-"""Exact rewrites of captured graphs: clips of one frame as images, norms of pixels."""
+"""Exact rewrites of captured graphs: clips of one frame as images, layers and norms of pixels."""
 
 from __future__ import annotations
 
@@ -127,3 +127,47 @@ def test_the_norm_of_pixels_takes_in_what_follows_unless_it_is_read_twice() -> N
             operators = [one for one in schedule.operators if one.rows]
             assert sum(isinstance(one, Scale) for one in operators) == 1
             assert sum(not one.name.endswith(("channels_last", "result")) for one in operators) == count
+
+
+class Pixels(nn.Module):
+    """A block of ConvNeXt, 7 to 6 channels, on pixels; ``function`` says what comes between its linear layers."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], *, affine: bool = True) -> None:
+        super().__init__()
+        self.function = function
+        self.conv, self.norm = nn.Conv2d(7, 7, 3, padding=1), nn.LayerNorm(7, 1e-6, elementwise_affine=affine)
+        self.first, self.second = nn.Linear(7, 20, bias=affine), nn.Linear(20, 7)
+        self.scale = nn.Parameter(torch.randn(7, 1, 1))
+        for one in self.parameters():
+            nn.init.normal_(one)
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        y = self.norm(x.permute(0, 2, 3, 1))
+        return x + self.scale * self.second(self.function(self.first(y))).permute(0, 3, 1, 2)
+
+
+def _means_added(y: Tensor) -> Tensor:
+    return F.gelu(y) + y.mean((1, 2), keepdim=True)
+
+
+def test_layers_of_pixels_become_layers_of_images() -> None:
+    torch.manual_seed(2)
+    x = torch.randn(2, 7, 9, 8)
+    for function, affine, barriers in ((F.gelu, True, 0), (F.silu, False, 0), (_means_added, True, None)):
+        model = Pixels(function, affine=affine)
+        schedule, exact = schedule_of(model, x), copy.deepcopy(model).double()(x.double())
+        torch.testing.assert_close(schedule.run((x,)), exact.float(), rtol=1e-4, atol=1e-4)
+        if barriers is not None:
+            assert [one.name for one in schedule.operators if isinstance(one, Barrier)] == []
+            *_, last = (one for one in schedule.operators if isinstance(one, Convolution))
+            assert len(last.sources) == 2, "the factor and the addition are computed with the second linear layer"
+    for dtype in (torch.bfloat16, torch.float16):
+        norm = nn.LayerNorm(7, 1e-3, dtype=dtype).requires_grad_(False)
+        torch.nn.init.normal_(norm.weight)
+        y = 30 + x.to(dtype)  # whose variance is small beside the mean
+        layers = Calls(lambda x, norm=norm: F.relu(norm(F.relu(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)), norm)
+        expected = copy.deepcopy(norm).double()(y.double().permute(0, 2, 3, 1)).relu().permute(0, 3, 1, 2)
+        found, error = schedule_of(layers, y).run((y,)), 16 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found.double(), expected, rtol=error, atol=error)

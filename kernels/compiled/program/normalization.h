@@ -55,11 +55,35 @@ INLINE float reciprocal_norm(const T* pixel, int64_t channels, double epsilon) {
   return float(1 / std::max(std::sqrt(sum), epsilon));
 }
 
-// Multiply x by factors and add addends, of each channel of a sample, and apply a function. epsilon: 0 or above if
-// pixels are divided by their norms first.
+// The mean of a pixel over its channels, and the reciprocal of its standard deviation.
+struct Standard {
+  float mean, factor;
+};
+
 template <class T>
-void scale(const Step& step, const float* factors, const float* addends, int64_t stride_n, double epsilon,
-                  char* const* bases, int threads) {
+INLINE Standard standard_of(const T* pixel, int64_t channels, double epsilon) {
+  const auto sum_of = [&](auto of) INLINE_LAMBDA {
+    Vec sums{};
+    for (int64_t c = 0; c < channels; c += VL) {
+      const int count = int(std::min<int64_t>(channels - c, VL));
+      Vec value = of(load_first(pixel + c, count));
+      for (int i = count; i < VL; ++i) value[i] = 0;
+      sums += value;
+    }
+    double sum = 0;
+    for (int i = 0; i < VL; ++i) sum += sums[i];
+    return sum;
+  };
+  const float mean = float(sum_of([](Vec value) INLINE_LAMBDA { return value; }) / double(channels));
+  const double squares = sum_of([&](Vec value) INLINE_LAMBDA { return (value - mean) * (value - mean); });
+  return {mean, float(1 / std::sqrt(squares / double(channels) + epsilon))};
+}
+
+// Multiply x by factors and add addends, of each channel of a sample, and apply a function. least_norm: 0 or above if
+// pixels are divided by their norms first; epsilon: 0 or above if they are standardized first.
+template <class T>
+void scale(const Step& step, const float* factors, const float* addends, int64_t stride_n, double least_norm,
+           double epsilon, char* const* bases, int threads) {
   const View& out = step.out;
   const Rows<T> to(out, bases), from(step.x, bases);
   with_function(step.numbers[0], [&](auto function) {
@@ -68,10 +92,11 @@ void scale(const Step& step, const float* factors, const float* addends, int64_t
       const float *factor = factors + n * stride_n, *addend = addends + n * stride_n;
       T* y = to.at(n, h);
       for (int64_t w = 0; w < out.w; ++w, x += out.c, y += out.c) {
-        const float common = epsilon < 0 ? 1 : reciprocal_norm(x, out.c, epsilon);
+        Standard of{0, least_norm < 0 ? 1 : reciprocal_norm(x, out.c, least_norm)};
+        if (epsilon >= 0) of = standard_of(x, out.c, epsilon);
         for (int64_t c = 0; c < out.c; c += VL) {
           const int count = int(std::min<int64_t>(out.c - c, VL));
-          const Vec value = load_first(x + c, count) * common * load_first(factor + c, count);
+          const Vec value = (load_first(x + c, count) - of.mean) * of.factor * load_first(factor + c, count);
           store_first(y + c, computed<function()>(value + load_first(addend + c, count), 0), count);
         }
       }
@@ -87,7 +112,7 @@ inline AsFloats of_channels(const Step& step, int place, char* const* bases) {
 template <class T>
 void scale(const Step& step, char* const* bases, int threads) {
   const AsFloats factors = of_channels(step, 0, bases), addends = of_channels(step, 1, bases);
-  scale<T>(step, factors.data(), addends.data(), 0, step.values[0], bases, threads);
+  scale<T>(step, factors.data(), addends.data(), 0, step.values[0], step.values[1], bases, threads);
 }
 
 // Group norm with the sums of `moments`: places: these, the weight and the bias, which may be null.
@@ -107,7 +132,7 @@ void normalize(const Step& step, char* const* bases, int threads) {
       factors[n * out.c + c] = float(factor);
       addends[n * out.c + c] = float((bias ? bias[c] : 0) - mean * factor);
     }
-  scale<T>(step, factors.data(), addends.data(), out.c, -1, bases, threads);
+  scale<T>(step, factors.data(), addends.data(), out.c, -1, -1, bases, threads);
 }
 
 }  // namespace program

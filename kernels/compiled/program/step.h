@@ -44,7 +44,8 @@ typedef int64_t (*StageEntry)(const Stage*, void*, void*, void*, void*, float*, 
 //   NORMALIZE: numbers: the function, groups, and elements of a group; places: moments, and weight and bias, of the
 //     type of x; values: epsilon
 //   SCALE: numbers: the function; places: factors and addends of the channels, of the type of x; values: the least norm
-//     by which pixels are divided first, below 0 if they are not
+//     by which pixels are divided first, and what is added to the variance with which they are standardized first, each
+//     below 0 if they are not
 struct Step {
   Kind kind;
   int64_t operation;

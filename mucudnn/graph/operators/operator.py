@@ -264,8 +264,10 @@ _FUNCTIONS = {
 _COMBINATIONS = {aten.add.Tensor: "add", aten.mul.Tensor: "multiply"}
 
 
-def function_of(target: Any, args: Sequence[Any]) -> str | None:
+def function_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """Return the function of one tensor that a call of torch is, as C++ and epilogues know it; None for another."""
+    if target is aten.gelu.default:
+        return "gelu" if kwargs.get("approximate", "none") == "none" else "gelu_tanh"
     if target is aten.hardtanh.default and list(args[1:]) == [0.0, 6.0]:
         return "ReLU6"
     return _FUNCTIONS.get(target)
@@ -340,7 +342,7 @@ class Local(Called):
         out = band.out
         if not are_images(out, *band.xs):
             return []
-        function = function_of(self.target, self.args) if band.xs[0].shape == out.shape else None
+        function = function_of(self.target, self.args, self.kwargs) if band.xs[0].shape == out.shape else None
         if function == "leaky_relu":
             slope = self.args[1] if len(self.args) > 1 else 0.01
             return [elementwise_step(out, band.xs[0], function, (slope, 0.0))]
@@ -441,21 +443,29 @@ class Normalization(Operator):
         return [step("normalize", band.out, band.xs[0], numbers=numbers, values=(self.eps, 0.0), addresses=addresses)]
 
 
+def norm_of_channels(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the layer norm of each pixel of images over its channels."""
+    return F.layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, eps).movedim(-1, 1)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scale(Operator):
     """x * factor + addend for each channel, (C,) each, and an activation: batch norm of constants, norms of pixels.
 
     least_norm: each pixel is divided by its L2 norm over the channels first, or by this, if it is larger; None if not.
+    eps: each pixel is standardized over its channels first, with this added to the variance; None if not.
     """
 
     factor: Tensor
     addend: Tensor
     least_norm: float | None = None
+    eps: float | None = None
     activation: str | None = None
 
     def compute(self, band: Band) -> None:
         factor, addend = (for_channels(values, band.xs[0]) for values in (self.factor, self.addend))
         x = band.xs[0] if self.least_norm is None else F.normalize(band.xs[0], 2.0, 1, self.least_norm)
+        x = x if self.eps is None else norm_of_channels(x, None, None, self.eps)
         torch.addcmul(addend, x, factor, out=band.out)
         Epilogue(self.activation).apply(band.out)
 
@@ -463,5 +473,6 @@ class Scale(Operator):
         if not are_images(band.out, *band.xs):
             return []
         addresses = address_of(self.factor), address_of(self.addend)
-        numbers, least_norm = (FUNCTIONS.index(self.activation),), -1.0 if self.least_norm is None else self.least_norm
-        return [step("scale", band.out, band.xs[0], numbers=numbers, values=(least_norm, 0.0), addresses=addresses)]
+        least_norm, eps = (-1.0 if value is None else value for value in (self.least_norm, self.eps))
+        numbers = (FUNCTIONS.index(self.activation),)
+        return [step("scale", band.out, band.xs[0], numbers=numbers, values=(least_norm, eps), addresses=addresses)]
