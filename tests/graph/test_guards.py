@@ -289,6 +289,10 @@ def test_what_users_put_in_place_of_torchs_functions_is_called(language: str, ru
                     capture(model, (x,))
         torch.testing.assert_close(fitted(x), model(x))
         assert runs.pop().captured is captured, "the graph runs again"
+    with mock.patch.object(torch, "save", doubled(torch.save)):  # as ultralytics does
+        torch.testing.assert_close(fitted(x), model(x))
+        assert runs.pop().captured is captured
+        capture(model, (x,))
 
 
 @torch.no_grad()

@@ -47,6 +47,7 @@ class Keeps(nn.Module):
             torch.ones(1),
         )
         self.table: dict[Any, Any] = {}
+        self.step = torch.tensor([0.5])
         self.tensors: deque[Tensor] = deque(maxlen=2)
         self.state, self.slot, self.names = SimpleNamespace(last=None), Slot(), [0]
         self.register_buffer("mean", torch.zeros(1))
@@ -82,6 +83,14 @@ def anchored(model: Any, y: Tensor, x: Tensor, *, always: bool = False) -> Tenso
     return y * model.grid + model.last
 
 
+def anchored_by_values(model: Any, y: Tensor, x: Tensor) -> Tensor:
+    """The first call reads values of a tensor, as those heads read their strides."""
+    if model.gain != y.shape:
+        (step,) = model.step
+        model.last, model.gain = torch.full(y.shape[2:], step), y.shape
+    return y + model.last
+
+
 def with_first(model: Any, y: Tensor, x: Tensor) -> Tensor:
     if model.last is None:
         model.last = y
@@ -107,6 +116,7 @@ KEPT: dict[str, tuple[Callable[[Any, Tensor, Tensor], Any], str | tuple[int, ...
     "global": (keeping(lambda model, y: TAPPED.update(y=y)), "a global keeps"),
     "anchors of each call": (partial(anchored, always=True), "has changed"),
     "anchors": (anchored, (1, 2, 5)),
+    "anchors by values": (anchored_by_values, (1, 2, 5)),
     "tables": (from_tables, (1, 2)),
     "a number": (with_the_image, (1, 2)),
 }
