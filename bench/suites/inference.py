@@ -88,14 +88,14 @@ def prepare_runtime(
     model.eval()
     # The first call shows what the process grows by.
     call = _call_in(runtime, model, x, threads, config)
-    outputs, grown_bytes = resident_growth(call)
+    _, grown_bytes = resident_growth(call)
     memory: dict[str, Any] = {"grown_bytes": grown_bytes}
     if runtime not in _PACKAGES:  # others have allocators of their own
         memory["peak_bytes"] = allocator_peak_bytes(call)
     # Layers can be timed in place unless a compiler or a graph fuses them.
     is_graph = runtime.is_ours and (config.fuse or config.memory_budget is not None)
     times = StepTimes(call, WallClock()) if runtime.tells_layers and not is_graph else None
-    arrays = [np.array(array) for array in outputs]
+    arrays = [np.array(array) for array in call()]  # a graph may leave the first call to the model
     return Ready(call, (arrays, memory), ask=lambda _: {} if times is None else times.kinds())
 
 
