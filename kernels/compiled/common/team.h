@@ -1,5 +1,5 @@
-// Threads that stay together for all steps of a program. A parallel region for each step would fork and join through the
-// OpenMP runtime, which puts threads to sleep and wakes them wherever there are more of them than processors.
+// One parallel region for all steps of a program. A region for each step would fork and join its threads by the OpenMP
+// runtime, which puts them to sleep and wakes them each time if there are more of them than processors.
 #pragma once
 
 #include <omp.h>
@@ -11,21 +11,21 @@
 #include <exception>
 #include <mutex>
 
-// The threads of one parallel region. The first one runs a program, and gives a job at a time to all; the others wait
-// for it, first in a loop, then asleep.
+// The threads of one parallel region. The primary thread runs a program, which hands one function at a time to all; the
+// others wait for it: they spin for a while, then sleep.
 class Team {
  public:
-  // Call program() with a team of up to `threads` threads, no more than there are processors on which this thread may
-  // run. program: may throw.
+  // Call program() in the primary thread of a team. It has up to `threads` threads, and no more than there are
+  // processors on which this thread may run. program: may throw.
   template <class Program>
   static void run(int threads, Program program) {
     Team team;
     std::exception_ptr thrown;  // no exception may leave a parallel region
 #pragma omp parallel num_threads(std::min(threads, team.processors_))
     if (omp_get_thread_num() > 0) {
-      team.serve();
+      team.work();
     } else {
-      const Member member(team);
+      const Running is_running(team);
       try {
         program();
       } catch (...) {
@@ -38,77 +38,78 @@ class Team {
   // The team for which this thread runs a program; null if there is none.
   static Team* of_this_thread() { return current; }
 
-  // Call body() by all threads.
+  // Call body() by all threads, and wait for them.
   template <class Body>
   void call(Body& body) {
-    if (workers_ > 0) give([](void* of) { (*static_cast<Body*>(of))(); }, &body);
+    if (workers_ > 0) start([](void* of) { (*static_cast<Body*>(of))(); }, &body);
     body();
-    if (workers_ > 0) wait(done_, [&] { return working_.load() == 0; });
+    if (workers_ > 0) wait(finished_, [&] { return working_.load() == 0; });
   }
 
  private:
-  typedef void (*Job)(void*);
+  typedef void (*Function)(void*);
 
-  // A place to sleep, whose waiters are woken at no cost if there are none.
-  struct Bed {
+  // What threads sleep for. Without sleepers, a signal takes no lock.
+  struct Event {
     std::mutex mutex;
-    std::condition_variable woken;
+    std::condition_variable condition;
     std::atomic<int> sleepers{0};
 
-    void wake() {
+    void signal() {
       if (sleepers.load() == 0) return;
-      { const std::lock_guard<std::mutex> lock(mutex); }
-      woken.notify_all();
+      { const std::lock_guard<std::mutex> lock(mutex); }  // until a thread that is about to sleep does
+      condition.notify_all();
     }
   };
 
-  // The first thread of a team while it runs a program.
-  struct Member {
+  // Holds while the primary thread runs a program.
+  struct Running {
     Team& team;
 
-    explicit Member(Team& of) : team(of) {
+    explicit Running(Team& of) : team(of) {
       team.workers_ = omp_get_num_threads() - 1;
-      running += omp_get_num_threads();
+      threads_of_all += omp_get_num_threads();
       current = &team;
     }
-    ~Member() {
+    ~Running() {
       current = nullptr;
-      running -= omp_get_num_threads();
-      if (team.workers_ > 0) team.give(nullptr, nullptr);
+      threads_of_all -= omp_get_num_threads();
+      if (team.workers_ > 0) team.start(nullptr, nullptr);
     }
   };
 
-  void give(Job job, void* of) {
-    job_ = job;
-    of_ = of;
+  // Let the other threads call a function; null lets them leave.
+  void start(Function function, void* argument) {
+    function_ = function;
+    argument_ = argument;
     working_.store(workers_);
-    turn_.fetch_add(1);
-    given_.wake();
+    calls_.fetch_add(1);
+    started_.signal();
   }
 
-  // Run jobs until there are no more.
-  void serve() {
-    for (uint32_t turn = 0;; ++turn) {
-      wait(given_, [&] { return turn_.load() != turn; });
-      if (!job_) return;
-      job_(of_);
-      if (working_.fetch_sub(1) == 1) done_.wake();
+  // Call functions as they are started.
+  void work() {
+    for (uint32_t seen = 0;; ++seen) {
+      wait(started_, [&] { return calls_.load() != seen; });
+      if (!function_) return;
+      function_(argument_);
+      if (working_.fetch_sub(1) == 1) finished_.signal();
     }
   }
 
-  // Wait until is_over() holds. What it reads changes before `bed` is woken.
+  // Wait until is_over() holds. What it reads changes before the event is signalled.
   template <class Condition>
-  void wait(Bed& bed, Condition is_over) {
-    constexpr int MOST_TURNS = 20000, CROWDED_TURNS = 100;  // 0.3 to 1 ms; if others need the processors, a few us
-    const int turns = running.load() > processors_ ? CROWDED_TURNS : MOST_TURNS;
-    for (int i = 0; i < turns; ++i) {
+  void wait(Event& event, Condition is_over) {
+    constexpr int SPINS = 20000, SPINS_IF_OVERSUBSCRIBED = 100;  // 0.5 ms and 2.5 us on Zen 3
+    const int spins = threads_of_all.load() > processors_ ? SPINS_IF_OVERSUBSCRIBED : SPINS;
+    for (int i = 0; i < spins; ++i) {
       if (is_over()) return;
       pause();
     }
-    std::unique_lock<std::mutex> lock(bed.mutex);
-    ++bed.sleepers;
-    bed.woken.wait(lock, is_over);
-    --bed.sleepers;
+    std::unique_lock<std::mutex> lock(event.mutex);
+    ++event.sleepers;
+    event.condition.wait(lock, is_over);
+    --event.sleepers;
   }
 
   static void pause() {
@@ -118,14 +119,14 @@ class Team {
   }
 
   static inline thread_local Team* current = nullptr;
-  static inline std::atomic<int> running{0};  // threads of all teams of the process
+  static inline std::atomic<int> threads_of_all{0};  // teams of the process
 
   const int processors_ = omp_get_num_procs();  // on which this thread may run
-  Bed given_, done_;
-  int workers_ = 0;
-  Job job_ = nullptr;
-  void* of_ = nullptr;
-  alignas(64) std::atomic<uint32_t> turn_{0};
+  Event started_, finished_;
+  int workers_ = 0;  // threads beside the primary one
+  Function function_ = nullptr;
+  void* argument_ = nullptr;
+  alignas(64) std::atomic<uint32_t> calls_{0};
   alignas(64) std::atomic<int> working_{0};
 };
 

@@ -1,7 +1,7 @@
 // The packed filter that the loops read, and its packed gradient, to which they add.
 #pragma once
 
-#include "common/team.h"
+#include "common/tasks.h"
 #include "depthwise/axis.h"
 #include "depthwise/window.h"
 
@@ -88,8 +88,8 @@ void pack_filter_from(const T* from, const FilterShape& shape, const TensorArgum
   const PackedFilter& packed = shape.packed;
   const int elements = int(packed.elements);
   const std::vector<int> places = shape.group.one_to_one() ? places_of(shape, w) : std::vector<int>{};
-  const auto pack_lanes = [&](int first) {
-    const int last = std::min(packed.lanes, first + VL);
+  parallel_tasks(threads, ceil_div(packed.lanes, VL), true, [&](int64_t task) {
+    const int first = int(task) * VL, last = std::min(packed.lanes, first + VL);
     float* block = to + packed.at(first, 0);
     if (!places.empty()) {
       for (int e = 0; e < elements; e += VL) {
@@ -105,10 +105,6 @@ void pack_filter_from(const T* from, const FilterShape& shape, const TensorArgum
     if (last < first + VL) std::memset(block, 0, packed.elements * VL * sizeof(float));
     for (int lane = first; lane < last; ++lane)
       shape.for_elements(w, lane, [&](ptrdiff_t offset, ptrdiff_t place) { to[place] = value_of(from[offset]); });
-  };
-  in_parallel(threads, [&] {
-#pragma omp for nowait
-    for (int first = 0; first < packed.lanes; first += VL) pack_lanes(first);
   });
 }
 

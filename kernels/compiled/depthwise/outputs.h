@@ -113,8 +113,7 @@ void run_windows(const WindowOutputPlan& plan, const Images& in, const float* fi
   in_parallel(threads, [&] {
     float* window = scratch + omp_get_thread_num() * plan.thread_floats();
     std::memset(window, 0, windows * sizeof(float));
-#pragma omp for schedule(dynamic) nowait
-    for (int64_t task = 0; task < tasks; ++task) {
+    share_tasks(tasks, false, [&](int64_t task) {
       const int first = int(task % bands) * plan.band, group = int(task / bands % runs) * plan.together;
       const int groups = std::min(plan.together, channels.groups - group);
       const Band band{task / bands / runs, first, std::min(plan.band, height - first)};
@@ -132,7 +131,7 @@ void run_windows(const WindowOutputPlan& plan, const Images& in, const float* fi
           compute_channel(plan, epilogue, out, band, lane, out.data + end, window + i * plan.window_floats(),
                           filter + plan.filter.at(lane, 0), bias ? broadcast(bias[lane]) : Vec{}, window + windows);
         }
-    }
+    });
   });
 }
 

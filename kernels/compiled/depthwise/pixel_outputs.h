@@ -99,7 +99,7 @@ void run_pixels(const PixelOutputPlan& plan, const Images& in, const float* filt
   const int64_t wanted = ceil_div(TASKS_OF_THREAD * int64_t{threads}, out.n * runs);
   const int band = int(ceil_div(int64_t{out.h}, wanted)), bands = ceil_div(out.h, band);
   const bool in_shares = epilogue.moments || may_stay_in_caches(in, out, threads);
-  const auto run_task = [&](int64_t task) {
+  parallel_tasks(threads, out.n * bands * runs, in_shares, [&](int64_t task) {
     const int first = int(task / runs % bands) * band;
     const Band rows{task / runs / bands, first, std::min(band, out.h - first)};
     const Run& run = plan.runs[task % runs];
@@ -116,8 +116,7 @@ void run_pixels(const PixelOutputPlan& plan, const Images& in, const float* filt
       else
         compute_gathered(plan, in, piece, run, filter, bias, prologue, epilogue, out, mine);
     }
-  };
-  in_parallel(threads, [&] { share_tasks(out.n * bands * runs, in_shares, run_task); });
+  });
 }
 
 }  // namespace depthwise

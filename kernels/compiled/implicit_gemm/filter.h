@@ -3,7 +3,7 @@
 
 #include <omp.h>
 
-#include "common/team.h"
+#include "common/tasks.h"
 #include "implicit_gemm/taps.h"
 
 namespace implicit_gemm {
@@ -54,23 +54,21 @@ inline void load_rows(const FilterView& w, int block, int row, bool of_pairs, fl
 inline void pack_filter(const FilterView& w, bool of_pairs, const std::vector<PackedTaps>& products, int threads) {
   const int summed = of_pairs ? w.rows / 2 : w.rows, rows = padded(summed), in_block = is_planar(summed) ? 1 : VL;
   TapBuffers buffers(w.taps(), threads, of_pairs ? 2 : 1);
-  in_parallel(threads, [&] {
+  const int64_t down = ceil_div(rows, VL);
+  parallel_tasks(threads, blocks_of(w.lanes) * down, true, [&](int64_t task) {
     float* buffer = buffers.mine();
-#pragma omp for collapse(2) nowait
-    for (int block = 0; block < blocks_of(w.lanes); ++block)
-      for (int first = 0; first < rows; first += VL) {
-        load_rows(w, block, first, of_pairs, buffer);
-        for (const PackedTaps& product : products)
-          for (int row = first; row < std::min(first + VL, rows); ++row) {
-            const ptrdiff_t outer = ptrdiff_t(block) * (rows / in_block) + row / in_block;
-            float* to = product.to + (outer * ptrdiff_t(product.taps.size()) * in_block + row % in_block) * VL;
-            for (const Tap& tap : product.taps) {
-              const float* elements = buffer + (ptrdiff_t(row - first) * w.taps() + tap.r * w.s) * VL;
-              const auto of = [&](int s) { return s < 0 ? Vec{} : load(elements + ptrdiff_t(s) * VL); };
-              store(to, are_in_pairs(product.taps) ? paired_exactly(of(tap.s), of(tap.second)) : of(tap.s));
-              to += in_block * VL;
-            }
-          }
+    const int block = int(task / down), first = int(task % down) * VL;
+    load_rows(w, block, first, of_pairs, buffer);
+    for (const PackedTaps& product : products)
+      for (int row = first; row < std::min(first + VL, rows); ++row) {
+        const ptrdiff_t outer = ptrdiff_t(block) * (rows / in_block) + row / in_block;
+        float* to = product.to + (outer * ptrdiff_t(product.taps.size()) * in_block + row % in_block) * VL;
+        for (const Tap& tap : product.taps) {
+          const float* elements = buffer + (ptrdiff_t(row - first) * w.taps() + tap.r * w.s) * VL;
+          const auto of = [&](int s) { return s < 0 ? Vec{} : load(elements + ptrdiff_t(s) * VL); };
+          store(to, are_in_pairs(product.taps) ? paired_exactly(of(tap.s), of(tap.second)) : of(tap.s));
+          to += in_block * VL;
+        }
       }
   });
 }

@@ -92,8 +92,7 @@ inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* p
   const ptrdiff_t stream = ptrdiff_t(product.taps.size()) * padded(x.c) * VL;
   const int64_t down = ceil_div(y.h, band.rows), across = ceil_div(y.w, band.columns), tasks = y.n * down * across;
   const Moments& moments = finish.epilogue.moments;
-  const bool in_shares = moments || may_stay_in_caches(x, y, threads);
-  const auto run_task = [&](int64_t task) {
+  parallel_tasks(threads, tasks, moments || may_stay_in_caches(x, y, threads), [&](int64_t task) {
     const int top = int(task / across % down) * band.rows, left = int(task % across) * band.columns;
     const BandOfImage part{task / (down * across), top, left, std::min(band.rows, y.h - top),
                            std::min(band.columns, y.w - left)};
@@ -110,8 +109,7 @@ inline void run(const Plan& plan, const Images& x, bool of_pairs, const float* p
                               : (in_pairs ? Arithmetic<Pairs>::multiply_band : Arithmetic<Singles>::multiply_band);
     multiply(plan, part, offsets, window, filter, stream, finish, y, result);
     if (moments) moments.add(y, {part.image, 0, top, left, part.height, part.width}, y.c);
-  };
-  in_parallel(threads, [&] { share_tasks(tasks, in_shares, run_task); });
+  });
 }
 
 }  // namespace implicit_gemm

@@ -2,7 +2,7 @@
 // depends only on the problem. Products with the padding are left out.
 #pragma once
 
-#include "common/team.h"
+#include "common/tasks.h"
 #include "loop_nest/tile.h"
 
 namespace loop_nest {
@@ -89,12 +89,9 @@ void correlate(const Geometry& g, bool backward, TensorArgument in, const Tensor
   };
 
   const int64_t rows_of_out = out.d * out.h, tasks = out.n * g.groups * blocks * rows_of_out;
-  in_parallel(threads, [&] {
-#pragma omp for nowait
-    for (int64_t task = 0; task < tasks; ++task) {
-      const int64_t block = task / rows_of_out % blocks, image = task / rows_of_out / blocks;
-      sum_row(image / g.groups, image % g.groups, block * OUT, task / out.h % out.d, task % out.h);
-    }
+  parallel_tasks(threads, tasks, true, [&](int64_t task) {
+    const int64_t block = task / rows_of_out % blocks, image = task / rows_of_out / blocks;
+    sum_row(image / g.groups, image % g.groups, block * OUT, task / out.h % out.d, task % out.h);
   });
 }
 

@@ -55,11 +55,9 @@ struct Pointwise : TakesImages {
     const Product product = product_of(stage);
     const int64_t of_group = floats_of_group(stage);
     const int64_t parts = ceil_div(int64_t(product.blocks()), int64_t(PACKED_TOGETHER));
-    in_parallel(stage.thread_count(), [&] {
-#pragma omp for collapse(2) nowait
-      for (int64_t group = 0; group < stage.geometry.groups; ++group)
-        for (int64_t part = 0; part < parts; ++part)
-          pack_lanes(stage.filter(group), int(part * PACKED_TOGETHER), product, packed + group * of_group);
+    parallel_tasks(stage.thread_count(), stage.geometry.groups * parts, true, [&](int64_t task) {
+      const int64_t group = task / parts, part = task % parts;
+      pack_lanes(stage.filter(group), int(part * PACKED_TOGETHER), product, packed + group * of_group);
     });
   }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/stage.h"
-#include "common/team.h"
+#include "common/tasks.h"
 
 namespace program {
 
@@ -58,15 +58,10 @@ struct Step {
   double values[2];
 };
 
-// Call body(sample, row) for all rows of a view, in parallel if there are several.
+// Call body(sample, row) for all rows of a view, in parallel.
 template <class Body>
 static inline void each_row(const View& out, int threads, Body body) {
-  const int64_t rows = out.n * out.h;
-  if (rows == 1) return body(int64_t{0}, int64_t{0});
-  in_parallel(threads, [&] {
-#pragma omp for nowait
-    for (int64_t i = 0; i < rows; ++i) body(i / out.h, i % out.h);
-  });
+  parallel_tasks(threads, out.n * out.h, true, [&](int64_t i) { body(i / out.h, i % out.h); });
 }
 
 // Elements of a view whose channels are contiguous, column after column.

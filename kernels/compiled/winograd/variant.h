@@ -148,10 +148,9 @@ class Variant final : public Winograd {
   }
 
   void transform_filter(const FilterView& w, const Planes& u, int threads) const override {
-    in_parallel(threads, [&] {
-#pragma omp for collapse(2) nowait
-      for (int block = 0; block < u.column_blocks; ++block)
-        for (int first = 0; first < summed_blocks(w.rows) * VL; first += VL) transform_block(w, u, block, first);
+    const int64_t down = summed_blocks(w.rows);
+    parallel_tasks(threads, u.column_blocks * down, true, [&](int64_t task) {
+      transform_block(w, u, int(task / down), int(task % down) * VL);
     });
   }
 
@@ -402,7 +401,7 @@ class Variant final : public Winograd {
     const int summed = summed_blocks(x.c), written = blocks_of(y.c), block = plan.schedule.tiles;
     const ptrdiff_t own = plan.scratch_floats / threads;
     const bool in_shares = finish.epilogue.moments || may_stay_in_caches(x, y, threads);
-    const auto run_task = [&](int64_t task) {
+    parallel_tasks(threads, ceil_div(tiling.count, int64_t{block}), in_shares, [&](int64_t task) {
       const int64_t begin = task * block, end = std::min(begin + block, tiling.count);
       const int tiles = int(end - begin);
       const Frames frames = frames_of(plan, tiles);
@@ -418,8 +417,7 @@ class Variant final : public Winograd {
           from_planes<typename Direction::Target>(m.from_row(i * tiles), finish, y.frame(chunk.first + i), tiling,
                                                   begin, end, begin, 0, written);
       }
-    };
-    in_parallel(threads, [&] { share_tasks(ceil_div(tiling.count, int64_t{block}), in_shares, run_task); });
+    });
   }
 
   template <class Direction>
