@@ -180,7 +180,7 @@ def _change_of(name: str, key: Any, live: Any, noted: Any) -> str | None:
 
 
 def replaced_function() -> str | None:
-    """Return the name of a function that torch or a class of all modules has from others; None if all are its own.
+    """Return the name of a function of torch, or a method of ``nn.Module``, that is not PyTorch's; None if all are.
 
     Tracers call it more than once: PyTorch's own functions refer to what is under their names.
     """

@@ -89,12 +89,12 @@ def record(frame: Frame, *, joins: bool = True) -> Program:
     schedule, recorder = frame.schedule, _Recorder(frame, joins=joins)
     runs_cpp = schedule.captured.device.type == "cpu" and steps.is_available()
     for index in schedule.captured.direct_results:
-        recorder.do(index, _making(schedule, index))
+        recorder.do(index, partial(_make, index=index))
     for number, segment in enumerate(schedule.plan.segments):
         cut, operators = segment.cut, range(segment.start, segment.stop)
         for index in operators:
             if isinstance(schedule.operators[index], (Input, Barrier, Moments)):
-                recorder.do(index, _making(schedule, index))
+                recorder.do(index, partial(_make, index=index))
             elif schedule.algorithms.get(index) is not None and index not in schedule.costed.kept:
                 recorder.do(index, partial(_prepare_filter, number=number, index=index))
         turns: list[_Turn] = []
@@ -169,28 +169,19 @@ def _run_array(frame: Frame, array: Any) -> None:
     steps.run_array(array, frame.bases)
 
 
-def _making(schedule: Schedule, index: int) -> _Item:
-    """Return what makes a result that no band makes: zero sums, an argument, a barrier's, or what bands write into."""
-    operator = schedule.operators[index]
+def _make(frame: Frame, index: int) -> None:
+    """Make a result that no band makes: an argument, a barrier's, zero sums, or what bands write for the caller."""
+    operator = frame.schedule.operators[index]
     if isinstance(operator, Input):
-        return partial(_take, index=index, number=operator.number)
-    if isinstance(operator, Barrier):
-        return partial(_make, index=index, result=operator.call)
-    if isinstance(operator, Moments):
-        return partial(_make, index=index, result=lambda _: operator.new_result())
-    strides = schedule.captured.direct_results[index]
-    new = partial(
-        torch.empty_strided, operator.shape[: len(strides)], strides, dtype=operator.dtype, device=operator.device
-    )
-    return partial(_make, index=index, result=lambda _: new())
-
-
-def _take(frame: Frame, index: int, number: int) -> None:
-    frame[index] = frame.leaves[number]
-
-
-def _make(frame: Frame, index: int, result: Callable[[Frame], Any]) -> None:
-    frame[index] = result(frame)
+        frame[index] = frame.leaves[operator.number]
+    elif isinstance(operator, Barrier):
+        frame[index] = operator.call(frame)
+    elif isinstance(operator, Moments):
+        frame[index] = operator.new_result()
+    else:
+        strides = frame.schedule.captured.direct_results[index]
+        shape = operator.shape[: len(strides)]
+        frame[index] = torch.empty_strided(shape, strides, dtype=operator.dtype, device=operator.device)
 
 
 def _prepare_filter(frame: Frame, number: int, index: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn import functional as F
 
-from mucudnn.graph.functional import functional
+from mucudnn.graph.rewrites.functional import functional
 
 
 class Calls(nn.Module):

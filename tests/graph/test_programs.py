@@ -187,7 +187,11 @@ def test_normalizations_that_are_no_constants() -> None:
 
 
 def test_without_the_library_torch_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = Calls(lambda x: F.max_pool2d(F.silu(F.pixel_shuffle(x, 2)), 2)), torch.randn(1, 8, 9, 7)
+    def function(x: Tensor) -> Tensor:
+        normed = F.layer_norm(F.silu(F.pixel_shuffle(x, 2)).permute(0, 2, 3, 1), (2,)).permute(0, 3, 1, 2)
+        return F.gelu(F.max_pool2d(normed, 2))
+
+    model, x = Calls(function), torch.randn(1, 8, 9, 7)
     monkeypatch.setattr(steps, "is_available", lambda: False)
     torch.testing.assert_close(schedule_of(model, x).run((x,)), model(x))
 

@@ -130,7 +130,7 @@ def test_the_norm_of_pixels_takes_in_what_follows_unless_it_is_read_twice() -> N
 
 
 class Pixels(nn.Module):
-    """A block of ConvNeXt, 7 to 6 channels, on pixels; ``function`` says what comes between its linear layers."""
+    """A block of ConvNeXt. function: what comes between its linear layers."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], *, affine: bool = True) -> None:
         super().__init__()
@@ -155,11 +155,11 @@ def _means_added(y: Tensor) -> Tensor:
 def test_layers_of_pixels_become_layers_of_images() -> None:
     torch.manual_seed(2)
     x = torch.randn(2, 7, 9, 8)
-    for function, affine, barriers in ((F.gelu, True, 0), (F.silu, False, 0), (_means_added, True, None)):
+    for function, affine, has_rows in ((F.gelu, True, True), (F.silu, False, True), (_means_added, True, False)):
         model = Pixels(function, affine=affine)
         schedule, exact = schedule_of(model, x), copy.deepcopy(model).double()(x.double())
         torch.testing.assert_close(schedule.run((x,)), exact.float(), rtol=1e-4, atol=1e-4)
-        if barriers is not None:
+        if has_rows:
             assert [one.name for one in schedule.operators if isinstance(one, Barrier)] == []
             *_, last = (one for one in schedule.operators if isinstance(one, Convolution))
             assert len(last.sources) == 2, "the factor and the addition are computed with the second linear layer"
@@ -171,3 +171,21 @@ def test_layers_of_pixels_become_layers_of_images() -> None:
         expected = copy.deepcopy(norm).double()(y.double().permute(0, 2, 3, 1)).relu().permute(0, 3, 1, 2)
         found, error = schedule_of(layers, y).run((y,)), 16 * torch.finfo(dtype).eps
         torch.testing.assert_close(found.double(), expected, rtol=error, atol=error)
+
+
+def test_factors_are_folded_and_rounded_once() -> None:
+    x, factors = torch.randn(1, 4, 5, 5, dtype=torch.bfloat16), torch.rand(3, 1, 1, dtype=torch.bfloat16)
+    conv = nn.Conv2d(4, 3, 3).to(torch.bfloat16).requires_grad_(False)
+    transposed = nn.ConvTranspose2d(4, 3, 3).to(torch.bfloat16).requires_grad_(False)
+    for layer, factor, is_folded in (
+        *((conv, 0.3, True), (conv, factors, True), (conv, factors[None], True), (transposed, 0.3, True)),
+        *((transposed, factors, False), (conv, factors[0], False), (conv, factors.expand(3, 3, 3), False)),
+        (conv, 1e45, False),  # the filter would be infinite
+    ):
+        model = Calls(lambda x, layer=layer, factor=factor: layer(x) * factor, layer)
+        (found,) = (one for one in schedule_of(model, x).operators if isinstance(one, Convolution))
+        expected = layer.weight
+        if is_folded:
+            of_filters = factor if isinstance(factor, float) else factor.double().view(3, 1, 1, 1)
+            expected = (layer.weight.double() * of_filters).to(torch.bfloat16)
+        assert torch.equal(found.weight, expected), (layer, factor)

@@ -1,8 +1,8 @@
 """Exported graphs whose operators write none of their operands.
 
 ``ExportedProgram.run_decompositions`` makes one of any graph by running it again on tensors without values, which takes
-longer than the export. A graph is rewritten here if its operators in place write results that nothing else views, and
-if torch would take apart few composite operators.
+longer than the export. Here, a graph is rewritten without running it, if its operators in place write new results that
+nothing has viewed before, and if the compositions that torch would take apart are among those that are named below.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAY_ALIAS = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)  # what sche
 
 
 def functional(exported: ExportedProgram) -> ExportedProgram:
-    """Return a program of operators that write none of their operands; ``exported``, rewritten, where that does."""
+    """Return a program of operators that write none of their operands, which may be ``exported`` itself, rewritten."""
     graph = exported.graph
     calls = [node for node in graph.nodes if node.op == "call_function"]
     if _MAY_ALIAS is None or not all(map(_is_known, calls)) or (names := _names_of_written(calls)) is None:

@@ -44,6 +44,8 @@ def join_norms(graph: fx.Graph) -> None:
 
 # Layers of pixels, (N, H, W, C), such as ConvNeXt's, become layers of images: the rows of both are the same in memory
 
+_TO_PIXELS, _TO_CHANNELS = [0, 2, 3, 1], [0, 3, 1, 2]
+
 
 def pixels_as_images(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
     """Replace what is computed of permuted images, (N, H, W, C), by the same of the images, in place.
@@ -54,11 +56,12 @@ def pixels_as_images(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
     """
     images: dict[fx.Node, fx.Node] = {}  # (N, H, W, C) -> (N, C, H, W)
     for node in list(graph.nodes):
-        if node.op != "call_function" or len(shape_of(node)) != 4:
+        if not isinstance(node.target, torch._ops.OpOverload) or len(shape_of(node)) != 4:
             continue
-        if node.target is aten.permute.default and list(node.args[1]) == _PIXELS and node.args[0].op == "call_function":
+        dims = list(node.args[1]) if node.target is aten.permute.default else None
+        if dims == _TO_PIXELS and node.args[0].op == "call_function":
             images[node] = node.args[0]
-        elif node.target is aten.permute.default and list(node.args[1]) == _CHANNELS and node.args[0] in images:
+        elif dims == _TO_CHANNELS and node.args[0] in images:
             node.replace_all_uses_with(images[node.args[0]])
             graph.erase_node(node)
         elif any(operand in images for operand in node.all_input_nodes):
@@ -66,24 +69,19 @@ def pixels_as_images(graph: fx.Graph, constants: dict[str, Tensor]) -> None:
                 image = _of_images(graph, node, images, constants)
                 if image is None:
                     continue
-                pixels = new_call(graph, aten.permute.default, (image, _PIXELS), node.meta["val"])
+                pixels = new_call(graph, aten.permute.default, (image, _TO_PIXELS), node.meta["val"])
             images[pixels] = image
             node.replace_all_uses_with(pixels)
             graph.erase_node(node)
-
-
-_PIXELS, _CHANNELS = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
 def _of_images(
     graph: fx.Graph, node: Node, images: dict[fx.Node, fx.Node], constants: dict[str, Tensor]
 ) -> fx.Node | None:
     """Add the call that computes of images what a node computes of their pixels; return None if there is none."""
-    value, arguments = node.meta["val"].permute(_CHANNELS), arguments_of(node)
+    value, arguments = node.meta["val"].permute(_TO_CHANNELS), arguments_of(node)
     if node.target is aten.linear.default and arguments["weight"].name in constants:
-        weight = arguments["weight"]
-        filters = new_view(graph, weight, (*shape_of(weight), 1, 1))
-        constants[filters.name] = constants[weight.name].view(*shape_of(weight), 1, 1)
+        filters = _filters_of(graph, arguments["weight"], constants)
         return new_call(graph, aten.conv2d.default, (images[arguments["input"]], filters, arguments.get("bias")), value)
     if node.target is aten.layer_norm.default and len(arguments["normalized_shape"]) == 1:
         named = (arguments.get(name) for name in ("weight", "bias"))
@@ -122,12 +120,17 @@ def linear_as_convolutions(graph: fx.Graph, constants: dict[str, Tensor]) -> Non
         elif node.target in _BETWEEN_LINEAR and x in images:
             _replace(graph, node, (images[x], *node.args[1:]), node.target, images)
         elif node.target is aten.linear.default and len(x_shape) == 2 and node.args[1].name in constants:
-            weight = node.args[1]
             with graph.inserting_before(node):
                 image = images.get(x) or new_view(graph, x, (*x_shape, 1, 1))
-                filters = new_view(graph, weight, (*shape_of(weight), 1, 1))
-            constants[filters.name] = constants[weight.name].view(*shape_of(weight), 1, 1)
+                filters = _filters_of(graph, node.args[1], constants)
             _replace(graph, node, (image, filters, *node.args[2:]), aten.conv2d.default, images)
+
+
+def _filters_of(graph: fx.Graph, weight: fx.Node, constants: dict[str, Tensor]) -> fx.Node:
+    """Add the filters, (K, C, 1, 1), that compute what a linear layer with this weight, (K, C), does."""
+    filters = new_view(graph, weight, (*shape_of(weight), 1, 1))
+    constants[filters.name] = constants[weight.name].view(*shape_of(weight), 1, 1)
+    return filters
 
 
 def _replace(graph: fx.Graph, node: Node, args: tuple[Any, ...], target: Any, images: dict[fx.Node, fx.Node]) -> None:

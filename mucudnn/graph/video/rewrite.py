@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from mucudnn.graph.makers import Builder, Made, Maker
 from mucudnn.graph.nodes import Node, described, is_result, shape_of
 from mucudnn.graph.operators.operator import VIEWS, Ref, aten
-from mucudnn.graph.shuffles import join_shuffles
+from mucudnn.graph.rewrites.shuffles import join_shuffles
 from mucudnn.graph.video.clips import Clips
 from mucudnn.graph.video.frames import FrameByFrame, OneFrame, frame_by_frame
 from mucudnn.graph.video.layouts import move_views, put_rows_first

@@ -1,0 +1,1 @@
+"""Rewrites of captured graphs of ATen, before they become ours."""
