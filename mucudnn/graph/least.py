@@ -70,6 +70,13 @@ def least_schedule(
     return graphs[least].captured, schedules[least]
 
 
+def comfortable_bytes(captured: Captured, config: Config) -> int:
+    """Estimate the bytes with which a graph in bands is about as fast as without a budget."""
+    front = plans(_with_least_costs(captured, config).graph)
+    enough_s = front[-1].time_s * FAST_ENOUGH
+    return int(min(plan.memory_bytes for plan in front if plan.time_s <= enough_s) / ARENA_SHARE)
+
+
 def _fastest_s(front: tuple[Plan, ...], budget_bytes: int) -> float:
     """Return the estimated seconds of the fastest plan within the budget, or infinity."""
     within = (plan.time_s for plan in front if plan.memory_bytes <= budget_bytes * ARENA_SHARE)

@@ -321,7 +321,7 @@ def _split(builder: Builder, node: Node, x: int) -> Made:
 def _pool(builder: Builder, node: Node, x: int) -> Made:
     arguments, dims = arguments_of(node), node.meta["val"].dim() - 2
     kernel, padding = sizes(arguments["kernel_size"], dims), sizes(arguments.get("padding", 0), dims)
-    window = described(node, sources=(x,), kernel=kernel, padding=padding, height=shape_of(node.args[0])[2])
+    window = described(node, sources=(x,), kernel=kernel, padding=padding, size=shape_of(node.args[0])[2:])
     window["stride"] = sizes(arguments.get("stride") or kernel, dims)
     if node.target in _MAX_POOLS:
         return builder.add(MaxPool(**window, dilation=sizes(arguments.get("dilation", 1), dims)))
@@ -343,7 +343,7 @@ def _adaptive_pool(builder: Builder, node: Node, x: int) -> Made:
     kernel = tuple(whole // part for whole, part in zip(before, after, strict=True))
     if {*kernel} == {1}:
         return Ref(x)
-    window = described(node, kernel=kernel, stride=kernel, padding=(0,) * len(kernel), height=before[0])
+    window = described(node, kernel=kernel, stride=kernel, padding=(0,) * len(kernel), size=before)
     return builder.add(AveragePool(**window, sources=(x,)))
 
 

@@ -188,8 +188,17 @@ def _banded(model: nn.Module, sample_inputs: Sequence[Any], config: Config, prog
     return banded(Graphs(model, dict(zip(map(signature_of, inputs), schedules, strict=True)), findings))
 
 
-def fit(model: nn.Module, arguments: tuple[Any, ...], config: Config, progress: Progress) -> Fitted:
+def fit(
+    model: nn.Module,
+    arguments: tuple[Any, ...],
+    config: Config,
+    progress: Progress,
+    *,
+    runs_whole: bool | None = None,
+) -> Fitted:
     """Return the fastest way to run a model within the budget, for arguments of one shape.
+
+    runs_whole: whether the model and its graph may run as a whole, to compare; None if there is memory for it.
 
     After the time limit, what is not known is estimated, and only the first plan that fits is run, beside the model.
 
@@ -198,7 +207,8 @@ def fit(model: nn.Module, arguments: tuple[Any, ...], config: Config, progress: 
     """
     # The graph, and the schedule that needs the fewest bytes
     captured, least = _captured(model, arguments, config, progress)
-    budget, runs_whole = config.memory_budget_bytes, _may_run_whole(captured)
+    budget = config.memory_budget_bytes
+    runs_whole = _may_run_whole(captured) if runs_whole is None else runs_whole
     with machine_and_database(config, captured.device.type) as (machine, database):
         # The candidates of the convolutions, and the costs of all operators
         timings = Timings(machine, database, config, progress)

@@ -32,10 +32,10 @@ def test_the_picture_is_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", ["first_steps.py", "large_image.py", "digits_ddp.py", "train_within.py"])
+@pytest.mark.parametrize("example", ["first_steps", "large_image", "digits_ddp", "train_within", "raster"])
 def test_every_example_has_help(example: str) -> None:
     done = subprocess.run(
-        [sys.executable, EXAMPLE.with_name(example), "--help"], capture_output=True, text=True, timeout=120
+        [sys.executable, EXAMPLE.with_name(f"{example}.py"), "--help"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")

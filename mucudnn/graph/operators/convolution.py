@@ -56,14 +56,16 @@ class Convolution(Operator):
     def align(self) -> int:
         return self.problem.stride[0] if self.is_transposed else 1  # with which a transposed filter is prepared
 
-    def reaches(self) -> tuple[Reach, ...]:
-        stride, padding, rows = self.problem.stride[0], self.problem.padding[0], np.arange(self.rows)
+    def reaches(self, dim: int = 0) -> tuple[Reach, ...]:
+        problem, rows = self.problem, np.arange(self.shape[2 + dim])
+        stride, padding = problem.stride[dim], problem.padding[dim]
+        extent = problem.dilation[dim] * (problem.window[dim] - 1) + 1
         if self.is_transposed:
-            height = self.problem.positions[0]
-            first = np.clip((rows + padding - self.extent + 1) // stride, 0, height - 1)
-            last = np.clip((rows + padding) // stride + 1, first + 1, height)
+            size = problem.positions[dim]
+            first = np.clip((rows + padding - extent + 1) // stride, 0, size - 1)
+            last = np.clip((rows + padding) // stride + 1, first + 1, size)
         else:
-            first, last = windows(self.rows, self.problem.extent[0], stride, padding, self.extent)
+            first, last = windows(len(rows), problem.extent[dim], stride, padding, extent)
         same = [Reach(source, rows, rows + 1) for source in self.sources[1:]]
         return (Reach(self.sources[0], first, last), *same)
 

@@ -28,8 +28,11 @@ class Copy(Operator):
 
     parts: tuple[slice, ...] = (slice(None), slice(None), slice(0, None, 1))
 
-    def reaches(self) -> tuple[Reach, ...]:
-        first = np.arange(self.rows) * self.parts[2].step + self.parts[2].start
+    def reaches(self, dim: int = 0) -> tuple[Reach, ...]:
+        if len(self.parts) <= 2 + dim:
+            return super().reaches(dim)
+        part = self.parts[2 + dim]
+        first = (part.start or 0) + np.arange(self.shape[2 + dim]) * (part.step or 1)
         return (Reach(self.sources[0], first, first + 1),)
 
     def _read(self, band: Band) -> Tensor:
@@ -57,10 +60,10 @@ class Concatenation(Operator):
     dim: int
     sizes: tuple[int, ...]
 
-    def reaches(self) -> tuple[Reach, ...]:
-        if self.dim != 2:
-            return super().reaches()
-        rows = np.arange(self.rows)
+    def reaches(self, dim: int = 0) -> tuple[Reach, ...]:
+        if self.dim != 2 + dim:
+            return super().reaches(dim)
+        rows = np.arange(self.shape[self.dim])
         return tuple(
             Reach(source, np.clip(rows - start, 0, size), np.clip(rows - start + 1, 0, size))
             for source, size, start in zip(self.sources, self.sizes, accumulate(self.sizes, initial=0), strict=False)
@@ -95,8 +98,8 @@ class Shuffle(Operator):
     factor: int
     settings = ("factor",)
 
-    def reaches(self) -> tuple[Reach, ...]:
-        rows, r = np.arange(self.rows), abs(self.factor)
+    def reaches(self, dim: int = 0) -> tuple[Reach, ...]:
+        rows, r = np.arange(self.shape[2 + dim]), abs(self.factor)
         first, last = (rows // r, rows // r + 1) if self.factor > 0 else (rows * r, rows * r + r)
         return (Reach(self.sources[0], first, last),)
 
@@ -181,8 +184,8 @@ class DepthToSpace(Operator):
     moved: Moves
     settings = ("moved",)
 
-    def reaches(self) -> tuple[Reach, ...]:
-        row = np.arange(self.rows) // size_of(self.moved[1])
+    def reaches(self, dim: int = 0) -> tuple[Reach, ...]:
+        row = np.arange(self.shape[2 + dim]) // size_of(self.moved[1 + dim])
         return (Reach(self.sources[0], row, row + 1),)
 
     def compute(self, band: Band) -> None:

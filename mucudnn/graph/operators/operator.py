@@ -122,9 +122,12 @@ class Operator:
         """Return the bytes of the result; 0 for an argument."""
         return self.shape[0] * self.rows * self.row_bytes() if self.rows else 0
 
-    def reaches(self) -> tuple[Reach, ...]:
-        """Return the rows that are read of each source: by default the same rows."""
-        same = np.arange(self.rows)
+    def reaches(self, dim: int = 0) -> tuple[Reach, ...]:
+        """Return the rows that are read of each source: by default the same rows.
+
+        dim: 0 for rows, or frames of volumes; 1 for columns in their place.
+        """
+        same = np.arange(self.shape[2 + dim])
         return tuple(Reach(source, same, same + 1) for source in self.sources)
 
     def renumbered(self, numbers: Mapping[int, int]) -> Self:

@@ -39,13 +39,13 @@ class Pool(Operator):
     """Base class.
 
     kernel: of (frames,) rows and columns, as the stride and the padding.
-    height: of what is read.
+    size: of what is read, likewise.
     """
 
     kernel: Sizes
     stride: Sizes
     padding: Sizes
-    height: int
+    size: Sizes
     settings = ("kernel", "stride")
 
 
@@ -63,19 +63,20 @@ class AveragePool(Pool):
     counts_padding: bool = True
     divisor: int | None = None
 
-    def reaches(self) -> tuple[Reach, ...]:
-        rows, stride, padding = np.arange(self.rows), self.stride[0], self.padding[0]
-        first = np.clip((rows - ceil(padding / stride)) * stride, 0, self.height - 1)
+    def reaches(self, dim: int = 0) -> tuple[Reach, ...]:
+        rows, size = np.arange(self.shape[2 + dim]), self.size[dim]
+        stride, padding = self.stride[dim], self.padding[dim]
+        first = np.clip((rows - ceil(padding / stride)) * stride, 0, size - 1)
         least = 1
         if len(self.kernel) == 3:  # torch's operator wants as many frames as the kernel has, without padding
-            least = self.kernel[0]
-            first = np.minimum(first, (self.height - least) // stride * stride)
-        last = np.clip(rows * stride - padding + self.kernel[0], first + least, self.height)
+            least = self.kernel[dim]
+            first = np.minimum(first, (size - least) // stride * stride)
+        last = np.clip(rows * stride - padding + self.kernel[dim], first + least, size)
         return (Reach(self.sources[0], first, last),)
 
     def compute(self, band: Band) -> None:
         x, skipped = band.xs[0], band.low - band.starts[0] // self.stride[0]
-        if self.kernel == (self.height, *x.shape[3:]) and not any(self.padding) and self.divisor is None:
+        if self.kernel == (self.size[0], *x.shape[3:]) and not any(self.padding) and self.divisor is None:
             band.out.copy_(x.mean([*range(2, x.dim())], keepdim=True))  # more precise than a sum in order
             return
         pool = F.avg_pool2d if x.dim() == 4 else F.avg_pool3d
@@ -87,7 +88,7 @@ class AveragePool(Pool):
             return []
         top = band.low * self.stride[0] - self.padding[0] - band.starts[0]
         divisor = self.divisor or (_COUNTS_PADDING if self.counts_padding else _COUNTS_IMAGE)
-        corner, height = (top, -self.padding[1]), self.height - band.starts[0]
+        corner, height = (top, -self.padding[1]), self.size[0] - band.starts[0]
         numbers = *self.kernel, *self.stride, 1, 1, *corner, height, *self.padding, divisor
         return [step("average_pool", band.out, band.xs[0], numbers=numbers)]
 
@@ -101,9 +102,10 @@ class MaxPool(Pool):
 
     dilation: Sizes
 
-    def reaches(self) -> tuple[Reach, ...]:
-        extent = self.dilation[0] * (self.kernel[0] - 1) + 1
-        return (Reach(self.sources[0], *windows(self.rows, self.height, self.stride[0], self.padding[0], extent)),)
+    def reaches(self, dim: int = 0) -> tuple[Reach, ...]:
+        extent = self.dilation[dim] * (self.kernel[dim] - 1) + 1
+        read = windows(self.shape[2 + dim], self.size[dim], self.stride[dim], self.padding[dim], extent)
+        return (Reach(self.sources[0], *read),)
 
     def compute(self, band: Band) -> None:
         x, sides = band.xs[0], list[int]()
@@ -138,9 +140,10 @@ class Padding(Operator):
     constant: Tensor
     settings = ("mode",)
 
-    def reaches(self) -> tuple[Reach, ...]:
-        rows = _padded_rows(self.rows, self.sides[-2:], self.mode)
-        first = np.where(rows < 0, self.rows - sum(self.sides[-2:]), rows)
+    def reaches(self, dim: int = 0) -> tuple[Reach, ...]:
+        padded, sides = self.shape[2 + dim], self.sides[::-1][2 * dim : 2 * dim + 2][::-1]
+        rows = _padded_rows(padded, sides, self.mode)
+        first = np.where(rows < 0, padded - sum(sides), rows)
         return (_monotone(self.sources[0], first, np.where(rows < 0, 0, rows + 1)),)
 
     def _copies(self, band: Band) -> list[tuple[Tensor, Tensor]]:
@@ -214,19 +217,19 @@ class Resize(Operator):
     size: Sizes
     settings = ("mode",)
 
-    def _neighbors(self, dimension: int) -> _Neighbors:
+    def neighbors(self, dimension: int) -> Neighbors:
         """Return the neighbors along a dimension: 0 for rows or frames."""
         sizes = self.size[dimension], self.shape[2 + dimension]
         return _neighbors(self.mode, *sizes, self.scales[dimension], aligns_corners=self.align_corners)
 
-    def reaches(self) -> tuple[Reach, ...]:
-        above, below, _ = self._neighbors(0)
+    def reaches(self, dim: int = 0) -> tuple[Reach, ...]:
+        above, below, _ = self.neighbors(dim)
         return (_monotone(self.sources[0], above, below + 1),)
 
     def compute(self, band: Band) -> None:
         x, start, rows = band.xs[0], band.starts[0], slice(band.low, band.high)
         size, scales = [x.shape[2], *self.shape[3:]], (None, *self.scales[1:])
-        above, below, weights = (along_rows[rows] for along_rows in self._neighbors(0))
+        above, below, weights = (along_rows[rows] for along_rows in self.neighbors(0))
         if self.mode in _NEAREST and len(size) > 2:
             for frame, nearest in enumerate(above - start):
                 resized = _resizing(self.mode, 2)(x[:, :, nearest], size[1:], *scales[1:])
@@ -247,25 +250,25 @@ class Resize(Operator):
         out, x, is_nearest = band.out, band.xs[0], self.mode in _NEAREST
         if not are_images(out, x) or (len(self.size) > 2 and not is_nearest):
             return []
-        above, below, weights = (along_rows[band.low : band.high] for along_rows in self._neighbors(0))
+        above, below, weights = (along_rows[band.low : band.high] for along_rows in self.neighbors(0))
         above, below = above - band.starts[0], below - band.starts[0]
         along_rows, images = (above, below, weights), [(out, x)]
         if len(self.size) > 2:
-            along_rows = self._neighbors(1)
+            along_rows = self.neighbors(1)
             images = [(out[:, :, frame], x[:, :, nearest]) for frame, nearest in enumerate(above)]
         tables = [
             np.ascontiguousarray(table, np.float32 if table.dtype == np.float64 else None)
-            for table in (*along_rows, *self._neighbors(len(self.size) - 1))
+            for table in (*along_rows, *self.neighbors(len(self.size) - 1))
         ]
         return [step("resize", into, image, numbers=(not is_nearest,), tables=tables) for into, image in images]
 
 
 # Of each row of a result, the rows on both sides, and the weight of the second
-_Neighbors: TypeAlias = tuple[Indices, Indices, NDArray[np.float64]]
+Neighbors: TypeAlias = tuple[Indices, Indices, NDArray[np.float64]]
 
 
 @lru_cache(maxsize=64)
-def _neighbors(mode: str, size: int, outputs: int, scale: float | None, *, aligns_corners: bool) -> _Neighbors:
+def _neighbors(mode: str, size: int, outputs: int, scale: float | None, *, aligns_corners: bool) -> Neighbors:
     """Return the neighbors of a dimension of ``outputs`` numbers, resized from ``size``.
 
     Coordinates are computed in float64, by torch's formulas (area_pixel_compute_source_index).

@@ -41,9 +41,9 @@ class OneFrame(Operator):
     height: int
     dim: int = 2
 
-    def reaches(self) -> tuple[Reach, ...]:
-        if self.dim == 3:
-            return super().reaches()
+    def reaches(self, dim: int = 0) -> tuple[Reach, ...]:
+        if self.dim == 3 or dim > 0:
+            return super().reaches(dim)
         first = np.zeros(self.rows, np.int64)
         return (Reach(self.sources[0], first, first + self.height),)
 
