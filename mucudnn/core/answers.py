@@ -112,6 +112,7 @@ class TunedProblem:
     account: the solver's result under the limit, before whole runs; None if nothing measured fits, and for a share of a
     budget.
     in_place: times in the model's own step, or what a graph runs, in words; empty if it was not confirmed.
+    unrestricted_s: the time of the fastest choice, of one whose bits do not depend on the batch; None for others.
     load: the machine's load during the whole runs, as in ``Measurement``; None if unknown.
     """
 
@@ -130,6 +131,7 @@ class TunedProblem:
     refuted: tuple[tuple[MicroConfig, ...], ...] = ()
     account: Account | None = field(default=None, compare=False, repr=False)
     in_place: str = ""
+    unrestricted_s: float | None = None
     load: float | None = field(default=None, compare=False)
 
     @classmethod

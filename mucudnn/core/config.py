@@ -167,6 +167,9 @@ class Config:
     deterministic: use only algorithms that give the same bits on every run. On a GPU torch's own convolution is
     measured with torch's deterministic setting on. When it runs later, only torch's setting counts; ``optimize`` warns
     if it is off.
+    batch_invariant: whether a sample's result has the same bits alone and in any batch, in ``optimize``, with one
+    number of threads: each layer has one algorithm, in micro-batches of sizes with which the bits are the same. It
+    implies ``deterministic`` (docs/compatibility.md).
     time_limit: most seconds per problem, above 0, as a number or text such as ``"60s"``. Two thirds are for measuring
     candidates, the rest for whole runs; what a problem takes beyond its time, since PyTorch's own and one that fits are
     always measured, is taken from the next ones. ``"auto"`` is no limit, and measures until the noise is small; with
@@ -259,6 +262,9 @@ class Config:
         ("auto",),
     )
     deterministic: bool = _setting(False, flag, "Use only algorithms that give the same bits on every run.")
+    batch_invariant: bool = _setting(
+        False, flag, "Choose so that a sample's result has the same bits alone and in any batch."
+    )
     time_limit: float | str | None = _setting(
         None,
         _time,
@@ -316,6 +322,14 @@ class Config:
                 f"workspace_limit is {words['workspace_limit']!r} and workspace_budget is "
                 f"{words['workspace_budget']!r}; they exclude each other: give one of the two"
             )
+
+        if self.batch_invariant:
+            settle(self, deterministic=True)
+            if self.has_headroom_limit or self.workspace_budget is not None:
+                raise InvalidInputError(
+                    "batch_invariant needs a workspace limit that does not depend on the batch: leave workspace_budget "
+                    f"and workspace_limit={HEADROOM!r} out"
+                )
 
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{name}={value!r}' for name, value in in_words(self).items())})"

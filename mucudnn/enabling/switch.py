@@ -37,9 +37,9 @@ def enable(config: Config | None = None) -> None:
     replaces the config. ``mucudnn.status()`` returns the choices, and ``disable()`` ends the tuning; a heap that is
     kept (``config.keep_heap``) stays kept.
 
-    Raises ``InvalidInputError`` for a workspace budget or the headroom, which need a whole model, and for an unknown
-    algorithm; ``DatabaseError`` if the database cannot be read; ``UnavailableError`` if torch is too old or another
-    package has replaced its convolution.
+    Raises ``InvalidInputError`` for a workspace budget or the headroom, which need a whole model, for
+    ``batch_invariant``, and for an unknown algorithm; ``DatabaseError`` if the database cannot be read;
+    ``UnavailableError`` if torch is too old or another package has replaced its convolution.
 
     >>> import mucudnn
     >>> mucudnn.enable(mucudnn.Config(workspace_limit="32MiB"))
@@ -135,6 +135,10 @@ def _session(config: Config | None) -> Session:
         raise InvalidInputError(
             f"workspace_budget is {config.workspace_budget!r}, which is divided over a whole model: use "
             "mucudnn.optimize, or give a workspace_limit for each convolution"
+        )
+    if config.batch_invariant:
+        raise InvalidInputError(
+            "batch_invariant is a setting of optimize: enable chooses for each batch size by itself, so leave it out"
         )
     settle_heap(config.keep_heap)
     with _switching:

@@ -84,12 +84,21 @@ Choices = Mapping[int, Sequence[Choice]]  # by index of a convolution
 
 
 def tuned_problems(
-    captured: Captured, config: Config, machine: Machine, database: Database, progress: Progress, timings: Timings
+    captured: Captured,
+    config: Config,
+    machine: Machine,
+    database: Database,
+    progress: Progress,
+    timings: Timings,
+    *,
+    in_bands: bool = False,
 ) -> dict[int, TunedProblem]:
     """Tune the convolutions of a graph, and return what was measured, by index; nothing if no algorithm runs bands.
 
     Only algorithms that run bands are measured, and torch's own; bands, of convolutions whose tensors alone exceed the
     memory budget.
+
+    in_bands: whether bands of all convolutions are measured, for lack of memory.
     """
     convolutions, n, budget = convolutions_of(captured.operators), captured.samples, config.memory_budget_bytes
     problems = {convolution.problem: convolution for convolution in convolutions.values()}
@@ -112,7 +121,7 @@ def tuned_problems(
         measured, samples = problem, n
         tensor_bytes = sum(map(prod, (problem.x_shape(n), problem.y_shape(n)))) * problem.item_bytes
         band = band_problem(problem, band_rows(convolution))
-        if budget is not None and tensor_bytes > budget and band is not None:
+        if band is not None and (in_bands or (budget is not None and tensor_bytes > budget)):
             measured, samples = band, 1
         limit, exempt = tuning.workspace_limit_bytes, config.baseline_exempt
         task_of[problem] = Task(measured, samples, limit, name=str(measured), baseline_exempt=exempt)

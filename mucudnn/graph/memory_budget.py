@@ -18,6 +18,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError, warn
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import Progress
+from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds, grouped
 from mucudnn.graph.candidates import candidates, refined, tuned_problems
 from mucudnn.graph.capture import NotCapturedError, capture
@@ -25,12 +26,14 @@ from mucudnn.graph.costed import CostedGraph, each_by_itself
 from mucudnn.graph.costs import digest, schedule_key
 from mucudnn.graph.guards import correct_strides
 from mucudnn.graph.least import ARENA_SHARE, FAST_ENOUGH, counted, least_schedule
-from mucudnn.graph.model import BandedModel, Graphs, banded, signature_of
+from mucudnn.graph.model import BandedModel, Graphs, banded, batch_size_of, joined, samples_of, signature_of
 from mucudnn.graph.operators.convolution import convolutions_of
 from mucudnn.graph.operators.operator import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule
 from mucudnn.graph.variants import costed_graph
 from mucudnn.kernels.memory import is_free, peak_allocated_bytes
+from mucudnn.kernels.registry import algorithm as algorithm_named
+from mucudnn.measuring.same_bits import has_same_bits
 from mucudnn.measuring.timings import Timings
 from mucudnn.measuring.turns import Rounds
 from mucudnn.running.devices import device_of_convolutions
@@ -60,6 +63,7 @@ class Fitted:
     whole_run: beside torch's own; None if it was not run.
     torch_bytes: the peak of the model's own call; None if it was not run.
     tuned: the choices for each convolution, by its name in the graph, as ``TunedModule.tuned``.
+    unrestricted_s: seconds of a call of a graph whose bits may depend on the batch; None if this one's may.
     """
 
     schedule: Schedule
@@ -69,6 +73,7 @@ class Fitted:
     whole_run: Comparison | None
     torch_bytes: int | None
     tuned: Mapping[str, tuple[TunedProblem, ...]]
+    unrestricted_s: float | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -78,6 +83,8 @@ class Fitted:
     def runs_torchs(self) -> bool:
         """Whether the model runs as it is, since that is faster and within the budget."""
         if self.whole_run is None or self.torch_bytes is None or self.whole_run.speedup >= 1:
+            return False
+        if self.unrestricted_s is not None:
             return False
         return self.budget_bytes is None or self.torch_bytes <= self.budget_bytes
 
@@ -109,6 +116,12 @@ class Fitted:
             yield (
                 f"PyTorch's own: {format_bytes(self.torch_bytes)}, {format_seconds(self.whole_run.baseline_s)} "
                 f"({self.whole_run.speedup:.2f} times as long)"
+            )
+        if self.unrestricted_s is not None:
+            yield (
+                f"with {self.schedule.threads} threads each sample has the same bits in any batch, for "
+                f"{self.time_s / self.unrestricted_s:.2f} times the time of a graph without that, of a batch of "
+                f"{self.schedule.captured.samples}"
             )
         if self.runs_torchs:
             yield "the model runs as it is, which is faster"
@@ -183,9 +196,77 @@ def _banded(model: nn.Module, sample_inputs: Sequence[Any], config: Config, prog
         raise NotCapturedError(str(error)) from error
     inputs = [sample if isinstance(sample, tuple) else (sample,) for sample in sample_inputs]
     with undisturbed(model), untouched:
-        findings = [fit(model, arguments, config, progress) for arguments in inputs]
-    schedules = (None if fitted.runs_torchs else fitted.schedule for fitted in findings)
-    return banded(Graphs(model, dict(zip(map(signature_of, inputs), schedules, strict=True)), findings))
+        if config.batch_invariant:
+            fitted = [pair for arguments in inputs for pair in fit_invariant(model, arguments, config, progress)]
+        else:
+            fitted = [(arguments, fit(model, arguments, config, progress)) for arguments in inputs]
+    schedules = {signature_of(arguments): None if one.runs_torchs else one.schedule for arguments, one in fitted}
+    return banded(Graphs(model, schedules, [one for _, one in fitted], batch_invariant=config.batch_invariant))
+
+
+def fit_invariant(
+    model: nn.Module, arguments: tuple[Any, ...], config: Config, progress: Progress
+) -> list[tuple[tuple[Any, ...], Fitted]]:
+    """Return how to run a model for one sample, and for a batch so that each sample has the same bits in it.
+
+    A batch runs the schedule of one sample: each segment for all samples together, where its algorithms compute the
+    same bits of each, or for one after another. Without a memory budget alone, and if the results of the batch have
+    the same bits; otherwise there is the schedule of one sample.
+
+    Raises the errors of ``fit``, and ``NotCapturedError`` if the arguments are of no common number of samples.
+    """
+    n, first = batch_size_of(arguments), samples_of(arguments, 0, 1)
+    if n == 0:
+        raise NotCapturedError("batch_invariant needs arguments that have as many samples each")
+    of_sample = fit(model, first, config, progress)
+    if n == 1 or config.memory_budget is not None:
+        return [(first, replace(of_sample, unrestricted_s=of_sample.time_s))]
+    of_batch = fit(model, arguments, config, progress)
+    schedule = _with_same_bits(of_sample.schedule, of_batch.schedule, arguments)
+    if schedule is None:
+        return [(first, replace(of_sample, unrestricted_s=of_batch.time_s / n))]
+    with machine_and_database(config, "cpu") as (machine, database), torch.no_grad():
+        what = f"calls in turns: {digest(f'{schedule_key(of_batch.schedule)} {schedule_key(schedule)}')}"
+        calls = (partial(each.run, arguments) for each in (of_batch.schedule, schedule))
+        timings = Timings(machine, database, config, progress)
+        run = timings.compared(what, next(calls), [next(calls)], _ROUNDS)[0]
+    schedule.settle(inf)
+    invariant = replace(
+        of_batch, schedule=schedule, time_s=run.time_s, unrestricted_s=run.baseline_s, whole_run=None, torch_bytes=None
+    )
+    return [(first, replace(of_sample, unrestricted_s=of_sample.time_s)), (arguments, invariant)]
+
+
+@torch.no_grad()
+def _with_same_bits(of_sample: Schedule, of_batch: Schedule, arguments: tuple[Any, ...]) -> Schedule | None:
+    """Return the schedule of one sample for a batch, with which each sample has the same bits; None if there is none.
+
+    of_batch: any schedule for the batch, which has its graph.
+    """
+    operators = [(type(operator), operator.name) for operator in of_sample.operators]
+    if operators != [(type(operator), operator.name) for operator in of_batch.operators]:
+        return None
+    n, convolutions = of_batch.captured.samples, convolutions_of(of_sample.operators)
+    together = {
+        index: has_same_bits(of_sample.algorithms[index] or algorithm_named(TORCHS_OWN), convolution.problem, n)
+        for index, convolution in convolutions.items()
+    }
+    parts = [of_sample.run(samples_of(arguments, sample, sample + 1)) for sample in range(n)]
+    expected = tree_leaves(joined(parts))
+    costed = replace(of_batch.costed, kept=of_sample.costed.kept)
+    for may_be_together in (True, False):
+        segments = []
+        for segment in of_sample.plan.segments:
+            is_together = may_be_together and all(together.get(i, True) for i in range(segment.start, segment.stop))
+            segments.append(replace(segment, cut=replace(segment.cut, samples=n if is_together else 1)))
+        schedule = Schedule(costed, replace(of_sample.plan, segments=tuple(segments)), of_sample.algorithms)
+        if all(map(_are_equal, tree_leaves(counted(schedule, arguments)), expected)):
+            return schedule
+    return None
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
 def fit(
@@ -194,11 +275,11 @@ def fit(
     config: Config,
     progress: Progress,
     *,
-    runs_whole: bool | None = None,
+    is_large: bool = False,
 ) -> Fitted:
     """Return the fastest way to run a model within the budget, for arguments of one shape.
 
-    runs_whole: whether the model and its graph may run as a whole, to compare; None if there is memory for it.
+    is_large: whether there is memory for nothing but bands: then neither the model nor a convolution runs as a whole.
 
     After the time limit, what is not known is estimated, and only the first plan that fits is run, beside the model.
 
@@ -207,14 +288,13 @@ def fit(
     """
     # The graph, and the schedule that needs the fewest bytes
     captured, least = _captured(model, arguments, config, progress)
-    budget = config.memory_budget_bytes
-    runs_whole = _may_run_whole(captured) if runs_whole is None else runs_whole
+    budget, runs_whole = config.memory_budget_bytes, not is_large and _may_run_whole(captured)
     with machine_and_database(config, captured.device.type) as (machine, database):
         # The candidates of the convolutions, and the costs of all operators
         timings = Timings(machine, database, config, progress)
         tuned: dict[int, TunedProblem] = {}
         if captured.device.type == "cpu":  # elsewhere torch's own run
-            tuned = tuned_problems(captured, config, machine, database, progress, timings)
+            tuned = tuned_problems(captured, config, machine, database, progress, timings, in_bands=is_large)
         choices, kept = candidates(captured, tuned, arguments, config, timings, runs_whole=runs_whole)
         costed = costed_graph(captured, choices, kept, timings)
         progress("measuring the other operators", 1.0)
@@ -423,7 +503,7 @@ def _compare(schedule: Schedule, arguments: tuple[Any, ...], model_run: _ModelRu
             error = _relative_error(ours, expected)
             if not error <= _LARGEST_ERROR.get(expected.dtype, _LARGEST_ERROR_OF_HALVES):
                 raise NotCapturedError(f"its graph gives other values, with a relative error of {error:.1e}")
-        elif not (torch.equal(ours, expected) if isinstance(expected, Tensor) else ours == expected):
+        elif not _are_equal(ours, expected):
             raise NotCapturedError("its graph gives other values")
 
 

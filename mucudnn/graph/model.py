@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from mucudnn.core.errors import InvalidInputError, first_line, raise_interruption, warn
 from mucudnn.graph.guards import Guards, has_kept, memories_of_results
@@ -85,6 +85,7 @@ class Graphs:
 
     schedules: by signature of the arguments; None where the model itself is faster and within the bytes.
     findings: what was chosen and why, for ``report``.
+    batch_invariant: whether batches run as several calls of the sizes that there are graphs for.
     are_valid: whether the model is as the graphs have read it.
     """
 
@@ -94,9 +95,11 @@ class Graphs:
         schedules: Mapping[Signature, Schedule | None],
         findings: Sequence[Any] = (),
         *,
+        batch_invariant: bool = False,
         are_valid: bool = True,
     ) -> None:
         self.model, self.schedules, self.findings = model, dict(schedules), tuple(findings)
+        self.batch_invariant = batch_invariant
         kept = [entry for schedule in self.schedules.values() if schedule for entry in schedule.captured.kept]
         self._guards = Guards(model, kept) if are_valid else None
         self._kept_for: Signature | None = None  # of the last call for which the model had to make what it keeps
@@ -108,6 +111,8 @@ class Graphs:
     def run(self, model: nn.Module, forward: Callable[..., Any], arguments: tuple[Any, ...], named: Any) -> Any:
         """Return the result of a call by the graph for it; by the model's ``forward`` if there is none."""
         positional = self._by_position(arguments, named) if named else arguments
+        if self.batch_invariant and (parts := self._parts(positional)):
+            return joined([self.run(model, forward, part, {}) for part in parts])
         schedule, why = self._schedule_for(positional) if vars(model) is vars(self.model) else (None, None)
         if schedule is not None:
             return schedule.run(positional)
@@ -115,6 +120,21 @@ class Graphs:
             self._said.add(why)
             warn(f"{type(self.model).__name__} runs as it was, not as a tuned graph: {why}", RuntimeWarning)
         return forward(model, *arguments, **named)
+
+    def _parts(self, arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return the arguments of several calls, of one sample each or of as many as a graph is for; none for one."""
+        n, parts, first = batch_size_of(arguments), list[tuple[Any, ...]](), 0
+        if n < 2 or signature_of(arguments) in self.schedules:
+            return parts
+        sizes = sorted({schedule.captured.samples for schedule in self.schedules.values() if schedule}, reverse=True)
+        while first < n:
+            for size in (*sizes, 1):
+                part = samples_of(arguments, first, first + size)
+                if size == 1 or (first + size <= n and signature_of(part) in self.schedules):
+                    break
+            parts.append(part)
+            first += size
+        return parts
 
     def _by_position(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call by position, without defaults; what cannot be given so as a dictionary."""
@@ -166,6 +186,7 @@ class Graphs:
             "model": self.model,
             "schedules": self.schedules,
             "findings": self.findings,
+            "batch_invariant": self.batch_invariant,
             "are_valid": self._guards is not None and self._guards.check() is None,
         }
 
@@ -212,6 +233,26 @@ def _is_watched() -> bool:
         return False
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return any(type(mode) is not DeviceContext for mode in modes)
+
+
+def batch_size_of(arguments: tuple[Any, ...]) -> int:
+    """Return the number of samples that all tensors among the arguments have; 0 if they differ."""
+    sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def samples_of(arguments: tuple[Any, ...], first: int, stop: int) -> tuple[Any, ...]:
+    """Return the arguments with the samples from ``first`` to ``stop`` - 1 of their tensors."""
+    return cast(
+        tuple[Any, ...], tree_map(lambda leaf: leaf[first:stop] if isinstance(leaf, Tensor) else leaf, arguments)
+    )
+
+
+def joined(results: Sequence[Any]) -> Any:
+    """Return the result of a batch, given those of its parts in order."""
+    leaves, specs = zip(*map(tree_flatten, results), strict=True)
+    parts = zip(*leaves, strict=True)
+    return tree_unflatten([torch.cat(part) if isinstance(part[0], Tensor) else part[0] for part in parts], specs[0])
 
 
 def signature_of(arguments: tuple[Any, ...]) -> Signature:

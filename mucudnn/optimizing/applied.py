@@ -40,7 +40,7 @@ def put_in(module: TunedModule, tuned: Sequence[TunedProblem], config: Config, k
     operator frees those bytes before it calls torch's convolution.
     """
     configurations = {
-        problem: _by_batch_size(tunings, exempt=config.baseline_exempt)
+        problem: _by_batch_size(tunings, config)
         for problem, tunings in grouped((problem.problem, problem) for problem in tuned).items()
     }
     chosen = [configuration for by_size in configurations.values() for configuration in by_size.values()]
@@ -53,10 +53,11 @@ def put_in(module: TunedModule, tuned: Sequence[TunedProblem], config: Config, k
 
     choices = None
     is_beyond = limit_bytes is not None and needed_bytes > limit_bytes
-    if is_beyond or not all(configuration.is_baseline for configuration in chosen):
+    if is_beyond or config.batch_invariant or not all(configuration.is_baseline for configuration in chosen):
         choices = Choices.of(
             configurations,
             cast(_ConvNd, module).weight.device.type,
+            batch_invariant=config.batch_invariant,
             keeps_workspace=not config.has_headroom_limit,
             limit_bytes=limit_bytes,
             computes_moments=module.computes_moments,
@@ -65,19 +66,18 @@ def put_in(module: TunedModule, tuned: Sequence[TunedProblem], config: Config, k
     vars(module).update(tuned=tuple(tuned), choices=choices)
 
 
-def _by_batch_size(tunings: Sequence[TunedProblem], *, exempt: bool) -> dict[int, Configuration]:
+def _by_batch_size(tunings: Sequence[TunedProblem], config: Config) -> dict[int, Configuration]:
     """Return what runs for each batch size, up to the largest at which a problem was tuned.
 
     tunings: of one problem, largest batch first, so that those of smaller batches count there.
-    exempt: whether the workspace of torch's own convolution does not count.
-
     Torch's own in micro-batches runs only at the batch size at which it was tuned: at smaller ones nothing compared it
     with the undivided convolution, which runs there.
     """
     chosen = {}
     for tuned in tunings:
-        for batch_size, configuration in configurations_of(tuned).items():
-            if exempt and configuration.is_baseline:
+        sizes = {tuned.batch_size: tuned.configuration} if config.batch_invariant else configurations_of(tuned)
+        for batch_size, configuration in sizes.items():
+            if config.baseline_exempt and configuration.is_baseline:
                 configuration = replace(configuration, workspace_bytes=0)
             if batch_size == tuned.batch_size or configuration.algorithms != (TORCHS_OWN,):
                 chosen[batch_size] = configuration

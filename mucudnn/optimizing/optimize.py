@@ -25,6 +25,7 @@ from mucudnn.core.torch_settings import DETERMINISTIC_SETTING, TorchSettings
 from mucudnn.core.values import grouped, instance, shown
 from mucudnn.measuring.heap import settle_heap
 from mucudnn.optimizing.applied import largest_workspace, put_in
+from mucudnn.optimizing.batch_invariant import batch_invariant
 from mucudnn.optimizing.confirm import confirm_model
 from mucudnn.optimizing.groups import tune_groups
 from mucudnn.optimizing.keeping import keep_within
@@ -103,6 +104,8 @@ def optimize(
     runs_modules = fits_steps or (config.memory_budget_bytes is None and not config.fuse)
     if runs_modules:
         config = without_cache_budget(config)
+    if config.batch_invariant and fits_steps:
+        raise InvalidInputError("batch_invariant and the memory budget of a training step exclude each other")
     if not (step is None or callable(step)):
         raise InvalidInputError(f"step is {shown(step)}; give a function that runs a step of a model, or None")
     for name, tensor in chain(instance(nn.Module, model, "model").named_parameters(), model.named_buffers()):
@@ -161,7 +164,7 @@ def _optimize_modules(
         confirm_model(
             model,
             sample_input,
-            config,
+            replace(config, confirm=False) if config.batch_invariant else config,  # none of torch's may come back
             partial(put_in, config=config, kept_bytes=kept_bytes),
             device_type=device.type,
             step=step,
@@ -178,10 +181,17 @@ def _tuned(
     ``+3`` counts the other modules that share the task with the first one.
     """
     names = grouped((task, name) for name, tasks in wanted.items() for task in tasks)
+    one = {task: replace(task, batch_size=1) for task in names if config.batch_invariant and not _sums_batch(task)}
+    names |= grouped((one[task], name) for task, of_task in [*names.items()] if task in one for name in of_task)
     tasks = sorted(names, key=lambda task: -task.batch_size)
     named = [replace(task, count=len(names[task]), name=f"{short_name(names[task])}, {task.problem}") for task in tasks]
     tuning = tune_tasks(named, config, device=device_type, progress=progress, team=team)
-    return dict(zip(tasks, tuning.problems, strict=True))
+    tuned = dict(zip(tasks, tuning.problems, strict=True))
+    return tuned | {task: batch_invariant(tuned[task], tuned[one[task]], device_type) for task in one}
+
+
+def _sums_batch(task: Task) -> bool:
+    return task.problem.operation is Operation.BACKWARD_FILTER
 
 
 def _wanted(model: nn.Module, sample_input: Any, config: Config) -> _Wanted:

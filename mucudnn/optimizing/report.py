@@ -150,6 +150,12 @@ class Report:
             f"all together: {against}mucudnn {format_seconds(time_s)}, speedup {_speedup(problems) or 'unknown'}; "
             f"workspace at most {format_bytes(ours_bytes)} a call{beyond}"
         )
+        if bound := [tuned for tuned in problems if tuned.unrestricted_s is not None]:
+            bound_s, unrestricted_s = sum(tuned.time_s for tuned in bound), sum(t.unrestricted_s or 0.0 for t in bound)
+            yield filled(
+                f"with {torch.get_num_threads()} threads each sample has the same bits in any batch, for "
+                f"{bound_s / unrestricted_s:.2f} times the time of choices without that (predicted)"
+            )
         if busy := sum(tuned.is_disturbed for tuned in problems):
             yield filled(
                 f"* {busy} of {len(problems)} choices were measured on a busy machine, and their speedups are "

@@ -35,6 +35,8 @@ class Choices:
     Torch's own convolution runs on other devices and for other problems, and where a configuration cannot run.
 
     configurations: by problem and batch size.
+    batch_invariant: whether batches of all sizes run in micro-batches of the sizes that were chosen for one of them;
+        but gradients of filters, which are sums over the batch.
     keeps_workspace: whether the CPU workspace is kept between calls.
     limit_bytes: limit on a kept workspace plus the algorithms' own allocations; None for no limit.
     computes_moments: whether forward convolutions in training compute the moments of y, for the norm that reads it.
@@ -44,12 +46,13 @@ class Choices:
     handle: a digest of the contents, equal in all processes, by which compiled graphs, copies and pickles (which
     register themselves when loaded) find the choices.
     executables: those made so far, by call.
-    x_shapes: shapes (N, C, H, W) with a configuration.
+    x_shapes: shapes (N, C, H, W) with a configuration, of all batch sizes if ``batch_invariant``.
     normalizing: executables that normalize x, by the identity of those that do not, and with these.
     beside_torchs: by operation, the limit on a kept workspace while torch's own runs.
     """
 
     __slots__ = (
+        "batch_invariant",
         "beside_torchs",
         "computes_moments",
         "configurations",
@@ -69,6 +72,7 @@ class Choices:
         configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
         device_type: str,
         *,
+        batch_invariant: bool = False,
         keeps_workspace: bool = True,
         limit_bytes: int | None = None,
         computes_moments: bool = False,
@@ -81,9 +85,11 @@ class Choices:
         self.executables: dict[ExecutableKey, Executable | None] = {}
         self.normalizing: dict[int, tuple[Executable, Executable | None]] = {}
         rows = [(p, n, chosen) for p, by_size in self.configurations.items() for n, chosen in by_size.items()]
-        self.x_shapes = frozenset(p.x_shape(n) for p, n, _ in rows)
+        shapes = (p.x_shape(n) for p, n, _ in rows)
+        self.batch_invariant = batch_invariant
+        self.x_shapes = _ShapesOfSamples(shape[1:] for shape in shapes) if batch_invariant else frozenset(shapes)
         lines = sorted(f"{p!r} {n} {chosen.micro_configs!r}" for p, n, chosen in rows)
-        fused = f"{computes_moments}, {sorted(self.normalizes)}"
+        fused = f"{computes_moments}, {sorted(self.normalizes)}, {batch_invariant}"
         contents = "\n".join((f"{device_type}, {keeps_workspace}, {limit_bytes}, {fused}", *lines))
         digest = hashlib.blake2b(contents.encode(), digest_size=8).digest()
         self.handle = (int.from_bytes(digest, "big") >> 1) or 1  # 63 bits, and never 0, the handle without choices
@@ -99,6 +105,7 @@ class Choices:
         configurations: Mapping[ConvProblem, Mapping[int, Configuration]],
         device_type: str = "cpu",
         *,
+        batch_invariant: bool = False,
         keeps_workspace: bool = True,
         limit_bytes: int | None = None,
         computes_moments: bool = False,
@@ -108,6 +115,7 @@ class Choices:
         choices = cls(
             configurations,
             device_type,
+            batch_invariant=batch_invariant,
             keeps_workspace=keeps_workspace,
             limit_bytes=limit_bytes,
             computes_moments=computes_moments,
@@ -120,21 +128,50 @@ class Choices:
         return Choices.of(
             self.configurations,
             self.device_type,
+            batch_invariant=self.batch_invariant,
             keeps_workspace=self.keeps_workspace,
             limit_bytes=self.limit_bytes,
             computes_moments=computes_moments,
             normalizes=normalizes,
         )
 
+    def configuration(self, problem: ConvProblem, n: int) -> Configuration | None:
+        """Return what runs for a problem on ``n`` samples; None for torch's own."""
+        by_size = self.configurations.get(problem, {})
+        if not self.batch_invariant or problem.operation is Operation.BACKWARD_FILTER:
+            chosen = by_size.get(n)
+            return None if chosen is None or chosen.is_baseline else chosen
+        return next((_in_same_sizes(chosen, n) for chosen in by_size.values()), None)
+
     def __reduce__(self) -> tuple[Any, ...]:
         registered = partial(
             Choices.of,
+            batch_invariant=self.batch_invariant,
             keeps_workspace=self.keeps_workspace,
             limit_bytes=self.limit_bytes,
             computes_moments=self.computes_moments,
             normalizes=self.normalizes,
         )
         return registered, (self.configurations, self.device_type)
+
+
+class _ShapesOfSamples(frozenset[Any]):
+    """Shapes without their first size, among which are all shapes that have one of them behind it."""
+
+    __slots__ = ()
+
+    def __contains__(self, shape: Any) -> bool:
+        return super().__contains__(tuple(shape[1:]))
+
+
+def _in_same_sizes(configuration: Configuration, n: int) -> Configuration:
+    """Return a configuration of one algorithm for ``n`` samples, in micro-batches of the same sizes, or of one."""
+    (name,), micro_configs, left = configuration.algorithms, list[MicroConfig](), n
+    for size in sorted({1, *(part.micro_batch_size for part in configuration.micro_configs)}, reverse=True):
+        micro_configs += [MicroConfig(name, size)] * (left // size)
+        left %= size
+    time_s = configuration.time_s * n / configuration.batch_size
+    return replace(configuration, micro_configs=tuple(micro_configs), time_s=time_s)
 
 
 _registered: dict[int, Choices] = {}
@@ -239,8 +276,8 @@ def make_executable(choices: Choices, problem: ConvProblem, n: int) -> Executabl
     # What is to run, if not torch's own
     if choices.measured is not None:
         return choices.measured if n == choices.measured.configuration.batch_size else None
-    configuration, device_type = choices.configurations.get(problem, {}).get(n), choices.device_type
-    if configuration is None or configuration.is_baseline:
+    configuration, device_type = choices.configuration(problem, n), choices.device_type
+    if configuration is None:
         return None
     if device_type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise CapturingError(f"{problem} was not run before a CUDA graph is captured: run it once, then capture it")

@@ -146,7 +146,7 @@ def test_it_goes_on_where_the_sink_stopped(quick: dict[str, Any]) -> None:
         again = np.zeros_like(whole)
         mucudnn.run_in_bands(model, image, again, config, first_row=first_row)
         assert not again[:, :first_row].any()
-        np.testing.assert_array_equal(again[:, first_row:], whole[:, first_row:])
+        np.testing.assert_allclose(again[:, first_row:], whole[:, first_row:], rtol=1e-4, atol=1e-5)
 
 
 class Placed(nn.Module):
