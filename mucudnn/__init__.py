@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mucudnn.optimizing.curve import largest_batch, step_curve
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.optimizing.report import report
-    from mucudnn.running.modules import Conv1d, Conv2d, Conv3d, ConvTranspose2d
+    from mucudnn.running.modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
     from mucudnn.running.workspace import release_workspaces
     from mucudnn.tuning.tuner import Tuning, TuningInterrupted, tune
 
@@ -50,7 +50,9 @@ __all__ = [
     "Conv2d",
     "Conv3d",
     "ConvProblem",
+    "ConvTranspose1d",
     "ConvTranspose2d",
+    "ConvTranspose3d",
     "DatabaseError",
     "InfeasibleError",
     "InvalidInputError",
@@ -95,7 +97,10 @@ _MODULES = {
     "optimizing.curve": ("largest_batch", "step_curve"),
     "optimizing.optimize": ("optimize",),
     "optimizing.report": ("report",),
-    "running.modules": ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose2d"),
+    "running.modules": (
+        *("Conv1d", "Conv2d", "Conv3d"),
+        *("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
+    ),
     "core.problem": ("ConvProblem", "MemoryFormat", "Operation"),
     "tuning.tuner": ("Tuning", "TuningInterrupted", "tune"),
 }

@@ -34,7 +34,7 @@ class Layer:
     names: module names, several if modules have the same geometry; a single string is one name.
     batch_size: samples in a call.
     input_needs_gradient: False for the first layer, which has no BACKWARD_DATA.
-    transposed: whether the module is an ``nn.ConvTranspose2d``; its output is then x of the problem, its forward pass
+    transposed: whether the module is a transposed convolution; its output is then x of the problem, its forward pass
     BACKWARD_DATA, and its dx FORWARD.
     has_bias: whether any of the modules adds a bias; False for layer tables, and ignored by ``==``.
 

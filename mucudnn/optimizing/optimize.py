@@ -54,12 +54,11 @@ def optimize(
 ) -> nn.Module:
     """Tune the convolutions that ``model(sample_input)`` runs, convert them to mucudnn modules, and return the model.
 
-    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d``, ``Conv3d`` and ``ConvTranspose2d``; all
-    others, such as ``ConvTranspose3d``, are left alone. Modules are converted in place: parameters, hooks, names, mode
-    and device stay the same, and shared modules stay shared. An instance of a subclass stays an instance of it and
-    keeps its ``forward``: tuned is the convolution in which ``super().forward(...)`` ends. What runs of the model
-    assign, in attributes, containers, buffers, gradients or random states, is put back. ``report(model)`` returns the
-    choices.
+    Each ``torch.nn.Conv2d`` becomes a ``mucudnn.Conv2d``, likewise ``Conv1d``, ``Conv3d`` and the transposed ones.
+    Modules are converted in place: parameters, hooks, names, mode and device stay the same, and shared modules stay
+    shared. An instance of a subclass stays an instance of it and keeps its ``forward``: tuned is the convolution in
+    which ``super().forward(...)`` ends. What runs of the model assign, in attributes, containers, buffers, gradients or
+    random states, is put back. ``report(model)`` returns the choices.
 
     sample_input: what the model is called with; with ``config.memory_budget`` it may be a list of samples, one for each
     size to tune for.

@@ -22,7 +22,7 @@ from mucudnn.optimizing.confirm import Confirmation, PutBack
 from mucudnn.optimizing.groups import TunedGroup
 from mucudnn.optimizing.keeping import Keeping
 from mucudnn.running.keeping import KeepingModule
-from mucudnn.running.modules import OURS, ConvTranspose2d, TunedModule, torchs_class, why_left_alone
+from mucudnn.running.modules import OURS, TunedModule, TunedTransposed, torchs_class, why_left_alone
 from mucudnn.running.norms import NORMS, TunedNorm, why_not_grouped
 from mucudnn.running.problems import problem_operation
 
@@ -252,7 +252,7 @@ def report(model: torch.nn.Module) -> Report:
         layers=_layers((name, module.tuned) for name, module in modules.items()),
         convolutions=sum(torchs_class(type(module)) is not None for module in convolutions.values()),
         untuned=tuple((name, reason) for name, reason in reasons if reason is not None),
-        transposed=tuple(name for name, module in modules.items() if isinstance(module, ConvTranspose2d)),
+        transposed=tuple(name for name, module in modules.items() if isinstance(module, TunedTransposed)),
         confirmations=tuple(dict.fromkeys(filter(None, confirmations))),
         unconfirmed=tuple(dict.fromkeys(module.unconfirmed for module in modules.values() if module.unconfirmed)),
     )

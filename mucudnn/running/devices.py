@@ -21,7 +21,7 @@ from mucudnn.kernels.registry import compiler_of, library_of
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _NAMES_SHOWN = 3
-_TUNABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
+_TUNABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def device_named(device: object) -> torch.device:

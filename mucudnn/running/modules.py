@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.modules import conv
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from mucudnn.core.answers import TunedProblem
@@ -37,12 +37,15 @@ _DTYPES = frozenset(getattr(torch, name) for name in ITEM_BYTES)
 
 # What torch's modules call, unless users have replaced it as seamless textures, counters, quantizers and tracers do.
 _CONV1D, _CONV2D, _CONV3D = functions.conv1d, functions.conv2d, functions.conv3d
-_CONV_TRANSPOSE2D = functions.conv_transpose2d
+_CONV_TRANSPOSE1D, _CONV_TRANSPOSE2D = functions.conv_transpose1d, functions.conv_transpose2d
+_CONV_TRANSPOSE3D = functions.conv_transpose3d
 _CALLED = {
     nn.Conv2d: ("_conv_forward", "conv2d"),
     nn.Conv1d: ("_conv_forward", "conv1d"),
     nn.Conv3d: ("_conv_forward", "conv3d"),
     nn.ConvTranspose2d: ("forward", "conv_transpose2d"),
+    nn.ConvTranspose1d: ("forward", "conv_transpose1d"),
+    nn.ConvTranspose3d: ("forward", "conv_transpose3d"),
 }
 _METHODS = {
     method
@@ -311,7 +314,50 @@ class Conv1d(TunedConvolution, torch.nn.Conv1d):
         return operators.convolve(_FORWARD, images, weight.unsqueeze(2), bias, *geometry, self.choices).squeeze(2)
 
 
-class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
+class TunedTransposed(TunedModule, _ConvTransposeNd):
+    """A module of torch that computes its transposed convolution as tuned, on sequences, images or volumes."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if self.choices is not None:
+            are_torchs = F.conv_transpose2d is _CONV_TRANSPOSE2D and F.conv_transpose1d is _CONV_TRANSPOSE1D
+            if are_torchs and F.conv_transpose3d is _CONV_TRANSPOSE3D and self._untuned_class.forward in _METHODS:
+                y = self._tuned_forward(input, output_size)
+                if y is not None:
+                    return y
+            else:
+                _say_replaced(self._untuned_class)
+        torchs: Tensor = super().forward(input, output_size)
+        return torchs
+
+    def _tuned_forward(self, x: Tensor, output_size: list[int] | None) -> Tensor | None:
+        """Compute y with the tuned choice. Returns None if torch's convolution is to run, which also reports errors."""
+        assert self.choices is not None
+        dims, weight = len(self.kernel_size), self.weight
+        if not operator_takes(x, weight, (dims + 1, dims + 2)) or self.padding_mode != "zeros":
+            return None
+        steps: Any = self.stride, self.padding, self.dilation
+        if not are_steps(dims, *steps) or weight.dim() != dims + 2 or x.shape[-dims - 1] != weight.shape[0]:
+            return None
+        stride, padding, dilation = steps
+        output_padding = self._output_padding(x, output_size, stride, padding, self.kernel_size, dims, dilation)  # type: ignore[arg-type]
+        images = x if x.dim() == dims + 2 else x.unsqueeze(0)
+        if dims == 1:  # images of height 1, contiguous as torch makes them
+            images, weight = images.contiguous().unsqueeze(2), weight.unsqueeze(2)
+            stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+            output_padding = [0, *output_padding]
+        shape = transposed_shape(images.shape, weight.shape, (stride, padding, dilation, self.groups), output_padding)
+        if not may_be_tuned(self.choices, shape):
+            return None
+        is_inference = not torch.is_grad_enabled() and is_eager(images, weight, self.bias)
+        compute = operators.transposed_values if is_inference else operators.conv_transpose2d
+        y: Tensor = compute(
+            images, weight, self.bias, stride, padding, output_padding, dilation, self.groups, self.choices.handle
+        )
+        y = y.squeeze(2) if dims == 1 else y
+        return y if x.dim() == dims + 2 else y.squeeze(0)
+
+
+class ConvTranspose2d(TunedTransposed, torch.nn.ConvTranspose2d):
     """A ``torch.nn.ConvTranspose2d``: same arguments, same state dict, same result.
 
     Until it is tuned, and for every shape, dtype or device it was not tuned for, it runs torch's convolution.
@@ -326,37 +372,33 @@ class ConvTranspose2d(TunedModule, torch.nn.ConvTranspose2d):
 
     _untuned_class = torch.nn.ConvTranspose2d
 
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        if self.choices is not None:
-            if F.conv_transpose2d is _CONV_TRANSPOSE2D and self._untuned_class.forward in _METHODS:
-                y = self._tuned_forward(input, output_size)
-                if y is not None:
-                    return y
-            else:
-                _say_replaced(self._untuned_class)
-        return super().forward(input, output_size)
 
-    def _tuned_forward(self, x: Tensor, output_size: list[int] | None) -> Tensor | None:
-        """Compute y with the tuned choice. Returns None if torch's convolution is to run, which also reports errors."""
-        assert self.choices is not None
-        if not operator_takes(x, self.weight, (3, 4)) or self.padding_mode != "zeros":
-            return None
-        stride, dilation, weight = self.stride, self.dilation, self.weight
-        padding: Any = self.padding
-        if not are_steps(2, stride, padding, dilation) or weight.dim() != 4:
-            return None
-        output_padding = self._output_padding(x, output_size, stride, padding, self.kernel_size, 2, dilation)  # type: ignore[arg-type]
-        images = x if x.dim() == 4 else x.unsqueeze(0)
-        geometry = stride, padding, dilation, self.groups
-        shape = transposed_shape(images.shape, weight.shape, geometry, output_padding)
-        if not may_be_tuned(self.choices, shape):
-            return None
-        is_inference = not torch.is_grad_enabled() and is_eager(images, weight, self.bias)
-        compute = operators.transposed_values if is_inference else operators.conv_transpose2d
-        y: Tensor = compute(
-            images, weight, self.bias, stride, padding, output_padding, dilation, self.groups, self.choices.handle
-        )
-        return y if x.dim() == 4 else y.squeeze(0)
+class ConvTranspose1d(TunedTransposed, torch.nn.ConvTranspose1d):
+    """A ``torch.nn.ConvTranspose1d``: same arguments, same state dict, same result.
+
+    As ``ConvTranspose2d``, on images of height 1. x: (N, C, Q) or (C, Q), y: (N, K, W) or (K, W).
+
+    >>> import torch, mucudnn
+    >>> layer = mucudnn.ConvTranspose1d(in_channels=8, out_channels=3, kernel_size=4, stride=2, padding=1)
+    >>> layer(torch.zeros(4, 8, 24)).shape  # (N, C, Q) -> (N, K, W)
+    torch.Size([4, 3, 48])
+    """
+
+    _untuned_class = torch.nn.ConvTranspose1d
+
+
+class ConvTranspose3d(TunedTransposed, torch.nn.ConvTranspose3d):
+    """A ``torch.nn.ConvTranspose3d``: same arguments, same state dict, same result.
+
+    As ``ConvTranspose2d``, on volumes. x: (N, C, O, P, Q) or (C, O, P, Q), y: (N, K, D, H, W) or (K, D, H, W).
+
+    >>> import torch, mucudnn
+    >>> layer = mucudnn.ConvTranspose3d(in_channels=8, out_channels=3, kernel_size=2, stride=2)
+    >>> layer(torch.zeros(1, 8, 4, 16, 24)).shape  # (N, C, O, P, Q) -> (N, K, D, H, W)
+    torch.Size([1, 3, 8, 32, 48])
+    """
+
+    _untuned_class = torch.nn.ConvTranspose3d
 
 
 # Classes of tuned modules. Each of torch's convolution classes has a fixed counterpart. For a subclass that inherits
@@ -368,6 +410,8 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv1d: Conv1d,
     nn.Conv3d: Conv3d,
     nn.ConvTranspose2d: ConvTranspose2d,
+    nn.ConvTranspose1d: ConvTranspose1d,
+    nn.ConvTranspose3d: ConvTranspose3d,
 }
 _Class = type[nn.Module]
 _derived_classes: dict[tuple[_Class, _Class], _Class] = {}  # by our class and the user's
@@ -459,7 +503,7 @@ def _of_class(cls: _Class) -> _Class:
     torchs = torchs_class(cls)
     if torchs is None:
         raise InvalidInputError(f"{cls.__name__} is not among {', '.join(kind.__name__ for kind in OURS)}")
-    for name in ("forward", "_output_padding") if torchs is nn.ConvTranspose2d else ("_conv_forward",):
+    for name in ("forward", "_output_padding") if issubclass(torchs, _ConvTransposeNd) else ("_conv_forward",):
         if getattr(cls, name) is not getattr(torchs, name):
             raise InvalidInputError(f"{cls.__name__} has a {name} of its own")
     if (replacement := replaced(torchs)) is not None:

@@ -24,9 +24,9 @@ from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from mucudnn.core.errors import InvalidInputError, MisalignedError, UnavailableError, raise_interruption, say_once
-from mucudnn.core.problem import Operation
+from mucudnn.core.problem import MemoryFormat, Operation
 from mucudnn.kernels.algorithm import Prologue, zero_moments
-from mucudnn.kernels.memory import TORCH_FORMATS, is_out_of_memory
+from mucudnn.kernels.memory import format_of, is_out_of_memory
 from mucudnn.kernels.torch_convolution import Geometry, functions, torch_convolution
 from mucudnn.running.choices import Choices, choices_of, executable_of, normalizing_executable_of, note_failure
 from mucudnn.running.devices import made_current
@@ -447,21 +447,28 @@ conv2d = OPERATORS[Operation.FORWARD]
 def transposed_values(x: Tensor, w: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     """Return a transposed convolution by the tuned choice, or by torch's convolution. Autograd does not record it.
 
-    x: (N, K, P, Q).
+    x: (N, K, P, Q), of volumes with a depth, as w.
     w: (K, C // groups, R, S).
     settings: stride, padding, output padding, dilation, groups, and the handle of ``Choices``.
     """
     stride, padding, output_padding, dilation, groups, tuning = settings
     choices, y = choices_of(tuning), None
-    are_alike = x.dim() == w.dim() == 4 and (w.dtype, w.device) == (x.dtype, x.device)
+    are_alike = x.dim() == w.dim() and x.dim() in (4, 5) and (w.dtype, w.device) == (x.dtype, x.device)
     if bias is not None and are_alike:
         expected = (w.shape[1] * groups,), x.dtype, x.device
         are_alike = (bias.shape, bias.dtype, bias.device) == expected
     if choices is not None and are_alike and is_backward_data(stride, output_padding):
         y = _as_backward_data(x, w, (stride, padding, dilation, groups), output_padding, choices)
     if y is None:  # torch reports the errors of operands that do not match
-        return functions.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
-    return y if bias is None else y.add_(bias.view(-1, 1, 1))
+        return _torch_transposed(x, w, bias, *settings)
+    return y if bias is None else y.add_(bias.view(-1, *[1] * (y.dim() - 2)))
+
+
+def _torch_transposed(x: Tensor, w: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    """Return torch's own transposed convolution, or its fake result if the operands are fake."""
+    stride, padding, output_padding, dilation, groups, _ = settings
+    compute = functions.conv_transpose2d if x.dim() < 5 else functions.conv_transpose3d
+    return compute(x, w, bias, stride, padding, output_padding, groups, dilation)
 
 
 def _as_backward_data(
@@ -474,7 +481,7 @@ def _as_backward_data(
     lent = x.new_empty(()).expand(shape)  # has a shape but no memory, so that the filter determines the format of y
     wanted = torchs_memory_format(x, w, geometry, is_transposed=True, output_padding=output_padding)
     if torchs_memory_format(lent, w, geometry) is not wanted:
-        w = torch.empty_like(w, memory_format=TORCH_FORMATS[wanted]).copy_(w)
+        w = torch.empty_like(w, memory_format=format_of(wanted, w.dim())).copy_(w)
         if torchs_memory_format(lent, w, geometry) is not wanted:
             return None  # a filter of one element is in both formats
     return computed(Operation.BACKWARD_DATA, lent, w, x, geometry, choices)
@@ -483,8 +490,9 @@ def _as_backward_data(
 def _save_transposed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, _, *ctx.rest = inputs
     ctx.save_for_backward(x, w)  # without the bias, which may be changed in place before the backward pass
-    is_last = not output.is_contiguous() and output.is_contiguous(memory_format=torch.channels_last)
-    ctx.memory_format = torch.channels_last if is_last else torch.contiguous_format
+    channels_last = format_of(MemoryFormat.CHANNELS_LAST, output.dim())
+    is_last = not output.is_contiguous() and output.is_contiguous(memory_format=channels_last)
+    ctx.memory_format = channels_last if is_last else torch.contiguous_format
 
 
 def _transposed_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -509,21 +517,16 @@ def _transposed_gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return dx, dw, bias_gradient(dy) if needs_bias else None, *(None for _ in ctx.rest)
 
 
-def _fake_transposed(x: Tensor, w: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-    stride, padding, output_padding, dilation, groups, _ = settings
-    return functions.conv_transpose2d(x, w, bias, stride, padding, output_padding, groups, dilation)
-
-
 def _transposed_flops(x: Tensor, w: Tensor, bias: Tensor | None, *settings: Any, out_val: Tensor) -> int:
     stride, padding, output_padding, dilation, groups, _ = settings
     return _forward_flops(x, w, bias, stride, padding, dilation, True, output_padding, groups, out_val=out_val)
 
 
 conv_transpose2d = _define(
-    "conv_transpose2d(Tensor x, Tensor w, Tensor? bias, SymInt[2] stride, SymInt[2] padding, SymInt[2] output_padding, "
-    "SymInt[2] dilation, SymInt groups, int tuning) -> Tensor",
+    "conv_transpose2d(Tensor x, Tensor w, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, "
+    "SymInt[] dilation, SymInt groups, int tuning) -> Tensor",
     transposed_values,
-    fake=_fake_transposed,
+    fake=_torch_transposed,
     save=_save_transposed,
     gradients=_transposed_gradients,
     flops=_transposed_flops,

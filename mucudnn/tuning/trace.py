@@ -10,23 +10,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from mucudnn.core.errors import no_images
 from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.memory import suggests_channels_last
-from mucudnn.running.modules import padded
+from mucudnn.running.modules import OURS, padded
 from mucudnn.running.problems import problem_of_call, problem_operation, torchs_memory_format
 
-TRACED = (nn.Conv2d, nn.Conv1d, nn.Conv3d, nn.ConvTranspose2d)
+TRACED = tuple(OURS)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call of one convolution module in a run of the model.
 
-    problem: the problem that the call computes: forward, or backward data for an ``nn.ConvTranspose2d``, whose result
-    is the x of the problem.
+    problem: the problem that the call computes: forward, or backward data for a transposed convolution, whose result is
+    the x of the problem.
     input_needs_gradient: whether autograd would compute dx.
     has_bias: whether the module adds a bias.
     """
@@ -57,8 +58,8 @@ class Call:
 def trace(model: nn.Module, sample_input: Any) -> list[Call]:
     """List the calls of all convolution modules in ``model(sample_input)``, in order, as torch computes them.
 
-    Convolution modules are ``nn.Conv2d``, ``nn.Conv3d``, ``nn.Conv1d`` (as images of height 1) and
-    ``nn.ConvTranspose2d``, also subclasses whose ``forward`` calls theirs: x is then what their ``forward`` gets.
+    Convolution modules are ``nn.Conv2d``, ``nn.Conv3d``, ``nn.Conv1d`` (as images of height 1) and those that transpose
+    them, also subclasses whose ``forward`` calls theirs: x is then what their ``forward`` gets.
 
     sample_input: the only argument, or a tuple of all positional ones. Padding that torch does as a separate step
     (``padding_mode`` other than zeros, the odd half of ``padding="same"``) is part of H and W. Calls that no
@@ -95,12 +96,12 @@ def observed(model: nn.Module, observe: Callable[..., Tensor]) -> Iterator[None]
     """Replace the convolutions of the model's modules by ``observe(name, module, compute, *arguments, **named)``.
 
     ``compute(*arguments, **named)`` is the method that tuned modules override: ``_conv_forward``, which gets what the
-    ``forward`` of a subclass makes of its arguments, or the ``forward`` of an ``nn.ConvTranspose2d``.
+    ``forward`` of a subclass makes of its arguments, or the ``forward`` of a transposed convolution.
     """
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if isinstance(module, TRACED):
-                method = "forward" if isinstance(module, nn.ConvTranspose2d) else "_conv_forward"
+                method = "forward" if isinstance(module, _ConvTransposeNd) else "_conv_forward"
                 attributes = vars(module)
                 stack.callback(attributes.update, {method: attributes[method]} if method in attributes else {})
                 stack.callback(attributes.pop, method)
@@ -110,7 +111,7 @@ def observed(model: nn.Module, observe: Callable[..., Tensor]) -> Iterator[None]
 
 def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call | None:
     """Return a description of a call that was observed; None if no ``ConvProblem`` describes it."""
-    assert isinstance(module, TRACED)
+    assert isinstance(module, _ConvNd)
     x = arguments[0] if arguments else named.get("input")
     if not isinstance(x, Tensor):
         return None  # torch raises the error
@@ -118,7 +119,7 @@ def call_of(name: str, module: nn.Module, arguments: tuple[Any, ...], named: dic
     images = x.unsqueeze(0) if x.dim() == dims - 1 else x
     if images.dim() != dims:
         return None
-    kind = "output_size" if isinstance(module, nn.ConvTranspose2d) else "weight"
+    kind = "output_size" if isinstance(module, _ConvTransposeNd) else "weight"
     problem = _problem(module, images, arguments[1] if len(arguments) > 1 else named.get(kind))
     if problem is None:
         return None
@@ -132,15 +133,16 @@ def _problem(module: nn.Module, x: Tensor, second: Any) -> ConvProblem | None:
 
     second: the filter, or the output size of a transposed convolution.
     """
-    assert isinstance(module, TRACED)
+    assert isinstance(module, _ConvNd)
     padding: Any = module.padding
-    shape, w, output_padding = x.shape, second, [0] * len(module.stride)
+    shape, w, dims = x.shape, second, len(module.kernel_size)
+    output_padding = [0] * dims
     try:
-        if isinstance(module, nn.ConvTranspose2d):
+        if isinstance(module, _ConvTransposeNd):
             if not isinstance(second, (list, tuple, type(None))):
                 return None  # an argument with another meaning, in a subclass
-            w, sizes = module.weight, None if second is None else list(second[-2:])
-            geometry: Any = module.stride, padding, module.kernel_size, 2, module.dilation
+            w, sizes = module.weight, None if second is None else list(second[-dims:])
+            geometry: Any = module.stride, padding, module.kernel_size, dims, module.dilation
             output_padding = module._output_padding(x, sizes, *geometry)
         else:
             without_data, padding = padded(module, torch.empty_like(x, device="meta"), w)
@@ -150,20 +152,16 @@ def _problem(module: nn.Module, x: Tensor, second: Any) -> ConvProblem | None:
     if is_traceable_wrapper_subclass(x) or is_traceable_wrapper_subclass(w):
         return None
     dtype, steps = _dtype(x), (module.stride, padding, module.dilation, module.groups)
-    return problem_of_call(
-        x,
-        w,
-        *steps,
-        is_transposed=isinstance(module, nn.ConvTranspose2d),
-        output_padding=output_padding,
-        x_shape=shape,
-        dtype=dtype,
-        memory_format=_memory_format(x, w, shape, steps, dtype),
-    )
+    transposition: Any = {
+        "is_transposed": isinstance(module, _ConvTransposeNd),
+        "output_padding": output_padding,
+    }
+    memory_format = _memory_format(x, w, shape, steps, dtype, **transposition)
+    return problem_of_call(x, w, *steps, **transposition, x_shape=shape, dtype=dtype, memory_format=memory_format)
 
 
 def _memory_format(
-    x: Tensor, w: Tensor, shape: Sequence[int], geometry: Sequence[Any], dtype: torch.dtype
+    x: Tensor, w: Tensor, shape: Sequence[int], geometry: Sequence[Any], dtype: torch.dtype, **transposition: Any
 ) -> MemoryFormat:
     """Return the memory format that torch would use for x and w; where shapes allow both formats, the strides decide.
 
@@ -180,7 +178,7 @@ def _memory_format(
             torch.empty(tuple(sizes), dtype=dtype, memory_format=torch.channels_last_3d) for sizes in (shape, w.shape)
         )
         with suppress(RuntimeError):  # an invalid call, which torch reports
-            return torchs_memory_format(volumes, filters, geometry)
+            return torchs_memory_format(volumes, filters, geometry, **transposition)
     return MemoryFormat.CHANNELS_LAST
 
 

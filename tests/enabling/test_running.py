@@ -111,16 +111,17 @@ TRANSPOSED: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(("dimensions", "torch_format"), [(1, None), (2, None), (2, torch.channels_last)])
+@pytest.mark.parametrize(("dimensions", "torch_format"), [(1, None), (2, None), (2, torch.channels_last), (3, None)])
 def test_transposed_convolutions(dimensions: int, torch_format: torch.memory_format | None) -> None:
-    kind = nn.ConvTranspose2d if dimensions == 2 else nn.ConvTranspose1d
+    kind = getattr(nn, f"ConvTranspose{dimensions}d")
+    algorithm = "frames-implicit-gemm" if dimensions == 3 else "gemm"
     for arguments in TRANSPOSED:
-        model, x = kind(4, 6, 3, **arguments), torch.randn(2, 4, *(5, 4)[:dimensions])
+        model, x = kind(4, 6, 3, **arguments), torch.randn(2, 4, *(5, 4, 3)[:dimensions])
         if torch_format is not None:
             model, x = model.to(memory_format=torch_format), x.to(memory_format=torch_format)  # type: ignore[call-overload]
         with enabled(MadeUpWorkshop("native")):
             strides = model(x).stride()
-        with enabled(MadeUpWorkshop()) as session:
+        with enabled(MadeUpWorkshop(algorithm)) as session:
             assert model(x).stride() == strides
             assert_right(model, x)
         ran = {met.problem.operation for met in session.status().problems if met.ours}

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.snapshots import assert_as_stored
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 import mucudnn
 from mucudnn.core.answers import TunedProblem
@@ -55,13 +56,23 @@ class Special(nn.Conv2d):
         return super().forward(input) + 1
 
 
+class Own(_ConvNd):
+    """A convolution that derives from none of torch's modules."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 4, (3,), (1,), (0,), (1,), False, (0,), 1, True, "zeros")
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.conv1d(input, self.weight, self.bias)
+
+
 class Net(nn.Module):
     """One module of each kind."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.spare = (nn.Conv2d(3, 4, 3) for _ in range(3))
-        self.special, self.upwards = Special(3, 4, 3), nn.ConvTranspose1d(3, 4, 3)
+        self.special, self.own = Special(3, 4, 3), Own()
         self.lazy, self.parametrized = nn.LazyConv2d(4, 3), nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
 
 
@@ -149,9 +160,10 @@ def test_notebooks_get_the_same_table_escaped() -> None:
     assert Counter(unescape(" ".join(shown)).split()) == Counter(str(report).split())
 
 
-def test_transposed_convolutions_of_three_dimensions_are_left_alone_and_told() -> None:
-    model = nn.Sequential(nn.ConvTranspose3d(2, 2, 3))
-    assert mucudnn.optimize(model, torch.zeros(1, 2, 4, 4, 4)) is model
-    assert type(model[0]) is nn.ConvTranspose3d
-    told = "PyTorch's own in 0: ConvTranspose3d is not tuned, only Conv2d, Conv1d, Conv3d, ConvTranspose2d"
-    assert told in str(mucudnn.report(model))
+def test_convolutions_of_other_classes_are_left_alone_and_told() -> None:
+    model = nn.Sequential(Own())
+    assert mucudnn.optimize(model, torch.zeros(1, 2, 4)) is model
+    assert type(model[0]) is Own
+    assert "PyTorch's own in 0: Own is not tuned, only Conv2d, Conv1d, Conv3d, ConvTranspose2d" in str(
+        mucudnn.report(model)
+    )

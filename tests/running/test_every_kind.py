@@ -25,7 +25,10 @@ KINDS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "Conv1d": (nn.Conv1d, (3, 4, 9)),
     "Conv2d": (nn.Conv2d, (3, 4, 7, 6)),
     "ConvTranspose2d": (nn.ConvTranspose2d, (3, 4, 5, 6)),
+    "ConvTranspose1d": (nn.ConvTranspose1d, (3, 4, 6)),
+    "ConvTranspose3d": (nn.ConvTranspose3d, (3, 4, 3, 5, 4)),
 }
+LAST = {"ConvTranspose2d": [torch.channels_last], "ConvTranspose3d": [torch.channels_last_3d]}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -33,11 +36,16 @@ def pair(kind: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Any,
     """Torch's module and ours with the same parameters, and the x for which ours is tuned."""
     make, shape = KINDS[kind]
     torchs, x = make(4, 6, 3).to(dtype), torch.randn(shape, dtype=dtype)
-    return torchs, tune_by_hand(copy.deepcopy(torchs), x), x
+    return torchs, tuned(kind, torchs, x), x
+
+
+def tuned(kind: str, torchs: nn.Module, x: Tensor) -> Any:
+    """Ours with the parameters of torch's module, tuned for x."""
+    return tune_by_hand(copy.deepcopy(torchs), x, "frames-native" if kind == "ConvTranspose3d" else "gemm")
 
 
 def forward_of(kind: str) -> Operation:
-    return Operation.BACKWARD_DATA if kind == "ConvTranspose2d" else Operation.FORWARD
+    return Operation.BACKWARD_DATA if "Transpose" in kind else Operation.FORWARD
 
 
 SAME: list[dict[str, Any]] = [
@@ -61,15 +69,23 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"stride": (2, 3), "padding": (1, 0), "output_padding": (0, 2), "kernel_size": (4, 3), "bias": False},
         *({"groups": 2, "stride": 2}, {"kernel_size": 1}, {"kernel_size": 2, "stride": 2}, {"padding": 3, "stride": 2}),
     ],
+    "ConvTranspose1d": [
+        *({}, {"stride": 2, "padding": 1, "output_padding": 1}, {"dilation": 2, "padding": 2, "bias": False}),
+        *({"groups": 2, "stride": 3, "output_padding": 2}, {"kernel_size": 1}, {"kernel_size": 4, "stride": 2}),
+    ],
+    "ConvTranspose3d": [
+        *({}, {"stride": (1, 2, 3), "padding": 1, "output_padding": (0, 1, 2)}, {"dilation": (2, 1, 1), "bias": False}),
+        *({"groups": 2, "stride": 2}, {"kernel_size": 1}, {"kernel_size": (1, 2, 2), "stride": (1, 2, 2)}),
+    ],
 }
 
 
 @pytest.mark.parametrize(("kind", "options"), [(kind, one) for kind in OPTIONS for one in OPTIONS[kind]], ids=str)
 def test_results_and_gradients_of_any_order(kind: str, options: dict[str, Any]) -> None:
     make, shape = KINDS[kind]
-    for torch_format in [torch.contiguous_format, *([torch.channels_last] if kind == "ConvTranspose2d" else [])]:
+    for torch_format in (torch.contiguous_format, *LAST.get(kind, ())):
         torchs, x = make(4, 6, **{"kernel_size": 3} | options), torch.randn(shape).to(memory_format=torch_format)
-        ours = tune_by_hand(copy.deepcopy(torchs), x)
+        ours = tuned(kind, torchs, x)
         assert_exact(ours, torchs, x)
         assert ran(ours) == EVERY
 
@@ -77,13 +93,15 @@ def test_results_and_gradients_of_any_order(kind: str, options: dict[str, Any]) 
 ALGORITHMS = {
     "Conv1d": ("direct", "implicit-gemm", "fft"),
     "ConvTranspose2d": ("direct", "implicit-gemm", "winograd-2x2", "winograd-4x4"),
+    "ConvTranspose1d": ("direct", "implicit-gemm", "fft"),
+    "ConvTranspose3d": ("frames-implicit-gemm", "frames-winograd-2x2", "native-other-format"),
 }
 
 
 @pytest.mark.parametrize(("kind", "algorithm"), [(kind, name) for kind in ALGORITHMS for name in ALGORITHMS[kind]])
 def test_other_algorithms(kind: str, algorithm: str) -> None:
     if "winograd" in algorithm:
-        compiled.algorithm(algorithm)  # not in every build
+        compiled.algorithm(algorithm.removeprefix("frames-"))  # not in every build
     make, shape = KINDS[kind]
     torchs, x = make(8, 8, 3, padding=1), torch.randn(2, 8, *(9 for _ in shape[2:]))
     ours = tune_by_hand(copy.deepcopy(torchs), x, algorithm)
@@ -101,7 +119,7 @@ def test_inputs_of_any_layout(kind: str) -> None:
         torch.randn(c, n, *size[:-1], 2 * size[-1]).transpose(0, 1)[..., ::2],
     ):
         torchs = make(4, 6, 3)
-        ours = tune_by_hand(copy.deepcopy(torchs), x)
+        ours = tuned(kind, torchs, x)
         assert_exact(ours, torchs, x)
         assert ran(ours) == EVERY
 
@@ -127,7 +145,7 @@ def test_sizes_that_are_not_tuned_are_torchs(kind: str) -> None:
 def test_bad_input_gets_torchs_error(kind: str) -> None:
     torchs, ours, x = pair(kind)
     channels = torch.cat((x, x), 1)
-    small = () if kind == "ConvTranspose2d" else (x[..., :1],)
+    small = () if "Transpose" in kind else (x[..., :1],)
     for bad in (channels, x[0, 0], x[None], *small):
         with pytest.raises(RuntimeError) as expected:
             torchs(bad)

@@ -17,12 +17,13 @@ import torch
 from support.problems.tuned_by_hand import assert_exact, ran, tune_by_hand
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.utils import parametrizations, parametrize
 
 import mucudnn
 from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.problem import Operation
-from mucudnn.running.modules import TunedModule, make_tunable, why_left_alone
+from mucudnn.running.modules import OURS, TunedModule, make_tunable, why_left_alone
 from mucudnn.tuning.trace import trace
 
 
@@ -166,6 +167,8 @@ def test_pickling_of_the_users_own_stays() -> None:
         (nn.Conv2d(3, 4, 3), mucudnn.Conv2d),
         (nn.Conv1d(3, 4, 3), mucudnn.Conv1d),
         (nn.ConvTranspose2d(3, 4, 3), mucudnn.ConvTranspose2d),
+        (nn.ConvTranspose1d(3, 4, 3), mucudnn.ConvTranspose1d),
+        (nn.ConvTranspose3d(3, 4, 3), mucudnn.ConvTranspose3d),
     ],
     ids=str,
 )
@@ -192,7 +195,7 @@ def test_subclasses_of_every_kind(cls: type[nn.Module]) -> None:
     [
         (OwnConvForward(3, 4, 3), "OwnConvForward has a _conv_forward of its own"),
         (OwnUp(3, 4, 3), "OwnUp has a forward of its own"),
-        (nn.ConvTranspose1d(3, 4, 3), "ConvTranspose1d is not among Conv2d, Conv1d, Conv3d, ConvTranspose2d"),
+        (nn.Linear(3, 4), f"Linear is not among {', '.join(kind.__name__ for kind in OURS)}"),
     ],
     ids=str,
 )
@@ -274,6 +277,8 @@ def test_what_users_put_in_place_of_torchs_functions_is_called() -> None:
         (nn.Conv3d(3, 4, 3), volume, nn.Conv3d, "_conv_forward"),
         (nn.ConvTranspose2d(3, 4, 3), IMAGES, F, "conv_transpose2d"),
         (nn.ConvTranspose2d(3, 4, 3), IMAGES, nn.ConvTranspose2d, "forward"),
+        (nn.ConvTranspose1d(3, 4, 3), signal, F, "conv_transpose1d"),
+        (nn.ConvTranspose3d(3, 4, 3), volume, F, "conv_transpose3d"),
     ):
         ours = tune_by_hand(copy.deepcopy(module), x, "frames-native" if x is volume else "gemm")
         callers: list[nn.Module] = [ours]
@@ -285,10 +290,10 @@ def test_what_users_put_in_place_of_torchs_functions_is_called() -> None:
         with mock.patch.object(owner, name, doubled(getattr(owner, name))):
             for called in callers:
                 torch.testing.assert_close(called(x), module(x), rtol=1e-4, atol=1e-4, msg=f"{owner}.{name}")
-            if name not in ("pad", "forward") or isinstance(module, nn.ConvTranspose2d):
+            if name not in ("pad", "forward") or isinstance(module, _ConvTransposeNd):
                 assert re.search("has been replaced|of its own", why_left_alone(module) or ""), name
         torch.testing.assert_close(ours(x), module(x), rtol=1e-4, atol=1e-4)
-        method = "forward" if isinstance(module, nn.ConvTranspose2d) else "_conv_forward"
+        method = "forward" if isinstance(module, _ConvTransposeNd) else "_conv_forward"
         for called in (module, ours):
             setattr(called, method, doubled(getattr(called, method)))
         torch.testing.assert_close(ours(x), module(x), rtol=1e-4, atol=1e-4)

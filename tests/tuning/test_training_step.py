@@ -135,12 +135,12 @@ def test_other_convolutions_are_no_calls() -> None:
     class Others(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.volumes = nn.Conv2d(4, 4, 3, padding=1), nn.ConvTranspose3d(4, 4, 1)
+            self.conv = nn.Conv2d(4, 4, 3, padding=1)
 
         def forward(self, x: Tensor) -> Any:
             w = torch.ones(4, 4, 3, 3, requires_grad=True)
             y = nn.functional.conv_transpose2d(self.conv(x), w, padding=1)
-            return self.volumes(nn.functional.conv2d(y, w, padding=1).unsqueeze(2))
+            return nn.functional.conv_transpose3d(nn.functional.conv2d(y, w, padding=1).unsqueeze(2), w[..., :1, None])
 
     class Scaled(nn.Conv2d):
         def forward(self, x: Tensor) -> Any:
