@@ -70,7 +70,9 @@ def compute_dtype(problem: ConvProblem) -> torch.dtype:
 
 
 def format_of(memory_format: MemoryFormat, dims: int) -> torch.memory_format:
-    """Return torch's memory format of tensors with this number of dimensions, 4 (images) or 5 (volumes)."""
+    """Return torch's memory format of tensors with this number of dimensions: 3, which are contiguous, 4 or 5."""
+    if dims == 3:
+        return torch.contiguous_format
     is_last = memory_format is MemoryFormat.CHANNELS_LAST
     return torch.channels_last_3d if is_last and dims == 5 else TORCH_FORMATS[memory_format]
 

@@ -72,6 +72,27 @@ class Runtime(StrEnum):
         return self in (Runtime.TORCH, Runtime.MUCUDNN)
 
 
+class LengthRuntime(StrEnum):
+    """A way to run a model on inputs of many lengths.
+
+    ``TORCH_COMPILE``: compiled for each length, until torch's limit of compilations, from which on it runs as it is.
+    ``TORCH_COMPILE_DYNAMIC``: compiled for all lengths at once. ``MUCUDNN``: under ``mucudnn.enable()``.
+    ``MUCUDNN_EACH``: some of the lengths, each tuned by itself by ``mucudnn.optimize``, a bound of what is possible.
+    """
+
+    TORCH = "torch"
+    TORCH_COMPILE = "torch-compile"
+    TORCH_COMPILE_DYNAMIC = "torch-compile-dynamic"
+    ONNX_RUNTIME = "onnxruntime"
+    OPENVINO = "openvino"
+    MUCUDNN = "mucudnn"
+    MUCUDNN_EACH = "mucudnn-each"
+
+    @property
+    def is_compiled(self) -> bool:
+        return self in (LengthRuntime.TORCH_COMPILE, LengthRuntime.TORCH_COMPILE_DYNAMIC)
+
+
 class Saving(StrEnum):
     """A way to run training steps in less memory than torch's own steps need, which are the first.
 

@@ -82,16 +82,16 @@ def in_format(model: nn.Module, memory_format: MemoryFormat) -> nn.Module:
 
 
 def checked_shape(shape: object) -> tuple[int, ...] | None:
-    """Check a sample's shape, (C, H, W) or (C, D, H, W), and return it; None stays None.
+    """Check a sample's shape, (C, H, W), (C, D, H, W) or (C, L), and return it; None stays None.
 
     Raises ``InvalidInputError`` if it is wrong.
     """
     if shape is None:
         return None
-    if not (isinstance(shape, Sequence) and len(shape) in (3, 4)):
+    if not (isinstance(shape, Sequence) and len(shape) in (2, 3, 4)):
         raise InvalidInputError(
             f"input shape is {shown(shape)}; give channels, height and width of one sample, of clips or volumes "
-            "channels, depth, height and width"
+            "channels, depth, height and width, of sequences channels and length"
         )
     return tuple(whole(size, "a size of the input shape", 1, MOST_ELEMENTS) for size in shape)
 

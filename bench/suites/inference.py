@@ -1,30 +1,22 @@
 """Comparison of inference runtimes, each in its own process, interleaved, on the same model, input and threads.
 
-Each runtime prepares the model in its own way: by export, compilation, freezing or tuning. ONNX Runtime and OpenVINO
-read the same file, which torch exports. Both are installed by the extra ``runtimes`` and needed only here.
+Each runtime prepares the model in its own way: by export, compilation, freezing or tuning.
 """
 
 from __future__ import annotations
 
-import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from math import inf, isfinite
 from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 import mucudnn
 from mucudnn.bench.results.bounds import kinds_table
@@ -34,6 +26,16 @@ from mucudnn.bench.results.variants import TORCH, Runtime
 from mucudnn.bench.results.writing import Row, config_record, open_folder
 from mucudnn.bench.suites.shared.apart import Entrant, Ready, contestant, pickled, sampled
 from mucudnn.bench.suites.shared.processes import WorkerError
+from mucudnn.bench.suites.shared.runtimes import (
+    MOST_DIFFERENCE,
+    OF_PACKAGES,
+    Arrays,
+    call_by_package,
+    call_by_torch,
+    relative_difference,
+    require_installed,
+    version_of,
+)
 from mucudnn.bench.suites.shared.step_costs import StepTimes, allocator_peak_bytes, median_by_kind, resident_growth
 from mucudnn.core.config import Config
 from mucudnn.core.errors import UnavailableError
@@ -44,29 +46,7 @@ from mucudnn.core.values import format_bytes
 from mucudnn.measuring.clocks import WallClock
 from mucudnn.running.devices import current_environment
 
-_Arrays = list[np.ndarray[Any, Any]]  # the outputs of a model
-_Outcome = tuple[_Arrays, dict[str, Any]]  # with columns of the memory of a call
-_OF_EXPORT = ("onnx", "onnxscript")
-_PACKAGES: Mapping[Runtime, tuple[str, ...]] = MappingProxyType(
-    {Runtime.ONNX_RUNTIME: ("onnxruntime", *_OF_EXPORT), Runtime.OPENVINO: ("openvino", *_OF_EXPORT)}
-)
-
-
-def version_of(runtime: Runtime) -> str:
-    """Return the version of the package that implements this runtime; empty if it is not installed."""
-    if runtime.is_ours:
-        return mucudnn.__version__
-    try:
-        return version("torch" if runtime is Runtime.TORCH_COMPILE else runtime.value)
-    except PackageNotFoundError:
-        return ""
-
-
-def require_installed(runtime: Runtime) -> None:
-    """Raise ``UnavailableError`` if a package of the runtime is not installed."""
-    missing = [package for package in _PACKAGES.get(runtime, ()) if find_spec(package) is None]
-    if missing:
-        raise UnavailableError(f"{', '.join(missing)} not installed: pip install {' '.join(missing)}")
+_Outcome = tuple[Arrays, dict[str, Any]]  # the outputs of the model, with columns of the memory of a call
 
 
 def prepare_runtime(
@@ -90,7 +70,7 @@ def prepare_runtime(
     call = _call_in(runtime, model, x, threads, config)
     _, grown_bytes = resident_growth(call)
     memory: dict[str, Any] = {"grown_bytes": grown_bytes}
-    if runtime not in _PACKAGES:  # others have allocators of their own
+    if runtime not in OF_PACKAGES:  # others have allocators of their own
         memory["peak_bytes"] = allocator_peak_bytes(call)
     # Layers can be timed in place unless a compiler or a graph fuses them.
     is_graph = runtime.is_ours and (config.fuse or config.memory_budget is not None)
@@ -99,12 +79,10 @@ def prepare_runtime(
     return Ready(call, (arrays, memory), ask=lambda _: {} if times is None else times.kinds())
 
 
-def _call_in(runtime: Runtime, model: nn.Module, x: Tensor, threads: int, config: Config) -> Callable[[], _Arrays]:
+def _call_in(runtime: Runtime, model: nn.Module, x: Tensor, threads: int, config: Config) -> Callable[[], Arrays]:
     """Return a function that calls the model in this runtime, after export, compilation, freezing or tuning."""
-    if runtime is Runtime.ONNX_RUNTIME:
-        return _onnx_runtime(model, x, threads)
-    if runtime is Runtime.OPENVINO:
-        return _openvino(model, x, threads)
+    if runtime in OF_PACKAGES:
+        return partial(call_by_package(runtime, model, x, threads), x)
     called: Any = model
     if runtime.is_ours:
         called = mucudnn.optimize(model, x, config, progress=False)
@@ -117,49 +95,7 @@ def _call_in(runtime: Runtime, model: nn.Module, x: Tensor, threads: int, config
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             called(x)
-    return lambda: [leaf.numpy() for leaf in tree_leaves(called(x)) if isinstance(leaf, Tensor)]
-
-
-def _onnx_runtime(model: nn.Module, x: Tensor, threads: int) -> Callable[[], _Arrays]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    with TemporaryDirectory() as folder:
-        file = _exported(model, x, Path(folder))
-        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    inputs = {session.get_inputs()[0].name: x.contiguous().numpy()}
-    return lambda: session.run(None, inputs)
-
-
-def _openvino(model: nn.Module, x: Tensor, threads: int) -> Callable[[], _Arrays]:
-    import openvino
-
-    core = openvino.Core()
-    options = {
-        "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": "f32",  # The default is bfloat16 on processors that support it.
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-    with TemporaryDirectory() as folder:
-        compiled = core.compile_model(core.read_model(str(_exported(model, x, Path(folder)))), "CPU", options)
-    request, inputs = compiled.create_infer_request(), [x.contiguous().numpy()]
-
-    def outputs() -> _Arrays:
-        results = request.infer(inputs, share_inputs=True, share_outputs=True)
-        return [results[output] for output in compiled.outputs]
-
-    return outputs
-
-
-def _exported(model: nn.Module, x: Tensor, folder: Path) -> Path:
-    """Write the model as an ONNX file, with the shape of x, by torch's graph exporter."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # The exporter warns about missing optional packages.
-    file = folder / "model.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
-    return file
+    return partial(call_by_torch(called), x)
 
 
 ROUNDS = 25
@@ -238,32 +174,11 @@ def compare_runtimes(
         folder.write_summary()
 
 
-def _torchs_outputs(torchs: Entrant[_Outcome]) -> _Arrays:
+def _torchs_outputs(torchs: Entrant[_Outcome]) -> Arrays:
     """Return the outputs of torch's convolutions. Raises ``UnavailableError`` if torch failed."""
     if torchs.result is None:
         raise UnavailableError(f"PyTorch, with which all others are compared, fails: {torchs.failure}")
     return torchs.result[0]
-
-
-def relative_difference(outputs: _Arrays, expected: _Arrays) -> float:
-    """Return the L2 norm of ``outputs - expected`` over that of ``expected``, over all arrays together, in float64.
-
-    The result is infinite if shapes differ, if outputs are not finite, or if ``expected`` is all zeros.
-    """
-    if [array.shape for array in outputs] != [array.shape for array in expected]:
-        return inf
-    values, reference = (_joined(arrays) for arrays in (outputs, expected))
-    difference, norm = float(np.linalg.norm(values - reference)), float(np.linalg.norm(reference))
-    if difference == 0.0:
-        return 0.0
-    return difference / norm if isfinite(difference) and norm > 0 else inf
-
-
-def _joined(arrays: _Arrays) -> np.ndarray[Any, Any]:
-    return np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
-
-
-MOST_DIFFERENCE = 1e-3  # Larger relative differences of float32 outputs count as errors, smaller ones as rounding.
 
 
 _LEFT: Columns[Line] = {"runtime": lambda call: call["contestant"], "version": lambda call: call["version"]}

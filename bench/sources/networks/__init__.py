@@ -26,7 +26,7 @@ class Network:
     """A built-in network: the file of its function, which has the network's name with ``_`` for ``-``.
 
     num_classes: the published number.
-    input_shape: (C, H, W) of one image, or (C, D, H, W) of one volume.
+    input_shape: (C, H, W) of one image, (C, D, H, W) of one volume, or (C, L) of one sequence.
     package: the package that builds it; empty for a network in plain torch.
     classifies: whether its output is a score of each class.
     """
@@ -51,6 +51,7 @@ NETWORKS = MappingProxyType(
         "convnext-t": Network("residual"),
         "densenet40": Network("plain", 10, (3, 32, 32)),
         "unet-groupnorm": Network("large_images", 2, (3, 256, 256), classifies=False),
+        "conv-tasnet": Network("sequences", 2, (1, 8000), classifies=False),
         "seresnet18": Network("packages", package="timm"),
         "densenet121": Network("packages", package="timm"),
         "efficientnetv2-b0": Network("packages", 1000, (3, 192, 192), "timm"),

@@ -15,6 +15,7 @@ COMMANDS = (
     "convolutions",
     "data_parallel",
     "inference",
+    "lengths",
     "metrics",
     "recipe",
     "training",

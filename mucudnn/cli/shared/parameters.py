@@ -137,15 +137,17 @@ def several(kind: type[StrEnum]) -> Text:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """Parse channels, depth if any, height and width of one sample. Raises ``InvalidInputError`` for other text.
+    """Parse channels, depth if any, height and width of one sample, or channels and length of a sequence.
+
+    Raises ``InvalidInputError`` for other text.
 
     >>> parse_shape("3x224x224")
     (3, 224, 224)
     """
-    if re.fullmatch(rf"{SIZE}(x{SIZE}){{2,3}}", text) is None:
+    if re.fullmatch(rf"{SIZE}(x{SIZE}){{1,3}}", text) is None:
         raise InvalidInputError(
-            f"{text!r} is not channels x height x width of one sample, or channels x depth x height x width; write for "
-            "example 3x224x224 or 3x16x112x112"
+            f"{text!r} is not channels x height x width of one sample, channels x depth x height x width, or channels "
+            "x length; write for example 3x224x224, 3x16x112x112 or 1x8000"
         )
     return tuple(map(int, text.split("x")))
 

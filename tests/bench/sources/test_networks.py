@@ -42,7 +42,7 @@ PACKAGED = {
 }
 # Networks that torchvision does not have, by what papers say: millions of parameters, to the digits that they give
 IN_PAPERS = {"densenet40": (1.0, 1)}
-OTHERS = {"googlenet", "unet-groupnorm"}  # torchvision's GoogLeNet has other filters
+OTHERS = {"googlenet", "unet-groupnorm", "conv-tasnet"}  # torchvision's GoogLeNet has other filters
 SMALL = {  # images on which all parts of a network still have something to do
     "alexnet": 63,
     "densenet40": 8,
@@ -86,7 +86,8 @@ def test_a_training_step_is_finite_and_reaches_every_parameter() -> None:
     for name in sorted({*NETWORKS} - {*PACKAGED, "vgg16", "alexnet"}):
         torch.manual_seed(0)
         model, edge = build(name), SMALL.get(name, 32)
-        x, labels = torch.randn(2, 3, edge, edge), torch.tensor([1, 3])
+        shape = (1, 160) if name == "conv-tasnet" else (3, edge, edge)
+        x, labels = torch.randn(2, *shape), torch.tensor([1, 3])
         loss = loss_for(name)(model(x), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         assert loss.isfinite()
@@ -131,3 +132,11 @@ def test_the_decoder_of_one_frame_has_the_sizes_of_diffusers() -> None:
         assert parameters(QwenImageDecoder()) == 71_524_595
     image = QwenImageDecoder(4)(torch.randn(1, 16, 1, 3, 2))
     assert image.shape == (1, 3, 1, 24, 16)
+
+
+def test_the_separator_of_speakers_has_the_sizes_of_torchaudio_and_the_paper() -> None:
+    separator = build_on_meta("conv-tasnet")
+    unread = 512 * 128 + 128  # the residual path of the last block, which the paper counts
+    assert parameters(separator) == 4_984_881
+    assert round((parameters(separator) + unread) / 1e6, 1) == 5.1
+    assert separator(torch.empty(3, 1, 167, device="meta")).shape == (3, 2, 160)

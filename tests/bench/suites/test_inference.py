@@ -23,14 +23,9 @@ from mucudnn.bench.results.variants import Runtime
 from mucudnn.bench.results.writing import Row, open_folder
 from mucudnn.bench.sources import models
 from mucudnn.bench.suites import inference
-from mucudnn.bench.suites.inference import (
-    compare_runtimes,
-    inference_tables,
-    prepare_runtime,
-    relative_difference,
-    require_installed,
-)
+from mucudnn.bench.suites.inference import compare_runtimes, inference_tables, prepare_runtime
 from mucudnn.bench.suites.shared.apart import Ready
+from mucudnn.bench.suites.shared.runtimes import relative_difference, require_installed
 from mucudnn.core.config import Config
 from mucudnn.core.errors import UnavailableError
 from mucudnn.running.devices import current_environment
@@ -93,20 +88,6 @@ def test_runtimes_take_turns_in_processes_of_their_own(tmp_path: Path, monkeypat
     assert compared(tmp_path / "folder", Runtime.OPENVINO, Runtime.ONNX_RUNTIME).lines == folder.lines
 
 
-def test_outputs_are_compared_together() -> None:
-    for outputs, expected, difference in (
-        ([[3.0, 4.0]], [[3.0, 4.0]], 0.0),
-        ([[3.0], [4.0 + 1e-3]], [[3.0], [4.0]], 2e-4),
-        ([[0.0]], [[0.0]], 0.0),
-        ([[1.0]], [[0.0]], float("inf")),
-        ([[float("nan")]], [[1.0]], float("inf")),
-        ([[1.0, 2.0]], [[1.0], [2.0]], float("inf")),
-        ([[1.0, 2.0]], [[1.0]], float("inf")),
-    ):
-        found = relative_difference([*map(np.array, outputs)], [*map(np.array, expected)])
-        assert found == pytest.approx(difference)
-
-
 @pytest.fixture
 def settings_kept() -> Iterator[None]:
     import torch._inductor.config as inductor
@@ -142,13 +123,6 @@ def test_each_runtime_computes_what_the_model_does(
     assert ready.result[1].get("peak_bytes", inf) >= expected.nbytes
     for outputs in (ready.result[0], ready.call()):
         assert relative_difference(outputs, [expected]) < 1e-5  # type: ignore[arg-type]
-
-
-def test_what_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match="onnxscript not installed: pip install openvino onnx onnxscript"):
-        require_installed(Runtime.OPENVINO)
-    require_installed(Runtime.TORCH_COMPILE)
 
 
 def row(
