@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -187,7 +188,11 @@ class ConvProblem:
         return replace(self, d=depth[0] if depth else 0, h=h, w=w)
 
     def with_operation(self, operation: Operation) -> ConvProblem:
-        return self if operation is self.operation else replace(self, operation=operation)
+        if operation is self.operation:
+            return self
+        other = copy(self)  # without another check of what was checked
+        settle(other, operation=member(Operation, operation, "operation"))
+        return other
 
     def __str__(self) -> str:
         """Return text for people such as ``forward 64x56x56 -> 64, 3x3, padding 1x1, float32 contiguous``."""

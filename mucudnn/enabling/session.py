@@ -7,6 +7,9 @@ takes longer than expected makes the next ones wait longer. The 1st, 2nd, 4th, .
 until the next one; then the size may also be tuned. Once k sizes of a layer are known, another one is tuned only at its
 2**k-th call or later, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image sizes
 cost little. Until a size is tuned, the choice of the nearest size runs.
+
+The first call of a size is only timed, while the first calls of its layer have taken a small share of what tuning takes
+and nothing is stored for filters of this size: to describe a problem takes longer than a small convolution.
 """
 
 from __future__ import annotations
@@ -38,8 +41,10 @@ from mucudnn.running.problems import problem_of_call, problem_operation
 from mucudnn.running.workspace import make_room
 
 PATIENCE = 1.0  # seconds of untuned calls for each second that tuning is expected to take
+_LITTLE = 1 / 16  # share of the seconds after which a layer may be tuned, until which first calls are only timed
 _MOST_KEPT = 4096  # shapes, so that memory stays bounded
 _LOOK_CALLS = 4  # calls of a problem between two looks at what a kept heap saves
+_WAITS = Decision(why="to be tuned once its calls have taken as long as tuning would")
 _MOST_FAILURES = 3  # consecutive ones, so that a permanent fault, such as a locked file, does not delay every layer
 
 
@@ -64,6 +69,8 @@ class Session:
     """Session of tuning under one config: the convolution calls seen so far, and the choices for their problems.
 
     calls: by shapes, strides and geometry; None for calls that are never tuned.
+    once: the keys of forward calls that came once and were only timed.
+    first_s: by layer, the seconds of these calls; inf once they count as untuned calls.
     sizes: statistics by problem, batch size, device and number of threads.
     passed_by: number of shapes that are never tuned, by reason.
     spent_s: time of look-ups and measurements.
@@ -79,6 +86,8 @@ class Session:
         self.limit_bytes = config.workspace_limit_bytes
         self.torchs_limit_bytes = None if config.baseline_exempt else self.limit_bytes
         self.calls: dict[tuple[object, ...], DispatchedCall | None] = {}
+        self.once: set[tuple[object, ...]] = set()
+        self.first_s: dict[tuple[object, ...], float] = {}
         self.sizes: dict[tuple[object, ...], ShapeStats] = {}
         self.passed_by: Counter[str] = Counter()
         self.spent_s = 0.0
@@ -89,6 +98,7 @@ class Session:
         self.heap = HeapTrial() if config.keep_heap is None else None
         self._tells_steps: ShapeStats | None = None  # its calls tell when to look at the heap
         self._layers: defaultdict[tuple[object, ...], list[ShapeStats]] = defaultdict(list)
+        self._settled: defaultdict[tuple[object, ...], list[ShapeStats]] = defaultdict(list)  # those of a layer
         self._lock = threading.RLock()
 
     def forward(self, following: Kernel, x: Tensor, w: Tensor, bias: Tensor | None, *geometry: Any) -> Any:
@@ -98,9 +108,14 @@ class Session:
         w: (K, C // groups, R, S) or (K, C // groups, S), if transposed (C, K // groups, R, S).
         geometry: the arguments from stride to groups.
         """
-        call = self._call(x, w, geometry)
+        call = self._call(x, w, geometry, is_forward=True)
         if call is None:
             return following(x, w, bias, *geometry)
+        if isinstance(call, tuple):
+            began = self.clock()
+            y = following(x, w, bias, *geometry)
+            self.first_s[call] = self.first_s.get(call, 0.0) + self.clock() - began
+            return y
         stats = self._stats_of(call, Operation.FORWARD)
         timed = self._counted(stats)
         began = self._now(call.device) if timed else 0.0
@@ -128,7 +143,7 @@ class Session:
         """
         *geometry, (needs_dx, needs_dw, needs_db) = geometry_and_mask
         call = self._call(x, w, geometry)
-        if call is None:
+        if not isinstance(call, DispatchedCall):
             return following(dy, x, w, bias_sizes, *geometry_and_mask)
         dx_stats = self._stats_of(call, Operation.BACKWARD_DATA) if needs_dx else None
         dw_stats = self._stats_of(call, Operation.BACKWARD_FILTER) if needs_dw else None
@@ -146,21 +161,31 @@ class Session:
         self._account(timed, began)
         return dx, dw, db
 
-    def _call(self, x: Tensor, w: Tensor, geometry: Sequence[Any]) -> DispatchedCall | None:
+    def _call(
+        self, x: Tensor, w: Tensor, geometry: Sequence[Any], *, is_forward: bool = False
+    ) -> DispatchedCall | tuple[object, ...] | None:
         """Look up or describe a call by its shapes, strides and geometry; return None for calls that are never tuned.
 
-        Never tuned are calls with unsupported dtypes or no samples, and invalid calls, which torch rejects.
+        Never tuned are calls with unsupported dtypes or no samples, and invalid calls, which torch rejects. Returns the
+        key of the layer in ``first_s`` for a forward call that is only to be timed.
         """
         if self.is_deciding:
             with self._lock:
                 pass  # wait until no other thread tunes a problem or makes a choice
         stride, padding, dilation, is_transposed, output_padding, groups = geometry
-        layout = (x.shape, x.stride(), w.shape, w.stride(), x.dtype, x.device, torch.get_num_threads())
-        key = (layout, *stride, *padding, *dilation, is_transposed, *output_padding, groups)
+        layer = (w.shape, w.stride(), x.dtype, x.device, torch.get_num_threads(), is_transposed, groups)
+        layer = (*layer, *stride, *padding, *dilation, *output_padding)
+        key = x.shape, x.stride(), layer
         try:
             return self.calls[key]
         except KeyError:
             call = None
+        if is_forward and key not in self.once and self._takes_little(layer, x, w):
+            if len(self.once) >= _MOST_KEPT:
+                self.once.clear()
+                self.first_s.clear()
+            self.once.add(key)
+            return layer
         problem = problem_of_call(
             x, w, stride, padding, dilation, groups, is_transposed=is_transposed, output_padding=output_padding
         )
@@ -173,7 +198,20 @@ class Session:
         if len(self.calls) >= _MOST_KEPT:
             self.calls.clear()
         self.calls[key] = call
+
+        # The calls that were only timed count from now on.
+        stats = None if call is None else self._stats_of(call, Operation.FORWARD)
+        if stats is not None:
+            stats.calls += key in self.once
+            first_s, self.first_s[layer] = self.first_s.get(layer, 0.0), inf
+            self.untuned_s[stats.layer] += first_s if first_s < inf else 0.0
+        self.once.discard(key)
         return call
+
+    def _takes_little(self, layer: tuple[object, ...], x: Tensor, w: Tensor) -> bool:
+        """Return whether the first call of a size is only to be timed: the layer has hardly taken any time."""
+        is_little = self.first_s.get(layer, 0.0) < _LITTLE * PATIENCE * self.expected_s
+        return is_little and x.is_cpu and not self.workshop.may_know(w.shape, x.device)
 
     def _computed(
         self,
@@ -256,10 +294,11 @@ class Session:
         )
         self.sizes = settled
         self.calls.clear()
+        self.first_s.clear()
         self.untuned_s.clear()
         self._layers.clear()
         for stats in settled.values():
-            self._layers[stats.layer].append(stats)
+            self._layers[stats.layer].append(stats)  # what is settled stays in ``_settled``
 
     def decide(self, stats: ShapeStats) -> bool:
         """Choose the configuration to run for a problem from now on, without side effects on the user's call.
@@ -275,6 +314,10 @@ class Session:
             if stats is self._tells_steps:
                 stats.ask_at = stats.calls + _LOOK_CALLS if self.heap is not None and self.heap.look() else inf
                 return False
+            if self._may_wait(stats):
+                stats.state, stats.ask_at = State.WAITING, 2 * stats.calls
+                stats.run(_WAITS)
+                return True
             began, self.is_deciding = self.clock(), True
             with warnings_deferred():  # as errors, they would end the tuning
                 try:
@@ -284,7 +327,7 @@ class Session:
                     raise_interruption(error)
                     self.failures += 1
                     why = f"its tuning failed: {first_line(error)}"
-                    stats.settle(Decision(why=why))
+                    self._end(stats, Decision(why=why))
                     say_once(f"{stats.problem}, batch {stats.batch_size}: PyTorch's own convolution runs, {why}")
                 finally:
                     self.is_deciding = False
@@ -293,6 +336,21 @@ class Session:
                 return True
             self._try_heap(stats)
             return False
+
+    def _may_wait(self, stats: ShapeStats) -> bool:
+        """Return whether PyTorch's convolution runs for now, since of this layer nothing is stored, tuned or due."""
+        is_stored = stats.state is State.NEW and self.workshop.may_know(stats.problem.w_shape(), stats.device)
+        return not (is_stored or self._settled[stats.layer] or self._is_due(stats) or self.failures >= _MOST_FAILURES)
+
+    def _is_due(self, stats: ShapeStats) -> bool:
+        """Return whether the layer's calls have taken long enough, and this size has come often enough."""
+        settled = len(self._settled[stats.layer])
+        return self.untuned_s[stats.layer] >= PATIENCE * self.expected_s and stats.calls >= 2**settled
+
+    def _end(self, stats: ShapeStats, decision: Decision, tuned: TunedProblem | None = None) -> None:
+        """Run this for good."""
+        stats.settle(decision, tuned)
+        self._settled[stats.layer].append(stats)
 
     def _try_heap(self, settled: ShapeStats) -> None:
         """Begin, or begin again, the trial of a kept heap, now that a problem was decided on."""
@@ -308,7 +366,7 @@ class Session:
 
     def _decide(self, stats: ShapeStats) -> None:
         if self.failures >= _MOST_FAILURES:
-            stats.settle(Decision(why=f"tuning of other problems failed {_MOST_FAILURES} times in a row"))
+            self._end(stats, Decision(why=f"tuning of other problems failed {_MOST_FAILURES} times in a row"))
             return
         task = Task(stats.problem, stats.batch_size, self.limit_bytes, baseline_exempt=self.config.baseline_exempt)
 
@@ -320,9 +378,7 @@ class Session:
                 return
             stats.state = State.WAITING
 
-        # Later calls wait until the layer's calls have taken long enough, and this size has come often enough.
-        settled = sum(size.state is State.SETTLED for size in self._layers[stats.layer])
-        if self.untuned_s[stats.layer] < PATIENCE * self.expected_s or stats.calls < 2**settled:
+        if not self._is_due(stats):
             stats.ask_at = 2 * stats.calls
             self._run_nearest(stats)
             return
@@ -332,7 +388,7 @@ class Session:
         try:
             tuned = self.workshop.tune(task, stats.device)
         except InfeasibleError as error:  # the user's call must still return a result
-            stats.settle(Decision(why=first_line(error)))
+            self._end(stats, Decision(why=first_line(error)))
             return
         finally:
             self.expected_s = (self.expected_s + self.clock() - began) / 2
@@ -341,16 +397,15 @@ class Session:
 
     def _settle(self, stats: ShapeStats, tuned: TunedProblem, origin: Origin) -> None:
         """Run the choice for a size, and that of the nearest tuned size for the layer's untuned sizes."""
-        stats.settle(Decision.of(tuned, origin), tuned)
+        self._end(stats, Decision.of(tuned, origin), tuned)
         for size in self._layers[stats.layer]:
             if size.state is not State.SETTLED:
                 self._run_nearest(size)
 
     def _run_nearest(self, stats: ShapeStats) -> None:
         """Run what derives from the nearest tuned size, or torch's convolution, until this size is tuned."""
-        tuned = [size.tuned for size in self._layers[stats.layer] if size.tuned is not None]
-        decision = nearest(stats.problem, stats.batch_size, tuned, stats.device.type)
-        stats.run(decision or Decision(why="to be tuned once its calls have taken as long as tuning would"))
+        tuned = [size.tuned for size in self._settled[stats.layer] if size.tuned is not None]
+        stats.run(nearest(stats.problem, stats.batch_size, tuned, stats.device.type) or _WAITS)
 
     def status(self) -> Status:
         """Return the status of all problems seen so far, in the order of their first calls."""

@@ -51,6 +51,7 @@ class Workshop:
         self._machines: dict[tuple[object, ...], Machine] = {}
         self._priors: Priors = {}
         self._problems: dict[Environment, frozenset[ConvProblem]] = {}
+        self._filters: dict[tuple[object, ...], frozenset[tuple[int, ...]]] = {}  # by device and number of threads
         self._thread = threading.local()
 
     def check(self) -> None:
@@ -61,6 +62,14 @@ class Workshop:
         with self._ready(torch.device("cpu")) as (machine, _):
             permitted_algorithms(machine, self._config)
 
+    def may_know(self, w_shape: Sequence[int], device: torch.device) -> bool:
+        """Return whether something may be stored for filters of this size: True before anything was looked up.
+
+        w_shape: (K, C // groups, R, S), or without R.
+        """
+        filters = self._filters.get((device, torch.get_num_threads()))
+        return filters is None or (w_shape[0], w_shape[1], w_shape[-1]) in filters
+
     def look_up(self, task: Task, device: torch.device) -> TunedProblem | None:
         """Choose for a task from stored measurements, without measuring.
 
@@ -70,6 +79,9 @@ class Workshop:
             environment = machine.environment
             if environment not in self._problems:  # only what is stored now needs to be looked up later
                 self._problems[environment] = database.problems(environment)
+            if (device, torch.get_num_threads()) not in self._filters:
+                filters = frozenset((*p.w_shape()[:2], p.s) for p in self._problems[environment])
+                self._filters[device, torch.get_num_threads()] = filters
             if task.problem not in self._problems[environment]:
                 return None
 

@@ -114,7 +114,9 @@ def test_shapes_that_come_once_are_forgotten_to_make_room(
     with enabled(workshop, patience=inf) as session, torch.no_grad():
         for width in range(9, 40):
             convolve(width=width)
+            convolve(width=width)
             assert len(session.calls) <= len(session.sizes) + 1 <= 9
+            assert not session.once
         assert session.status().passed_by == (("more than 8 shapes came, and these were forgotten", 24),)
         monkeypatch.setattr("mucudnn.enabling.session.PATIENCE", 0.0)
         for width in range(40, 60):
