@@ -107,6 +107,27 @@ def test_a_layer_is_tuned_once_its_calls_have_taken_as_long_as_tuning_is_expecte
         assert not again.tuned
 
 
+def test_what_comes_once_is_only_timed_while_its_layer_has_taken_little(workshop: MadeUpWorkshop) -> None:
+    def slowly(following: Kernel, *arguments: Any) -> Any:
+        workshop.clock.advance(1 / 64)
+        return following(*arguments)
+
+    with wrapped(Wrapper(slowly, slowly)), enabled(workshop, patience=1.0) as session, torch.no_grad():
+        convolve(width=10)
+        convolve(width=11)
+        assert not session.status().problems
+        assert not workshop.looked_up
+        convolve(width=10)
+        assert [met.calls for met in session.status().problems] == [2]
+        for width in range(12, 72):
+            assert not workshop.tuned
+            convolve(width=width)  # once each, a second together with those before
+        convolve(width=72)
+        assert sizes(workshop) == [(2, 8, 72)]
+        convolve(width=73)
+        assert session.status().problems[-1].decision.origin is Origin.NEAREST, "at its first call"
+
+
 def test_shapes_that_come_once_are_forgotten_to_make_room(
     workshop: MadeUpWorkshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

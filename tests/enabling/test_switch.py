@@ -15,8 +15,11 @@ from torch.nn import functional as F
 import mucudnn
 from mucudnn.core import errors
 from mucudnn.core.config import Config
+from mucudnn.core.problem import ConvProblem, Operation
+from mucudnn.core.records import Task
 from mucudnn.enabling import switch
 from mucudnn.enabling.status import Origin
+from mucudnn.enabling.workshop import Workshop
 from mucudnn.store import sqlite_file
 
 QUICK: dict[str, Any] = {"time_limit": "5ms", "algorithms": "gemm"}
@@ -91,6 +94,17 @@ def test_a_second_process_measures_nothing(tmp_path: Path) -> None:
         switch._sessions.clear()  # as a new process has none
     assert origins == [{Origin.MEASURED}, {Origin.DATABASE}]
     assert None not in configurations
+
+
+def test_what_may_be_stored_is_told_by_the_size_of_filters(tmp_path: Path) -> None:
+    config, device = Config(**QUICK, database=tmp_path / "measurements.sqlite"), torch.device("cpu")
+    with mucudnn.tuned(config):
+        convolve()  # filters of 4x3x3x3
+    workshop = Workshop(config)
+    assert workshop.may_know((9, 9, 9), device), "nothing was looked up yet"
+    assert workshop.look_up(Task(ConvProblem(Operation.FORWARD, 2, 3, 3, 3, 1, 1), 1), device) is None
+    known = [workshop.may_know(shape, device) for shape in ((4, 3, 3, 3), (4, 3, 3), (4, 3, 3, 5), (3, 3, 3, 3))]
+    assert known == [True, True, False, False]
 
 
 def test_without_write_access_what_is_tuned_lives_in_the_process(
