@@ -21,8 +21,12 @@ class _Block(nn.Module):
         super().__init__()
         depthwise = nn.Conv1d(_HIDDEN, _HIDDEN, 3, padding=dilation, dilation=dilation, groups=_HIDDEN)
         self.body = nn.Sequential(
-            *(nn.Conv1d(_CHANNELS, _HIDDEN, 1), nn.PReLU(), nn.GroupNorm(1, _HIDDEN, eps=1e-8)),
-            *(depthwise, nn.PReLU(), nn.GroupNorm(1, _HIDDEN, eps=1e-8)),
+            nn.Conv1d(_CHANNELS, _HIDDEN, 1),
+            nn.PReLU(),
+            nn.GroupNorm(1, _HIDDEN, eps=1e-8),
+            depthwise,
+            nn.PReLU(),
+            nn.GroupNorm(1, _HIDDEN, eps=1e-8),
         )
         self.residual = None if is_last else nn.Conv1d(_HIDDEN, _CHANNELS, 1)
         self.skip = nn.Conv1d(_HIDDEN, _CHANNELS, 1)

@@ -30,6 +30,7 @@ from mucudnn.core.config import Config
 @options.threads
 @outputs("out")
 def lengths(
+    *,
     source: str | None,
     batch: int,
     input_shape: tuple[int, ...] | None,
