@@ -68,7 +68,7 @@ class Workshop:
         w_shape: (K, C // groups, R, S), or without R.
         """
         filters = self._filters.get((device, torch.get_num_threads()))
-        return filters is None or (w_shape[0], w_shape[1], w_shape[-1]) in filters
+        return filters is None or (*w_shape[:2], *w_shape[-1:]) in filters  # torch reports a w without dimensions
 
     def look_up(self, task: Task, device: torch.device) -> TunedProblem | None:
         """Choose for a task from stored measurements, without measuring.

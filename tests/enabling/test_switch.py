@@ -103,8 +103,8 @@ def test_what_may_be_stored_is_told_by_the_size_of_filters(tmp_path: Path) -> No
     workshop = Workshop(config)
     assert workshop.may_know((9, 9, 9), device), "nothing was looked up yet"
     assert workshop.look_up(Task(ConvProblem(Operation.FORWARD, 2, 3, 3, 3, 1, 1), 1), device) is None
-    known = [workshop.may_know(shape, device) for shape in ((4, 3, 3, 3), (4, 3, 3), (4, 3, 3, 5), (3, 3, 3, 3))]
-    assert known == [True, True, False, False]
+    shapes: tuple[tuple[int, ...], ...] = (4, 3, 3, 3), (4, 3, 3), (4, 3, 3, 5), (3, 3, 3, 3), ()
+    assert [workshop.may_know(shape, device) for shape in shapes] == [True, True, False, False, False]
 
 
 def test_without_write_access_what_is_tuned_lives_in_the_process(
