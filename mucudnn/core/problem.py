@@ -130,6 +130,12 @@ class ConvProblem:
         return (self.t, self.r, self.s) if self.d else (self.r, self.s)
 
     @property
+    def layer(self) -> tuple[object, ...]:
+        """What problems of one layer have in common: everything but the spatial sizes of x."""
+        steps = self.stride, self.padding, self.dilation
+        return self.operation, self.c, self.k, *self.window, *steps, self.groups, self.dtype, self.memory_format
+
+    @property
     def positions(self) -> Sizes:
         """Spatial sizes of y, the output: (P, Q), or (O, P, Q)."""
         axes = zip(self.extent, self.window, self.stride, self.padding, self.dilation, strict=True)

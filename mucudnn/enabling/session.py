@@ -1,6 +1,7 @@
 """Sessions, which compute torch's convolutions and choose for each problem what runs.
 
-That is its tuned configuration, the nearest tuned size's, or torch's convolution. Stored results are used immediately.
+That is its tuned configuration, the nearest tuned size's, or torch's convolution. Stored results are used immediately,
+also those of the nearest size.
 A layer (a problem without batch size, height and width) is tuned once calls of its sizes that are not tuned have taken
 ``PATIENCE`` times as long as tuning is expected to: what is called a few times costs next to nothing, and a tuning that
 takes longer than expected makes the next ones wait longer. The 1st, 2nd, 4th, ... call of a size is timed, for those
@@ -69,8 +70,9 @@ class Session:
     """Session of tuning under one config: the convolution calls seen so far, and the choices for their problems.
 
     calls: by shapes, strides and geometry; None for calls that are never tuned.
-    once: the keys of forward calls that came once and were only timed.
-    first_s: by layer, the seconds of these calls; inf once they count as untuned calls.
+    once: the hashes of forward calls that came once and were only timed: numbers, which Python's garbage collector does
+    not visit. Of two calls with the same hash, the second is described at its first call.
+    first_s: by the hash of the layer, the seconds of these calls; inf once they count as untuned calls.
     sizes: statistics by problem, batch size, device and number of threads.
     passed_by: number of shapes that are never tuned, by reason.
     spent_s: time of look-ups and measurements.
@@ -86,8 +88,8 @@ class Session:
         self.limit_bytes = config.workspace_limit_bytes
         self.torchs_limit_bytes = None if config.baseline_exempt else self.limit_bytes
         self.calls: dict[tuple[object, ...], DispatchedCall | None] = {}
-        self.once: set[tuple[object, ...]] = set()
-        self.first_s: dict[tuple[object, ...], float] = {}
+        self.once: set[int] = set()
+        self.first_s: dict[int, float] = {}
         self.sizes: dict[tuple[object, ...], ShapeStats] = {}
         self.passed_by: Counter[str] = Counter()
         self.spent_s = 0.0
@@ -111,7 +113,7 @@ class Session:
         call = self._call(x, w, geometry, is_forward=True)
         if call is None:
             return following(x, w, bias, *geometry)
-        if isinstance(call, tuple):
+        if isinstance(call, int):
             began = self.clock()
             y = following(x, w, bias, *geometry)
             self.first_s[call] = self.first_s.get(call, 0.0) + self.clock() - began
@@ -163,11 +165,11 @@ class Session:
 
     def _call(
         self, x: Tensor, w: Tensor, geometry: Sequence[Any], *, is_forward: bool = False
-    ) -> DispatchedCall | tuple[object, ...] | None:
+    ) -> DispatchedCall | int | None:
         """Look up or describe a call by its shapes, strides and geometry; return None for calls that are never tuned.
 
         Never tuned are calls with unsupported dtypes or no samples, and invalid calls, which torch rejects. Returns the
-        key of the layer in ``first_s`` for a forward call that is only to be timed.
+        hash of the layer for a forward call that is only to be timed.
         """
         if self.is_deciding:
             with self._lock:
@@ -179,13 +181,13 @@ class Session:
         try:
             return self.calls[key]
         except KeyError:
-            call = None
-        if is_forward and key not in self.once and self._takes_little(layer, x, w):
+            call, hashed, hashed_layer = None, hash(key), hash(layer)
+        if is_forward and hashed not in self.once and self._takes_little(hashed_layer, x, w):
             if len(self.once) >= _MOST_KEPT:
                 self.once.clear()
                 self.first_s.clear()
-            self.once.add(key)
-            return layer
+            self.once.add(hashed)
+            return hashed_layer
         problem = problem_of_call(
             x, w, stride, padding, dilation, groups, is_transposed=is_transposed, output_padding=output_padding
         )
@@ -202,13 +204,13 @@ class Session:
         # The calls that were only timed count from now on.
         stats = None if call is None else self._stats_of(call, Operation.FORWARD)
         if stats is not None:
-            stats.calls += key in self.once
-            first_s, self.first_s[layer] = self.first_s.get(layer, 0.0), inf
+            stats.calls += hashed in self.once
+            first_s, self.first_s[hashed_layer] = self.first_s.get(hashed_layer, 0.0), inf
             self.untuned_s[stats.layer] += first_s if first_s < inf else 0.0
-        self.once.discard(key)
+        self.once.discard(hashed)
         return call
 
-    def _takes_little(self, layer: tuple[object, ...], x: Tensor, w: Tensor) -> bool:
+    def _takes_little(self, layer: int, x: Tensor, w: Tensor) -> bool:
         """Return whether the first call of a size is only to be timed: the layer has hardly taken any time."""
         is_little = self.first_s.get(layer, 0.0) < _LITTLE * PATIENCE * self.expected_s
         return is_little and x.is_cpu and not self.workshop.may_know(w.shape, x.device)
@@ -377,6 +379,9 @@ class Session:
                 self._settle(stats, stored, Origin.DATABASE)
                 return
             stats.state = State.WAITING
+            if not self._settled[stats.layer]:
+                for tuned in self.workshop.look_up_nearest(task, stats.device):
+                    self._recall(tuned, stats)
 
         if not self._is_due(stats):
             stats.ask_at = 2 * stats.calls
@@ -395,6 +400,15 @@ class Session:
         self.failures = 0
         self._settle(stats, tuned, Origin.MEASURED)
 
+    def _recall(self, tuned: TunedProblem, near: ShapeStats) -> None:
+        """Settle a size of the layer that has not come yet by what is stored for it."""
+        forward = tuned.problem.with_operation(Operation.FORWARD)
+        key = tuned.problem.operation, forward, tuned.batch_size, near.device, near.threads
+        if key not in self.sizes:
+            stats = self.sizes[key] = ShapeStats(tuned.problem, tuned.batch_size, near.device, near.threads)
+            self._layers[stats.layer].append(stats)
+            self._settle(stats, tuned, Origin.DATABASE)
+
     def _settle(self, stats: ShapeStats, tuned: TunedProblem, origin: Origin) -> None:
         """Run the choice for a size, and that of the nearest tuned size for the layer's untuned sizes."""
         self._end(stats, Decision.of(tuned, origin), tuned)
@@ -410,7 +424,8 @@ class Session:
     def status(self) -> Status:
         """Return the status of all problems seen so far, in the order of their first calls."""
         with self._lock:
-            problems = tuple(replace(stats, choices=None, tuned=None) for stats in self.sizes.values())
+            called = (stats for stats in self.sizes.values() if stats.calls)  # not only looked up, as near to others
+            problems = tuple(replace(stats, choices=None, tuned=None) for stats in called)
             heap = None if self.heap is None or self._tells_steps is None else self.heap.verdict
         return Status(problems, self.spent_s, tuple(self.passed_by.items()), heap)
 

@@ -94,11 +94,8 @@ class ShapeStats:
 
     @property
     def layer(self) -> tuple[object, ...]:
-        """Key of the layer: everything in the problem but the batch size, the height and the width."""
-        p = self.problem
-        geometry = (p.stride, p.padding, p.dilation, p.groups)
-        kind = (p.operation, p.c, p.k, p.r, p.s, *geometry, p.dtype, p.memory_format)
-        return *kind, self.device, self.threads
+        """Key of the layer on this device, with this number of threads."""
+        return *self.problem.layer, self.device, self.threads
 
     def run(self, decision: Decision) -> None:
         """Run this from now on, and drop the executables of the previous configuration."""

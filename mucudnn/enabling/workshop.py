@@ -104,6 +104,23 @@ class Workshop:
             has_run = chosen.micro_configs in runs or (chosen.is_baseline and task.batch_size in sizes_run)
             return replace(tuned, refuted=refuted(task, tuned.allowed_measurements, runs)) if has_run else None
 
+    def look_up_nearest(self, task: Task, device: torch.device) -> list[TunedProblem]:
+        """Choose from what is stored for the nearest other size of the task's layer, for each batch size that was run.
+
+        ``look_up`` comes first. Returns an empty list if no size is near.
+        """
+        with self._ready(device) as (machine, database):
+            stored = self._problems[machine.environment]
+            near = [p for p in stored if p.layer == task.problem.layer and _are_near(p, task.problem)]
+            if not near:
+                return []
+            problem = min(near, key=lambda p: (_pixels_apart(p, task.problem), str(p)))
+            versions = {one.name: one.version for one in permitted_algorithms(machine, self._config, problem)}
+            runs = database.whole_runs(machine.environment, problem, versions)
+        sizes = {sum(part.micro_batch_size for part in parts) for parts in runs}
+        found = (self.look_up(replace(task, problem=problem, batch_size=size), device) for size in sorted(sizes))
+        return [tuned for tuned in found if tuned is not None]
+
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
         """Measure candidates without stored results, within the config's time limits, and return the choice.
 
@@ -150,7 +167,7 @@ def nearest(problem: ConvProblem, batch_size: int, sizes: Sequence[TunedProblem]
     again. For another image size, the algorithm that won at the nearest size is used if it won clearly, can compute the
     problem, and is within the limit.
     """
-    near = [tuned for tuned in sizes if _pixels_apart(problem, tuned.problem) <= log(_MOST_TIMES_PIXELS)]
+    near = [tuned for tuned in sizes if _are_near(problem, tuned.problem)]
     if not near:
         return None
 
@@ -214,6 +231,10 @@ def _workspace_bytes(problem: ConvProblem, configuration: Configuration, device_
         return Executable.of(problem, configuration, device_type=device_type).workspace_bytes
     except (InvalidInputError, LibraryError, UnavailableError):
         return None
+
+
+def _are_near(problem: ConvProblem, other: ConvProblem) -> bool:
+    return _pixels_apart(problem, other) <= log(_MOST_TIMES_PIXELS)
 
 
 def _pixels_apart(problem: ConvProblem, near: ConvProblem) -> float:

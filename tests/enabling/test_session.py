@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mucudnn.core import errors
-from mucudnn.core.problem import Operation
+from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Task
 from mucudnn.core.tables import WIDTH
 from mucudnn.enabling.session import Session
@@ -105,6 +105,16 @@ def test_a_layer_is_tuned_once_its_calls_have_taken_as_long_as_tuning_is_expecte
         F.conv2d(x, W)
         assert [met.decision.origin for met in session.status().problems] == [Origin.DATABASE]
         assert not again.tuned
+
+
+def test_what_is_stored_for_the_nearest_size_runs_at_the_first_call(workshop: MadeUpWorkshop) -> None:
+    workshop.near = [Task(ConvProblem(Operation.FORWARD, 4, 8, 10, 6, 3, 3), 2)]
+    with enabled(workshop, patience=inf) as session, torch.no_grad():
+        convolve()
+        convolve(width=10)
+        met = [(one.decision.origin, one.calls, one.ours) for one in session.status().problems]
+        assert met == [(Origin.NEAREST, 1, 1), (Origin.DATABASE, 1, 1)]
+    assert not workshop.tuned
 
 
 def test_what_comes_once_is_only_timed_while_its_layer_has_taken_little(workshop: MadeUpWorkshop) -> None:

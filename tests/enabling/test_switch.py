@@ -96,6 +96,22 @@ def test_a_second_process_measures_nothing(tmp_path: Path) -> None:
     assert None not in configurations
 
 
+def test_the_nearest_stored_size_of_a_layer_is_known_to_another_process(tmp_path: Path) -> None:
+    config, device = Config(**QUICK, database=tmp_path / "measurements.sqlite"), torch.device("cpu")
+    w = torch.randn(8, 8, 3)
+    with mucudnn.tuned(config):
+        for n, length in ((2, 30), (2, 60), (5, 60)):
+            for _ in range(4):  # after that many calls the third size is tuned, too
+                F.conv1d(torch.zeros(n, 8, length), w)
+        F.conv1d(torch.zeros(2, 8, 45), w, padding=1)  # another layer
+    workshop = Workshop(config)
+    for length, expected in ((40, [(30, 2)]), (50, [(60, 2), (60, 5)]), (200, [])):
+        task = Task(ConvProblem(Operation.FORWARD, 8, 1, length, 8, 1, 3), 2, config.workspace_limit_bytes)
+        assert workshop.look_up(task, device) is None
+        found = [(tuned.problem.w, tuned.batch_size) for tuned in workshop.look_up_nearest(task, device)]
+        assert found == expected
+
+
 def test_what_may_be_stored_is_told_by_the_size_of_filters(tmp_path: Path) -> None:
     config, device = Config(**QUICK, database=tmp_path / "measurements.sqlite"), torch.device("cpu")
     with mucudnn.tuned(config):

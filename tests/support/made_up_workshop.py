@@ -23,11 +23,15 @@ Hook = Callable[[Task], None]
 class MadeUpWorkshop:
     """Chooses one algorithm for all, a sample a step, twice as fast as torch's own.
 
-    stored: tasks that the database has; True: all. fails: what tuning raises. while_tuning: is called meanwhile.
+    stored: tasks that the database has; True: all.
+    near: tasks of other sizes that it has.
+    fails: what tuning raises.
+    while_tuning: is called meanwhile.
     """
 
     algorithm: str = "gemm"
     stored: bool = False
+    near: Sequence[Task] = ()
     takes_s: float = 1.0
     fails: Exception | None = None
     while_tuning: Hook = lambda task: None
@@ -36,11 +40,14 @@ class MadeUpWorkshop:
     tuned: list[Task] = field(default_factory=list)
 
     def may_know(self, w_shape: Sequence[int], device: torch.device) -> bool:
-        return self.stored
+        return self.stored or bool(self.near)
 
     def look_up(self, task: Task, device: torch.device) -> TunedProblem | None:
         self.looked_up.append(task)
         return self._choice(task) if self.stored else None
+
+    def look_up_nearest(self, task: Task, device: torch.device) -> list[TunedProblem]:
+        return [self._choice(task) for task in self.near]
 
     def tune(self, task: Task, device: torch.device) -> TunedProblem:
         self.tuned.append(task)
