@@ -170,7 +170,7 @@ ARGUMENTS: tuple[tuple[Callable[..., object], dict[str, Any], str], ...] = (
     (load_source, {"source": "alexnet", "input_shape": (3, 8, 8)}, "alexnet cannot compute an input of 1x3x8x8"),
     *(
         (load_source, {"source": "alexnet", "input_shape": shape}, "input shape")
-        for shape in ((3, 8), "3x8x8", 3, (3, 0, 8), (3.0, 8, 8))
+        for shape in ((3,), "3x8x8", 3, (3, 0, 8), (3.0, 8, 8))
     ),
     (load_source, {"source": "torch.nn:Identity"}, "give --input, for example --input 3x224x224"),
     (load_model, {"source": "alexnet", "dtype": "int8"}, "dtype is 'int8'"),

@@ -9,8 +9,8 @@ until the next one; then the size may also be tuned. Once k sizes of a layer are
 2**k-th call or later, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image sizes
 cost little. Until a size is tuned, the choice of the nearest size runs.
 
-The first call of a size is only timed, while the first calls of its layer have taken a small share of what tuning takes
-and nothing is stored for filters of this size: to describe a problem takes longer than a small convolution.
+The first call of a size is only timed, while its layer is not due and nothing is stored for filters of this size: to
+describe a problem takes longer than a small convolution.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from mucudnn.running.problems import problem_of_call, problem_operation
 from mucudnn.running.workspace import make_room
 
 PATIENCE = 1.0  # seconds of untuned calls for each second that tuning is expected to take
-_LITTLE = 1 / 16  # share of the seconds after which a layer may be tuned, until which first calls are only timed
 _MOST_KEPT = 4096  # shapes, so that memory stays bounded
 _LOOK_CALLS = 4  # calls of a problem between two looks at what a kept heap saves
 _WAITS = Decision(why="to be tuned once its calls have taken as long as tuning would")
@@ -72,7 +71,7 @@ class Session:
     calls: by shapes, strides and geometry; None for calls that are never tuned.
     once: the hashes of forward calls that came once and were only timed: numbers, which Python's garbage collector does
     not visit. Of two calls with the same hash, the second is described at its first call.
-    first_s: by the hash of the layer, the seconds of these calls; inf once they count as untuned calls.
+    first_s: by the hash of the layer, the seconds of these calls until they count as untuned calls.
     sizes: statistics by problem, batch size, device and number of threads.
     passed_by: number of shapes that are never tuned, by reason.
     spent_s: time of look-ups and measurements.
@@ -90,6 +89,7 @@ class Session:
         self.calls: dict[tuple[object, ...], DispatchedCall | None] = {}
         self.once: set[int] = set()
         self.first_s: dict[int, float] = {}
+        self._described: dict[int, tuple[object, ...]] = {}  # layers of problems by their hash
         self.sizes: dict[tuple[object, ...], ShapeStats] = {}
         self.passed_by: Counter[str] = Counter()
         self.spent_s = 0.0
@@ -182,7 +182,7 @@ class Session:
             return self.calls[key]
         except KeyError:
             call, hashed, hashed_layer = None, hash(key), hash(layer)
-        if is_forward and hashed not in self.once and self._takes_little(hashed_layer, x, w):
+        if is_forward and hashed not in self.once and self._is_only_timed(hashed_layer, x, w):
             if len(self.once) >= _MOST_KEPT:
                 self.once.clear()
                 self.first_s.clear()
@@ -205,15 +205,17 @@ class Session:
         stats = None if call is None else self._stats_of(call, Operation.FORWARD)
         if stats is not None:
             stats.calls += hashed in self.once
-            first_s, self.first_s[hashed_layer] = self.first_s.get(hashed_layer, 0.0), inf
-            self.untuned_s[stats.layer] += first_s if first_s < inf else 0.0
+            self._described[hashed_layer] = stats.layer
+            self.untuned_s[stats.layer] += self.first_s.pop(hashed_layer, 0.0)
         self.once.discard(hashed)
         return call
 
-    def _takes_little(self, layer: int, x: Tensor, w: Tensor) -> bool:
-        """Return whether the first call of a size is only to be timed: the layer has hardly taken any time."""
-        is_little = self.first_s.get(layer, 0.0) < _LITTLE * PATIENCE * self.expected_s
-        return is_little and x.is_cpu and not self.workshop.may_know(w.shape, x.device)
+    def _is_only_timed(self, layer: int, x: Tensor, w: Tensor) -> bool:
+        """Return whether the first call of a size is only to be timed: of its layer nothing is stored, tuned or due."""
+        described = self._described.get(layer, ())
+        if not x.is_cpu or self._settled.get(described) or self.workshop.may_know(w.shape, x.device):
+            return False
+        return self.first_s.get(layer, 0.0) + self.untuned_s.get(described, 0.0) < PATIENCE * self.expected_s
 
     def _computed(
         self,
@@ -298,6 +300,7 @@ class Session:
         self.calls.clear()
         self.first_s.clear()
         self.untuned_s.clear()
+        self._described = {hashed: layer for hashed, layer in self._described.items() if layer in self._settled}
         self._layers.clear()
         for stats in settled.values():
             self._layers[stats.layer].append(stats)  # what is settled stays in ``_settled``

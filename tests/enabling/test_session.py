@@ -117,7 +117,7 @@ def test_what_is_stored_for_the_nearest_size_runs_at_the_first_call(workshop: Ma
     assert not workshop.tuned
 
 
-def test_what_comes_once_is_only_timed_while_its_layer_has_taken_little(workshop: MadeUpWorkshop) -> None:
+def test_what_comes_once_is_only_timed_until_its_layer_is_due(workshop: MadeUpWorkshop) -> None:
     def slowly(following: Kernel, *arguments: Any) -> Any:
         workshop.clock.advance(1 / 64)
         return following(*arguments)
