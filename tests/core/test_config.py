@@ -108,8 +108,8 @@ def test_a_config_prints_words_and_is_what_it_prints() -> None:
     assert repr(Config()) == (
         "Config(workspace_limit='64MiB', workspace_budget='off', cache_budget=0, policy='power-of-two', "
         "operations='all', algorithms='all', max_relative_error='auto', deterministic=False, batch_invariant=False, "
-        "time_limit='auto', database=None, strict=False, keep_heap='auto', confirm='auto', share_tuning=True, memory_budget='off', "
-        "fuse='auto')"
+        "time_limit='auto', database=None, strict=False, keep_heap='auto', confirm='auto', share_tuning=True, "
+        "memory_budget='off', fuse='auto')"
     )
     other: Any = {"operations": "backward-data,forward", "algorithms": "gemm", "database": Path("rows.sqlite")}
     for config in (
