@@ -1,4 +1,4 @@
-"""``mucudnn scale``: predict data-parallel training from measurements of one device."""
+"""``mucudnn scale``: predict data-parallel training from measurements of one device, or measure learners on it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mucudnn.core.errors import InvalidInputError
 from mucudnn.core.values import NUMBER, parse_seconds, shown
 from mucudnn.solver.all_reduce import AllReduce, Link
 
+_OF_RANKS = ("batch", "ranks", "up_to", "latency", "bandwidth", "all_reduce")  # options of the prediction alone
 _SIZES = 3  # number of local batches at which steps are measured
 _BYTES_PER_S = {"b": 1.0} | {
     f"{prefix}{unit}": base**power * bytes_of_unit
@@ -64,7 +65,13 @@ def parse_bandwidth(text: str) -> float:
     ),
 )
 @options.option("all-reduce", parameters.choice(AllReduce), "Algorithm of the all-reduces.", "ring")
-@options.rounds(5, "Steps to measure for each local batch size.")
+@options.option(
+    "learners",
+    parameters.Text("N,...", parameters.parse_ranks),
+    "Predict nothing, but measure so many learners on the device: processes that train on their own, such as 1,2,4.",
+)
+@options.option("local-batch", parameters.COUNTS, "Samples in a step of a learner, with --learners.", "8,16")
+@options.rounds(5, "Steps to measure for each local batch size, or samples for each number of learners.")
 @options.input_shape
 @options.dtype
 @options.memory_format
@@ -79,6 +86,8 @@ def scale(
     up_to: int,
     link: Link,
     all_reduce: AllReduce,
+    learners: tuple[int, ...] | None,
+    local_batch: tuple[int, ...],
     rounds: int,
     device: str,
     outputs: Outputs,
@@ -90,11 +99,15 @@ def scale(
     Tunes the model at a few local batches, and measures steps with PyTorch's convolutions and with mucudnn's there, in
     turns. Communication is that of DistributedDataParallel, modelled by latency and bandwidth. Shows step time,
     throughput and efficiency, the best bucket sizes, and the local batch below which a device is underused.
+
+    With --learners, measures the throughput of several processes on this device, each tuned beside the others. On a CPU
+    they share the threads.
     """
     import torch
 
     from mucudnn.bench.sources.models import blamed_in_training, importable, seeded_model
     from mucudnn.bench.sources.trainee import loss_for
+    from mucudnn.bench.suites.learners import LearnersSetting, knees_in_words, learners_table, measure_learners
     from mucudnn.bench.suites.scaling import in_words, measure_steps, predict, scale_table
     from mucudnn.core.tables import memory_bound
     from mucudnn.core.terminal import progress_bar
@@ -103,8 +116,22 @@ def scale(
     from mucudnn.optimizing.optimize import optimize
     from mucudnn.running.devices import current_environment
 
+    if wrong := [name for name in _OF_RANKS if learners and options.is_given(name)]:
+        raise click.UsageError(f"--{wrong[0].replace('_', '-')} is of the prediction, which --learners replaces")
     with deterministic_torch(asked=config.deterministic):
         environment = current_environment(device)  # fails early if the device is missing
+    if learners:
+        setting = LearnersSetting(source, device, local_batch, config, sizes)
+        with progress_bar() as progress, importable(source):
+            throughputs = measure_learners(setting, learners, rounds=rounds, progress=progress)
+        title = f"{source}, {memory_bound(config)}"
+        outputs.tell(
+            learners_table(title, throughputs),
+            knees_in_words(throughputs),
+            str(environment),
+            rows=[asdict(throughput) for throughput in throughputs],
+        )
+        return
     up_to = max(2, min(up_to, batch))
     model, x = seeded_model(source, up_to, device, **sizes)
     model.train()

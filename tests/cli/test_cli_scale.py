@@ -28,6 +28,37 @@ def test_it_prints_and_writes(tmp_path: Path) -> None:
     assert len(lines) == 2 * 5 + 2 * 6
 
 
+LEARNERS = ("--local-batch", "2,4", "--rounds", "2", "--time-limit", "10ms", "--threads", "1")
+
+
+@pytest.mark.slow
+def test_learners_are_measured_in_place_of_a_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUCUDNN_ALGORITHMS", "gemm")
+    result = invoke("scale", *TRAINED, *LEARNERS, "--learners", "1", "--csv", tmp_path / "out.csv")
+    assert result.exit_code == 0, result.output
+    assert "the knee, the fewest learners within 5% of the best images/s: 2 samples: PyTorch 1, mucudnn 1" in (
+        result.output
+    )
+    with (tmp_path / "out.csv").open(encoding="utf-8") as stream:
+        lines = [*csv.DictReader(stream)]
+    assert [(line["learners"], line["threads"], line["local_batch"], line["convolutions"]) for line in lines] == [
+        ("1", "1", n, convolutions) for n in ("2", "4") for convolutions in ("torch", "mucudnn")
+    ]
+    assert all(float(line["images_per_s"]) > 0 and float(line["gain"]) == 1 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--learners", "2,1"), "do not ascend"),
+        (("--learners", "2"), "2 learners need a thread and a CPU each, and there are 1"),
+        (("--learners", "1", "--all-reduce", "tree"), "--all-reduce is of the prediction"),
+    ],
+)
+def test_what_no_learners_can_be_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    assert words in fail("scale", *TRAINED, *LEARNERS, *arguments)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
