@@ -3,6 +3,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+CONSTRAINTS ?= constraints.txt
 # Installation compiles these sources, so the environment depends on them.
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py kernels/compiled/*/*.cpp kernels/compiled/*/*.h mucudnn/running/eager/*.cpp mucudnn/running/eager/*.h mucudnn/graph/*.cpp)
 # Packages that make gpu needs in $(PYTHON).
@@ -13,13 +14,14 @@ define require_version
 	|| { echo "$(PYTHON) is too old: mucudnn needs Python 3.11 or later; try make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 endef
 
-.PHONY: demo test test-all test-machines fuzz sanitize lint docs gallery wheel wheel-aarch64 gpu help
+.PHONY: test test-all test-machines test-pythons fuzz sanitize lint docs gallery wheel wheel-aarch64 gpu help
 
 help:
-	@echo "make demo   tune AlexNet, then train it with torch and with mucudnn (three minutes)"
 	@echo "make test   the tests that a change needs (five minutes on two cores)"
 	@echo "make test-all  the slow ones too (compilers, kills, Chromium, other runtimes), on four simulated processors too"
 	@echo "make test-machines  what depends on the processor, on simulated ones: fewer instruction sets, 1, 2 and 4 threads"
+	@echo "make test-pythons  make test with each Python from 3.11 on that is on the path, and with the oldest torch that is"
+	@echo "            allowed, each in its own environment (TESTS=tests/core: only these)"
 	@echo "make fuzz   random problems, faults and kills against every algorithm, command and file; 5,000 random"
 	@echo "            geometries tuned and run in child processes (hours)"
 	@echo "make sanitize  the compiled code and its tests under AddressSanitizer and UndefinedBehaviorSanitizer (g++)"
@@ -31,15 +33,12 @@ help:
 	@echo "make gpu    run the tests of an NVIDIA GPU, then benchmarks of limits, networks and training,"
 	@echo "            and the recipes on it; installs nothing (under 10 minutes)"
 
-demo: $(VENV)/.installed
-	$(BIN)/python -m mucudnn.bench.suites.demo
-
 # One process per core, at most four: a process takes up to 1 GiB. Fixtures expect a file's tests in a single process.
 # A test that hangs ends its process (pyproject.toml), and with it the run: pytest-xdist 3.8 hangs if it restarts one.
 PARALLEL := -n auto --maxprocesses 4 --max-worker-restart 0 --dist loadfile
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(TESTS)
 
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL)
@@ -47,6 +46,19 @@ test-all: $(VENV)/.test
 
 test-machines: $(VENV)/.test
 	$(BIN)/python tests/support/machines.py $(PARALLEL)
+
+# Other versions warn of other things, so warnings are no errors. Empty, OLDEST_TORCH leaves its environment out.
+OLDEST_TORCH ?= 2.9.*
+ENVIRONMENTS := $(CURDIR)/build/pythons
+test-pythons: export PYTEST_ADDOPTS = -W default
+test-pythons:
+	mkdir -p $(ENVIRONMENTS)
+	sed 's/^torch==.*/torch==$(OLDEST_TORCH)/' constraints.txt > $(ENVIRONMENTS)/oldest-torch.txt
+	for python in $(PYTHONS); do \
+		$(MAKE) test VENV=$(ENVIRONMENTS)/$$(basename $$python) PYTHON=$$python || exit 1; \
+	done
+	test -z "$(OLDEST_TORCH)" || $(MAKE) test VENV=$(ENVIRONMENTS)/oldest-torch PYTHON=$(firstword $(PYTHONS)) \
+		CONSTRAINTS=$(ENVIRONMENTS)/oldest-torch.txt
 
 fuzz: $(VENV)/.test
 	MUCUDNN_FUZZ=full $(BIN)/python -m pytest -m fuzz $(PARALLEL)
@@ -124,7 +136,7 @@ gpu:
 $(VENV)/.installed: $(SOURCES)
 	$(require_version)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS) -e .
 	@touch $@
 
 # Install the requirements of an extra of pyproject.toml; mucudnn itself is not compiled again.
@@ -132,5 +144,5 @@ EXTRA = import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"], sep="\n")
 $(VENV)/.test $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/.installed
 	$(BIN)/python -c '$(EXTRA)' \
-		| $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -r /dev/stdin
+		| $(BIN)/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS) -r /dev/stdin
 	@touch $@

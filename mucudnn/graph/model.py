@@ -209,7 +209,7 @@ def banded(graphs: Graphs) -> BandedModel:
     def call(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         if not _is_compiling():
             return graphs.run(self, getattr(users, name), arguments, named)
-        if torch.compiler.is_exporting():
+        if torch.compiler._is_exporting_flag:  # what is_exporting() tells is always true to torch 2.9's compiler
             return getattr(users, name)(self, *arguments, **named)
         return _run_uncompiled(graphs, self, getattr(users, name), arguments, named)
 

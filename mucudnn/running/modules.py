@@ -134,7 +134,8 @@ def operator_takes(x: Tensor, weight: Tensor, dims: tuple[int, int]) -> bool:
         return False
     if hasattr(type(x), "__tensor_flatten__") or hasattr(type(weight), "__tensor_flatten__"):
         return False
-    if torch.compiler.is_exporting() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    is_exporting = torch.compiler._is_exporting_flag  # the function of this name is always true to torch 2.9's compiler
+    if is_exporting or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return False
     if torch.compiler.is_compiling():
         return True
