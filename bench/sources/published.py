@@ -1,4 +1,4 @@
-"""The names of DeepBench's layer tables, and the speedups published with μ-cuDNN.
+"""The names of DeepBench's layer tables, the speedups published with μ-cuDNN, and the figures of README.
 
 pandas is imported only when a table is read, because help texts import this module for the tables' names.
 """
@@ -22,6 +22,8 @@ TABLES = MappingProxyType(
 """Names of DeepBench's layer tables, with their value in the column ``set``."""
 
 DIVIDED_GEOMETRY = ("c", "h", "w", "k", "r", "s")
+README_FILE = Path(__file__).parent / "data" / "readme.json"
+"""What README quotes of ``mucudnn bench readme``: a link to the file in docs/results."""
 _DIVIDED_FILE = Path(__file__).parent / "data" / "ucudnn_reference.csv"
 
 

@@ -61,7 +61,7 @@ _Choice = tuple[str, BatchSizePolicy, int | None]  # contestant, policy, limit o
 _Call = str | tuple[MicroConfig, ...]  # a variant of torch, or the micro-batches of a configuration
 
 ROUNDS = 15
-# Short calls are sampled for SHORT_S seconds, which reduces the noise between two runs to a few percent.
+# Short calls are sampled for SHORT_S seconds by default, which reduces the noise between two runs to a few percent.
 MOST_ROUNDS, SHORT_S = 81, 0.5
 
 
@@ -75,6 +75,7 @@ class Compared:
     dtypes: timed interleaved for each problem; if empty, the table's own.
     memory_formats: the same of memory formats.
     rounds: time samples of each contestant; short calls get more, up to ``MOST_ROUNDS``.
+    short_s: seconds of samples of each contestant, after ``rounds``.
     time_limit_s: a problem is started only if it is expected to finish by then; None for no time limit. A resumed run
     may have another.
     """
@@ -85,6 +86,7 @@ class Compared:
     dtypes: tuple[str, ...] = ()
     memory_formats: tuple[MemoryFormat, ...] = ()
     rounds: int = ROUNDS
+    short_s: float = SHORT_S
     time_limit_s: float | None = None
 
     def of(self, problem: ConvProblem) -> list[ConvProblem]:
@@ -127,7 +129,8 @@ class Contests:
         # Time each call once, however many rows show it.
         progress(f"{layer.name}, {problem}: in turns", 0.9)
         timers = dict.fromkeys(timer for _, timer in entries if timer is not None and timer.stop is None)
-        time_in_turns([*timers], Rounds(self.compared.rounds, max(self.compared.rounds, MOST_ROUNDS), SHORT_S))
+        rounds = self.compared.rounds
+        time_in_turns([*timers], Rounds(rounds, max(rounds, MOST_ROUNDS), self.compared.short_s))
         return [row if timer is None else with_samples(row, timer) for row, timer in entries]
 
     def _entries(self, layer: Layer, problem: ConvProblem, progress: Progress) -> list[tuple[Row, Timer | None]]:

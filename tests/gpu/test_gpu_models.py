@@ -19,11 +19,11 @@ from support.command_line import HEADING, invoke, rows
 from support.cuda.either_device import captured, new_stream, wait_for_all
 from support.peaks import repeatable_step
 from support.problems.nets import conv_net
+from support.trainings import trained
 from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.bench.sources.trainee import labelled_batches
-from mucudnn.bench.suites.demo import train_in_turns
 from mucudnn.bench.suites.shared.step_costs import allocator_peak_bytes
 from mucudnn.core.config import Config
 from mucudnn.core.problem import Operation
@@ -107,7 +107,7 @@ def test_a_model_trains_like_torchs(device: str) -> None:
     model = conv_net().to(device)
     batches = [(x.to(device), labels.to(device)) for x, labels in labelled_batches(3, 8, (3, 12, 12))]
     other = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    torchs, ours, others = train_in_turns((model, tuned(model, batches[0][0]), other), batches)
+    torchs, ours, others = (trained(one, batches) for one in (model, tuned(model, batches[0][0]), other))
     assert ours.loss_difference(torchs) <= max(1e-4, 10 * others.loss_difference(torchs))
     assert ours.gradient_difference(torchs) <= max(1e-3, 10 * others.gradient_difference(torchs))
 

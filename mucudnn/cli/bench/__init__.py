@@ -17,6 +17,7 @@ COMMANDS = (
     "inference",
     "lengths",
     "metrics",
+    "readme",
     "recipe",
     "training",
 )
