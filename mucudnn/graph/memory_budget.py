@@ -247,10 +247,13 @@ def _with_same_bits(of_sample: Schedule, of_batch: Schedule, arguments: tuple[An
     if operators != [(type(operator), operator.name) for operator in of_batch.operators]:
         return None
     n, convolutions = of_batch.captured.samples, convolutions_of(of_sample.operators)
-    together = {
-        index: has_same_bits(of_sample.algorithms[index] or algorithm_named(TORCHS_OWN), convolution.problem, n)
-        for index, convolution in convolutions.items()
-    }
+    together = {}
+    for index, convolution in convolutions.items():
+        algorithm = of_sample.algorithms[index]
+        if algorithm is None and convolution.shape[2:] == (1, 1):
+            together[index] = False  # PyTorch multiplies matrices
+        else:
+            together[index] = has_same_bits(algorithm or algorithm_named(TORCHS_OWN), convolution.problem, n)
     parts = [of_sample.run(samples_of(arguments, sample, sample + 1)) for sample in range(n)]
     expected = tree_leaves(joined(parts))
     costed = replace(of_batch.costed, kept=of_sample.costed.kept)

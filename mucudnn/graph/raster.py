@@ -117,7 +117,7 @@ def run_in_bands(
             raise InvalidInputError(f"the sink has the shape {_array_shape(sink, 'sink')}; the result has {result}")
         while True:
             plan, passes = _planned(fixed, shape, dtype, config, tell, has_rows=callable(source)), passes + 1
-            parts = _parts(plan, source, 0 if plan.norm else first_row, tell)
+            parts = _parts(plan, source, first_row if plan.norm is None else 0, tell)
             if plan.norm is None:
                 break
             fixed.norms[plan.norm].settle(part for _, _, part in parts)
