@@ -18,7 +18,6 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError, warn
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import Progress
-from mucudnn.core.torch_settings import TORCHS_OWN
 from mucudnn.core.values import exact_bytes, format_bytes, format_seconds, grouped
 from mucudnn.graph.candidates import candidates, refined, tuned_problems
 from mucudnn.graph.capture import NotCapturedError, capture
@@ -32,7 +31,6 @@ from mucudnn.graph.operators.operator import Barrier, Captured, Input
 from mucudnn.graph.schedule import Schedule
 from mucudnn.graph.variants import costed_graph
 from mucudnn.kernels.memory import is_free, peak_allocated_bytes
-from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.measuring.same_bits import has_same_bits
 from mucudnn.measuring.timings import Timings
 from mucudnn.measuring.turns import Rounds
@@ -247,13 +245,10 @@ def _with_same_bits(of_sample: Schedule, of_batch: Schedule, arguments: tuple[An
     if operators != [(type(operator), operator.name) for operator in of_batch.operators]:
         return None
     n, convolutions = of_batch.captured.samples, convolutions_of(of_sample.operators)
-    together = {}
+    together = {}  # what PyTorch chooses depends on the batch
     for index, convolution in convolutions.items():
         algorithm = of_sample.algorithms[index]
-        if algorithm is None and convolution.shape[2:] == (1, 1):
-            together[index] = False  # PyTorch multiplies matrices
-        else:
-            together[index] = has_same_bits(algorithm or algorithm_named(TORCHS_OWN), convolution.problem, n)
+        together[index] = algorithm is not None and has_same_bits(algorithm, convolution.problem, n)
     parts = [of_sample.run(samples_of(arguments, sample, sample + 1)) for sample in range(n)]
     expected = tree_leaves(joined(parts))
     costed = replace(of_batch.costed, kept=of_sample.costed.kept)
