@@ -109,6 +109,8 @@ def test_operators_compute_what_torchs_do_and_all_in_cpp(monkeypatch: pytest.Mon
     for given in (x, strange, x.contiguous(memory_format=torch.channels_last)):
         for name, own, expected in zip(FUNCTIONS, schedule.run((given,)), model(given), strict=True):
             relative = 1e-4 if name in ("bilinear", "aligned") else 1e-5  # torch computes coordinates in float32
+            if name == "gelu":  # with AVX-512 torch's of infinity is NaN in float32
+                expected = FUNCTIONS[name](given.double()).float()
             torch.testing.assert_close(own, expected, rtol=relative, atol=1e-5, equal_nan=True, msg=name)
     for dtype in (torch.bfloat16, torch.float16):
         halves, error = x.to(dtype), 8 * torch.finfo(dtype).eps
