@@ -145,9 +145,13 @@ def importable(source: str) -> Iterator[None]:
     """Add the folder of the model's file, or else the current folder, to the import path within this context.
 
     ``python -m`` does the same, but an installed command has its own folder on the path, not the user's. Child
-    processes inherit the path.
+    processes inherit the path. For a network of mucudnn's own nothing is added: in a clone of it, child processes would
+    import the clone, which is not compiled.
     """
     place, _, _ = source.rpartition(":")
+    if not place:
+        yield
+        return
     folder = str(Path(place).resolve().parent if place.endswith(".py") else Path.cwd())
     sys.path.insert(0, folder)
     try:
