@@ -26,13 +26,14 @@ from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.terminal import Progress, progress_of
 from mucudnn.core.values import exact_bytes, format_bytes, instance, shown, whole
 from mucudnn.graph.capture import NotCapturedError, capture
+from mucudnn.graph.fitting import fit
 from mucudnn.graph.fixed_norms import UpToNorm, with_fixed_norms
 from mucudnn.graph.least import comfortable_bytes
-from mucudnn.graph.memory_budget import fit, require_inference
+from mucudnn.graph.memory_budget import require_inference
 from mucudnn.graph.operators.operator import Barrier, Captured, Input, Local, Moments, Operator, Ref
 from mucudnn.graph.operators.windows import Resize
 from mucudnn.graph.schedule import Schedule
-from mucudnn.measuring.heap import returned_heap
+from mucudnn.measuring.heap import trim_heap
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.tuning.model_state import undisturbed
@@ -105,10 +106,10 @@ def run_in_bands(
         raise InvalidInputError("run_in_bands needs a memory budget: give mucudnn.Config(memory_budget=...)")
     if (device := device_of_convolutions(model)).type != "cpu":
         raise InvalidInputError(f"run_in_bands is for the CPU, and the model is on {device}")
-    shape, config = _shape_of(source, shape), replace(config, keep_heap=False)
+    shape = _shape_of(source, shape)
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     fixed, passes = with_fixed_norms(model), 0
-    with progress_of(progress) as tell, torch.no_grad(), untouched, returned_heap():
+    with progress_of(progress) as tell, torch.no_grad(), untouched:
         tell("capturing the graph of the image", 0.0)
         whole_image = _geometry(model, shape, dtype)
         result = whole_image.operators[_result(whole_image)[0]].shape[1:]
@@ -351,6 +352,7 @@ def _planned(
             with undisturbed(model):
                 zeros = torch.zeros(1, channels, h, w, dtype=dtype)
                 fitted = fit(model, (zeros,), replace(config, memory_budget=within), tell, is_large=True)
+            trim_heap()  # of what planning has freed
             return _Plan(
                 fitted.schedule,
                 (h, w),

@@ -29,8 +29,6 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4  # parame
 _KEPT = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 64 * 2**20}
 # Otherwise: the values that glibc's dynamic thresholds reach in programs with large tensors, and its defaults.
 _GROWN = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20, _TOP_PAD: 128 * 2**10}
-# Returned: each large tensor is mapped anew, and what is free at the end of the heap goes back at once.
-_RETURNED = {_MMAP_MAX: 65536, _MMAP_THRESHOLD: 2**20, _TRIM_THRESHOLD: 2**20, _TOP_PAD: 128 * 2**10}
 _SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
 _RESET, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
@@ -40,7 +38,6 @@ FAULT_S = 5e-6  # upper bound on the time that one page fault costs
 _lock = Lock()
 _measuring = 0  # number of ``kept_heap`` blocks that are active
 _is_kept = False  # for the user
-_returning = 0  # number of ``returned_heap`` blocks that are active
 
 
 @cache
@@ -115,19 +112,10 @@ def kept_heap() -> Iterator[None]:
             _set_thresholds()
 
 
-@contextmanager
-def returned_heap() -> Iterator[None]:
-    """Return free memory to the system at once inside the context, unless the heap is kept."""
-    global _returning
+def trim_heap() -> None:
+    """Return the heap's free memory to the system, unless the user keeps the heap or the C library is not glibc."""
     with _lock:
-        _returning += 1
         _set_thresholds()
-    try:
-        yield
-    finally:
-        with _lock:
-            _returning -= 1
-            _set_thresholds()
 
 
 def _set_thresholds() -> None:
@@ -135,7 +123,7 @@ def _set_thresholds() -> None:
         return
     libc = ctypes.CDLL("libc.so.6")
     is_kept = bool(_is_kept or _measuring)
-    for parameter, value in (_KEPT if is_kept else _RETURNED if _returning else _GROWN).items():
+    for parameter, value in (_KEPT if is_kept else _GROWN).items():
         libc.mallopt(parameter, value)
     if not is_kept:
         libc.malloc_trim(0)

@@ -29,7 +29,7 @@ from mucudnn.running.problems import problem_operation
 if TYPE_CHECKING:
     import pandas
 
-    from mucudnn.graph.memory_budget import Fitted
+    from mucudnn.graph.fitting import Fitted
 
 _FASTEST = "nothing is faster"
 _UNREACHED = "not reached by the sample input"

@@ -23,7 +23,7 @@ from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.records import Comparison
 from mucudnn.core.terminal import silent
-from mucudnn.graph import candidates, memory_budget
+from mucudnn.graph import candidates, fitting
 from mucudnn.graph.candidates import with_kept_filters
 from mucudnn.graph.capture import NotCapturedError
 from mucudnn.graph.memory_budget import fit_in_memory
@@ -109,7 +109,7 @@ def test_calls_stay_within_the_budget(
 
 def test_the_smallest_budget_is_named_before_anything_is_measured_and_then_reached(quick: dict[str, Any]) -> None:
     """It is the same whatever is known, and whatever the timings: here every schedule that they choose fails."""
-    nothing = mock.patch.object(memory_budget, "_contenders", return_value=[])
+    nothing = mock.patch.object(fitting, "_contenders", return_value=[])
     for model, x, options, contenders in (
         (DnCNN(3, 16), torch.randn(1, 1, 24, 20), {"cache_budget": "none"}, (nullcontext(), nothing)),
         (UpsamplingBlock(), torch.randn(1, 8, 8, 8), {}, (nothing,)),
@@ -119,7 +119,7 @@ def test_the_smallest_budget_is_named_before_anything_is_measured_and_then_reach
         for budget in (1000, 10_000)[: len(contenders)]:
             with (
                 pytest.raises(InfeasibleError, match=r"the memory budget is \S*B .*needs at least") as caught,
-                mock.patch.object(memory_budget, "tuned_problems", side_effect=AssertionError("it is measured")),
+                mock.patch.object(fitting, "tuned_problems", side_effect=AssertionError("it is measured")),
             ):
                 mucudnn.optimize(model.eval(), x, replace(config, memory_budget=budget), progress=False)
             named.append(caught.value.smallest_feasible_bytes)
@@ -198,10 +198,10 @@ def test_only_contenders_that_give_the_models_values_may_win(quick: dict[str, An
     with (
         mock.patch.object(Schedule, "count", wrong_but_the_first),
         mock.patch.object(Timings, "compared", the_last_is_the_fastest),
-        mock.patch.object(memory_budget, "_are_alike", return_value=False),
-        mock.patch.object(memory_budget, "_NEAR", 1e9),
+        mock.patch.object(fitting, "_are_alike", return_value=False),
+        mock.patch.object(fitting, "_NEAR", 1e9),
     ):
-        fitted = memory_budget.fit(model, (x,), Config(**quick), silent)
+        fitted = fitting.fit(model, (x,), Config(**quick), silent)
     assert len(seen) > 1
     assert fitted.schedule is seen[0]
 
@@ -218,15 +218,15 @@ def test_what_cannot_be_placed_rules_out_plans_that_need_as_much_but_for_the_fir
     planned: Any = [
         (None, Plan(nbytes, time_s, ())) for nbytes, time_s in ((100, 1.0), (100, 1.0), (99, 1.1), (96, 1.2))
     ]
-    with mock.patch.object(memory_budget, "Schedule", schedule), mock.patch.object(memory_budget, "_compare"):
-        (contender,) = memory_budget._contenders(planned, 100, (), None)
+    with mock.patch.object(fitting, "Schedule", schedule), mock.patch.object(fitting, "_compare"):
+        (contender,) = fitting._contenders(planned, 100, (), None)
     assert tried == [100, 100, 96]
     assert contender.plan.memory_bytes == 96
 
 
 def test_a_plan_with_other_values_leaves_the_schedule_with_the_fewest_bytes(quick: dict[str, Any]) -> None:
     model, x, compared = DnCNN(2, 8).eval(), torch.randn(1, 1, 24, 20), list[Schedule]()
-    compare = memory_budget._compare
+    compare = fitting._compare
 
     def others_are_wrong(schedule: Schedule, *given: Any) -> None:
         compared.append(schedule)
@@ -234,8 +234,8 @@ def test_a_plan_with_other_values_leaves_the_schedule_with_the_fewest_bytes(quic
             raise NotCapturedError("its graph gives other values")
         compare(schedule, *given)
 
-    with mock.patch.object(memory_budget, "_compare", others_are_wrong):
-        fitted = memory_budget.fit(model, (x,), Config(memory_budget="1MiB", **quick), silent)
+    with mock.patch.object(fitting, "_compare", others_are_wrong):
+        fitted = fitting.fit(model, (x,), Config(memory_budget="1MiB", **quick), silent)
     assert len(compared) > 1
     assert fitted.schedule is compared[-1]
 

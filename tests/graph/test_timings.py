@@ -22,7 +22,7 @@ from mucudnn.bench.sources.networks.large_images import DnCNN
 from mucudnn.core.config import Config
 from mucudnn.core.errors import DatabaseError, InfeasibleError
 from mucudnn.core.terminal import silent
-from mucudnn.graph import memory_budget
+from mucudnn.graph import fitting
 from mucudnn.graph.capture import capture
 from mucudnn.graph.model import BandedModel, signature_of
 from mucudnn.graph.operators.convolution import Convolution, convolutions_of
@@ -97,7 +97,7 @@ class MadeUpRuns:
 
         with ExitStack() as stack:
             for where, name, put in (
-                (memory_budget, "capture", captured_once),
+                (fitting, "capture", captured_once),
                 (Machine, "current", lambda *_: self.machine),
                 (Timings, "of", spy),
                 (Schedule, "operator_times", lambda schedule, arguments: self.operator_times(schedule)),
