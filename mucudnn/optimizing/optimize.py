@@ -136,8 +136,14 @@ def optimize(
 def _optimize_modules(
     model: nn.Module, sample_input: Any, config: Config, step: Step | None, team: Team, progress: Progress
 ) -> None:
-    """Tune the convolutions of the model, apply the choices to its modules, and confirm them in steps of the model."""
+    """Tune the convolutions of the model, apply the choices to its modules, and confirm them in steps of the model.
+
+    With ``batch_invariant`` nothing is confirmed, since torch's convolutions may not come back, and norms are no
+    groups, whose sums are shared among threads by the batch.
+    """
     device = device_of_convolutions(model)
+    if config.batch_invariant:
+        config = replace(config, confirm=False, fuse=False)
     if device.type == "cuda" and config.deterministic and not TorchSettings.current().deterministic:
         warn(
             "Config(deterministic=True) holds only for mucudnn's algorithms; PyTorch's own convolutions, which run "
@@ -163,7 +169,7 @@ def _optimize_modules(
         confirm_model(
             model,
             sample_input,
-            replace(config, confirm=False) if config.batch_invariant else config,  # none of torch's may come back
+            config,
             partial(put_in, config=config, kept_bytes=kept_bytes),
             device_type=device.type,
             step=step,

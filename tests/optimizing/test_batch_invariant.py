@@ -18,6 +18,7 @@ from mucudnn.core.problem import ConvProblem, MemoryFormat, Operation
 from mucudnn.kernels.registry import algorithm
 from mucudnn.measuring.same_bits import has_same_bits
 from mucudnn.running.modules import TunedModule
+from mucudnn.running.norms import TunedNorm
 
 MOST = 9
 
@@ -99,6 +100,12 @@ def test_modules_and_gradients(settings: dict[str, Any]) -> None:
         assert (one.unrestricted_s is None) == is_sum
         assert is_sum or len(one.configuration.algorithms) == 1
     assert "each sample has the same bits in any batch, for" in " ".join(str(mucudnn.report(features)).split())
+
+
+def test_norms_are_no_groups_since_their_sums_depend_on_the_batch(settings: dict[str, Any]) -> None:
+    model, x = Network().features[:6], torch.randn(2, 3, 96, 96)
+    model = mucudnn.optimize(model, x, Config(**settings))
+    assert not any(isinstance(module, TunedNorm) for module in model.modules())
 
 
 def test_what_depends_on_the_batch_is_told_apart() -> None:
