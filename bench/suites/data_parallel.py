@@ -41,7 +41,7 @@ from mucudnn.core.problem import MemoryFormat
 from mucudnn.core.records import Environment
 from mucudnn.core.tables import Table, milliseconds, ratio
 from mucudnn.core.terminal import Progress, share_of, silent
-from mucudnn.distributed import gathered
+from mucudnn.distributed.ranks import gathered
 from mucudnn.measuring.clocks import Clock, wall_clock
 from mucudnn.measuring.turns import in_turns
 

@@ -17,7 +17,7 @@ from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Task
 from mucudnn.core.team import Team
 from mucudnn.core.values import grouped
-from mucudnn.distributed import Fingerprint, Ranks
+from mucudnn.distributed.ranks import Fingerprint, Ranks
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.store.database import Database
 from mucudnn.store.schema import Row

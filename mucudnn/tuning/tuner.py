@@ -130,7 +130,7 @@ def team_of(group: ProcessGroup | None = None) -> Team:
     """
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return ALONE
-    from mucudnn.distributed import ranks_of  # only needed in process groups
+    from mucudnn.distributed.ranks import ranks_of  # only needed in process groups
 
     return ranks_of(group)
 

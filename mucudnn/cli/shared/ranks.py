@@ -52,7 +52,7 @@ def on_every_rank(job: Callable[[], T], ranks: int, device: str, *, timeout_s: f
     rank = of_torchrun("RANK")
     if rank is None:
         return _in_workers(job, ranks, device, timeout_s)
-    from mucudnn.distributed import joined
+    from mucudnn.distributed.ranks import joined
 
     is_first = rank == 0
     with joined(device, timeout_s=timeout_s):
@@ -99,7 +99,7 @@ def _join(rank: int, ranks: int, device: str, meeting: str, timeout_s: float) ->
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     here["TORCH_DIST_INIT_BARRIER"] = 1  # no rank may finish and leave before all have joined
     os.environ.update({name: str(value) for name, value in here.items()})
-    from mucudnn.distributed import joined
+    from mucudnn.distributed.ranks import joined
 
     membership = ExitStack()
     membership.enter_context(joined(device, meeting, timeout_s))

@@ -24,7 +24,7 @@ from mucudnn.bench.suites import data_parallel
 from mucudnn.bench.suites.data_parallel import RanksSetting, Wire, compare_ranks, digest, levels
 from mucudnn.core.config import Config
 from mucudnn.core.problem import MemoryFormat
-from mucudnn.distributed import gathered
+from mucudnn.distributed.ranks import gathered
 from mucudnn.measuring import whole_runs
 
 SETTING = RanksSetting("tiny", 2, 2, "cpu", "float32", MemoryFormat.CONTIGUOUS, Communication.ALLREDUCE, 2)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mucudnn.core.errors import SharingError
-from mucudnn.distributed import Fingerprint, deal, joined, kinds, require_alike
+from mucudnn.distributed.ranks import Fingerprint, deal, joined, kinds, require_alike
 from mucudnn.solver.all_reduce import DDP_CAP_BYTES, DDP_FIRST_CAP_BYTES, ddp_ends
 
 
