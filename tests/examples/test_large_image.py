@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "large_image.py"
+from support.places import EXAMPLES
 
 
 def test_the_picture_is_the_same(
@@ -18,12 +17,8 @@ def test_the_picture_is_the_same(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    spec = importlib.util.spec_from_file_location("large_image", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    example.main(pixels=64, budget="8MiB", steps=2)
+    example = runpy.run_path(str(EXAMPLES / "large_image.py"))
+    example["main"](pixels=64, budget="8MiB", steps=2)
     told = capsys.readouterr().out
     assert " within a budget of 8 MiB" in told
     difference = re.search(r"largest difference from the whole model: (\S+)", told)
@@ -35,7 +30,7 @@ def test_the_picture_is_the_same(
 @pytest.mark.parametrize("example", ["first_steps", "large_image", "digits_ddp", "train_within", "raster"])
 def test_every_example_has_help(example: str) -> None:
     done = subprocess.run(
-        [sys.executable, EXAMPLE.with_name(f"{example}.py"), "--help"], capture_output=True, text=True, timeout=120
+        [sys.executable, EXAMPLES / f"{example}.py", "--help"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import runpy
 from pathlib import Path
 from unittest import mock
 
 import pytest
-
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "raster.py"
+from support.places import EXAMPLES
 
 
 def test_it_goes_on_where_it_was_stopped(
@@ -17,21 +16,17 @@ def test_it_goes_on_where_it_was_stopped(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    spec = importlib.util.spec_from_file_location("raster", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    write = example.Scores.__call__
+    example = runpy.run_path(str(EXAMPLES / "raster.py"))
+    write = example["Scores"].__call__
 
     def stop(self: object, first_row: int, rows: object) -> None:
         if first_row > 0:
             raise KeyboardInterrupt
         write(self, first_row, rows)
 
-    with mock.patch.object(example.Scores, "__call__", stop), pytest.raises(KeyboardInterrupt):
-        example.main(pixels=256, budget="2MiB")
-    example.main(pixels=256, budget="2MiB")
+    with mock.patch.object(example["Scores"], "__call__", stop), pytest.raises(KeyboardInterrupt):
+        example["main"](pixels=256, budget="2MiB")
+    example["main"](pixels=256, budget="2MiB")
     told = capsys.readouterr().out
     (before,) = re.findall(r"^([1-9]\d*) of 256 rows are there", told, re.MULTILINE)
     assert int(before) < 256

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,8 @@ def test_a_step_stays_within_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MUCUDNN_DATABASE", str(tmp_path / "all.sqlite"))
-    spec = importlib.util.spec_from_file_location("train_within", EXAMPLES / "train_within.py")
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    example.main(share=0.6, size=8, steps=20, limit="10ms")
+    example = runpy.run_path(str(EXAMPLES / "train_within.py"))
+    example["main"](share=0.6, size=8, steps=20, limit="10ms")
     told = capsys.readouterr().out
     budget = re.search(r"steps within (\S+) MiB: peak", told)
     peaks = re.search(r"peak of a step: (\S+) MiB without a budget, (\S+) MiB within", told)
