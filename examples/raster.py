@@ -1,4 +1,4 @@
-"""Segment a raster that is in no memory, from one file to another. Run: python raster.py [pixels] [budget]
+"""Segment a raster that does not fit into memory, from one file to another. Run: python raster.py [pixels] [budget]
 
 It writes a raster of noise and shapes (raster.npy), runs a U-Net on it in bands of rows, and leaves the scores of each
 pixel in scores.npy. Interrupt it, or kill it, and start it again: it goes on where it stopped. With rasterio or

@@ -40,9 +40,7 @@ def fit_invariant(
     """
     n, first = batch_size_of(arguments), samples_of(arguments, 0, 1)
     if n == 0:
-        raise NotCapturedError(
-            "batch_invariant needs arguments of one number of samples, at least 1"
-        )
+        raise NotCapturedError("batch_invariant needs arguments of one number of samples, at least 1")
     of_sample = fit(model, first, config, progress)
     if n == 1 or config.memory_budget is not None:
         return [(first, replace(of_sample, unrestricted_s=of_sample.time_s))]

@@ -1,4 +1,4 @@
-"""Norms of sums over the whole image, with the sums of an image that the model sees in parts."""
+"""Group norm and instance norm by the mean and variance of a whole image of which a model sees one part at a time."""
 
 from __future__ import annotations
 
@@ -21,20 +21,25 @@ class _Pass:
     """A forward pass of ``UpToNorm``.
 
     called: the numbers of the norms that it has called.
-    reached: the number of the first one whose sums are not known, and what that would normalize; None so far.
+    reached: the input (N, C, H, W) and the number of the first norm whose statistics are not known; None so far.
     """
 
     called: set[int] = field(default_factory=set)
-    reached: tuple[int, Tensor] | None = None
+    reached: tuple[Tensor, int] | None = None
 
 
 _current: ContextVar[_Pass] = ContextVar("the forward pass of UpToNorm that is running")
 
 
 class FixedNorm(nn.Module):
-    """A group norm, or an instance norm, whose mean and variance are those of a whole image, once they are known.
+    """A group norm, or an instance norm, with given statistics, once ``settle`` has computed them.
 
-    number: in the order of the model's modules.
+    norm: in whose place it is.
+    name: of the norm in the model, for errors.
+    number: of the norm in the order of the model's modules.
+
+    mean: of each channel, (C,); None as long as it is not known.
+    variance: likewise.
     """
 
     mean: Tensor | None
@@ -48,7 +53,7 @@ class FixedNorm(nn.Module):
         self.register_buffer("variance", None)
 
     def settle(self, parts: Iterable[Tensor]) -> None:
-        """Learn the mean and the variance of each group of channels from the parts of one image, (1, C, H, W)."""
+        """Compute the statistics, in float64, from the parts that make up one image, (1, C, rows, columns) each."""
         count, sums, squares = 0, torch.zeros(self.groups, dtype=torch.float64), torch.zeros(self.groups).double()
         for part in parts:
             groups = torch.unflatten(part, 1, (self.groups, -1))[0]
@@ -66,15 +71,15 @@ class FixedNorm(nn.Module):
             raise InvalidInputError(f"{self.name} is called twice; give each call a norm of its own")
         current.called.add(self.number)
         if self.mean is None:  # what follows is not used
-            current.reached = current.reached or (self.number, x)
+            current.reached = current.reached or (x, self.number)
             return x
         return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, False, 0.0, self.eps)
 
 
 class UpToNorm(nn.Module):
-    """A model, up to the first norm that it reaches whose sums are not known: it returns what that would normalize.
+    """A model whose result, while the statistics of a norm are not known, is the input of the first such norm.
 
-    It then returns the norm's number, too.
+    The second result is then the number of that norm.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -92,11 +97,11 @@ class UpToNorm(nn.Module):
             y = self.model(x)
         finally:
             _current.reset(token)
-        return y if current.reached is None else current.reached[::-1]
+        return y if current.reached is None else current.reached
 
 
 def with_fixed_norms(model: nn.Module) -> UpToNorm:
-    """Return a copy of a model in ``eval()``, which shares its tensors, with a ``FixedNorm`` for each such norm."""
+    """Return a copy of a model in ``eval()``, sharing its tensors, with a ``FixedNorm`` in place of each such norm."""
     memo = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     fixed = UpToNorm(copy.deepcopy(model, memo))
     for number, (name, norm) in enumerate([*fixed.named_modules()]):

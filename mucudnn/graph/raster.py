@@ -1,9 +1,9 @@
-"""``run_in_bands``: a model on an image that is in no memory at all, by windows that are exact where they are used.
+"""``run_in_bands``: a model on an image that does not fit into memory, window by window.
 
-A window is a part of the image that the model runs on as if it were an image. A row of a result in the window is exact
-if it reads the same rows as in the image, and if all of these are exact: rows near a border of the window that is none
-of the image's are not. The rows and columns that each operator reads are those of the graphs of both
-(``Operator.reaches``), so nothing is assumed of the model. Each result is taken from a window in which it is exact.
+A window is a part of the image on which the model runs as if it were the image. A row that an operator computes in a
+window is *exact* if it reads the same rows there as in the image, and if all of these are exact. So rows near a border
+of the window are not exact, unless it is a border of the image. ``Operator.reaches`` says which rows are read, for the
+graph of the image and for that of a window; columns likewise. Only exact pixels of a window's result are used.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched
 from mucudnn.tuning.model_state import undisturbed
 
-_SPANS = 192, 960, 1344, 6720, 96, 48, 24  # by which an image is made smaller to see how the rows of operators follow
-_PARTS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024  # that an image is cut into
+_SPANS = 192, 960, 1344, 6720, 96, 48, 24  # rows by which two images differ, to compare their graphs
+_PARTS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024  # windows side by side
 _DIMENSIONS = "rows", "columns"
 _SAME_WEIGHT = 1e-6  # of interpolation
 
@@ -64,8 +64,8 @@ class Bands:
     def __str__(self) -> str:
         rows, columns = self.window
         return (
-            f"{self.windows} windows of {rows}x{columns} pixels, {self.passes} passes over the source, "
-            f"{format_bytes(self.needed_bytes)}; borders are computed again: {self.work:.2f} times the pixels"
+            f"{self.windows} windows of {rows}x{columns} pixels, {format_bytes(self.needed_bytes)}; passes over the "
+            f"source: {self.passes}, each of {self.work:.2f} times the pixels of the image, since windows overlap"
         )
 
 
@@ -81,10 +81,10 @@ def run_in_bands(
 ) -> Bands:
     """Run a model on an image that need not fit into memory, within ``config.memory_budget``, and return a summary.
 
-    The result is what the model computes of the whole image, at every seam, apart from rounding. The budget bounds
-    activations, workspace, the part of the image that the model runs on, and the rows that are read and written at
-    once, beside parameters and what the source and the sink need themselves. A norm over the whole image, such as
-    ``nn.GroupNorm``, takes a pass over the source of its own for its sums, one after another.
+    Apart from rounding, the result is that of the model on the whole image. The budget bounds the activations and the
+    workspace, the part of the image on which the model runs, and the rows that are read or written at once. It bounds
+    neither parameters nor the memory of the source, of the sink and of planning. For each ``nn.GroupNorm``, and each
+    ``nn.InstanceNorm2d`` without running statistics, the source is read once more.
 
     model: in ``eval()``, on the CPU, with one image as argument and as result.
     source: an array (C, H, W), such as a NumPy memmap, of which parts are read; or a function of ``first_row`` and
@@ -98,7 +98,7 @@ def run_in_bands(
     progress: as in ``optimize``; True or False shows or hides it.
 
     Raises ``InvalidInputError`` if there is no budget, if the arguments do not fit together, and if a result depends on
-    the whole image in another way than by a norm; ``InfeasibleError`` with the smallest budget that would do.
+    the whole image in another way than by a norm; ``InfeasibleError`` with a budget that is enough.
     """
     model, config = instance(nn.Module, model, "model"), instance(Config, config, "config")
     require_inference(model, "run_in_bands")
@@ -158,7 +158,7 @@ def _geometry(model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> Cap
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A window along one dimension. start: of the window; rows ``first`` to ``last`` - 1 of the result are its own."""
+    """A window along one dimension, from row ``start`` on. Rows ``first`` to ``last`` - 1 of the result are used."""
 
     start: int
     first: int
@@ -173,7 +173,7 @@ class _Axis:
     image: its operators.
     rates: rows of each operator's result for a row of the image.
     period: windows begin at multiples of it.
-    halo: about how many rows of a window between others are not its own.
+    halo: about how many rows of a window are not exact, if it touches no border of the image.
     """
 
     def __init__(self, dim: int, image: Captured, smaller: Captured) -> None:
@@ -194,25 +194,33 @@ class _Axis:
 
     @classmethod
     def of(cls, dim: int, model: nn.Module, shape: Sequence[int], dtype: torch.dtype) -> _Axis:
-        """Return a dimension of a model's image of this shape, (C, H, W)."""
+        """Return a dimension of a model's image of this shape, (C, H, W).
+
+        The graphs are those of images that are narrow in the other dimension: of the whole image, tensors may have
+        more elements than a ``ConvProblem``.
+
+        Raises ``InvalidInputError`` if the result depends on the whole image.
+        """
         size, other = shape[1 + dim], shape[2 - dim]
-        refusal: InvalidInputError | None = None
+        refusals = list[InvalidInputError]()
         for span in [span for span in _SPANS if 2 * span <= size] or [0]:
-            across = other - (other // span - 1) * span if 0 < span <= other else other
-            shapes = ([shape[0], *(rows, across)[:: 1 - 2 * dim]] for rows in (size, size - span))
+            narrow = span + other % span if 0 < span <= other else other
+            sizes = [(rows, narrow) if dim == 0 else (narrow, rows) for rows in (size, size - span)]
             try:
-                return cls(dim, *(_geometry(model, each, dtype) for each in shapes))
-            except InvalidInputError as error:
-                refusal = refusal or error
-        assert refusal is not None
-        raise refusal
+                return cls(dim, *(_geometry(model, (shape[0], *each), dtype) for each in sizes))
+            except InvalidInputError as error:  # also where the strides of the model do not divide the span
+                refusals.append(error)
+        raise refusals[0]
 
     def lengths(self, operators: Sequence[Operator]) -> list[int]:
         """Return the rows of each operator's result; 0 if it is no image."""
         return [operator.shape[2 + self.dim] if len(operator.shape) == 4 else 0 for operator in operators]
 
     def exact(self, window: Sequence[Operator], start: int) -> list[NDArray[np.bool_]]:
-        """Return, for each operator in a window, which rows of its result are those that it has in the image."""
+        """Return which rows of each operator's result in a window are exact: (rows,) for each operator.
+
+        window: the operators of a window, which begins at row ``start`` of the image.
+        """
         exact: list[NDArray[np.bool_]] = []
         shifts = [int(start * rate) for rate in self.rates]
         lengths = zip(self.lengths(window), self.lengths(self.image), strict=True)
@@ -236,7 +244,11 @@ class _Axis:
         return exact
 
     def cuts(self, window: Sequence[Operator], result: int) -> list[_Cut] | None:
-        """Return windows of which the exact rows are those of the whole result; None if a window has too few."""
+        """Return windows whose exact rows together are all rows of the result; None if a window has too few.
+
+        window: the operators of a window of this size.
+        result: the index of the operator that computes the result.
+        """
         extent, rows = self.lengths(window)[0], self.lengths(self.image)[result]
         last_start, rate = self.size - extent, self.rates[result]
         if last_start == 0:
@@ -255,20 +267,21 @@ class _Axis:
         return cuts
 
     def _halo(self, window: Sequence[Operator], result: int) -> int:
+        """Return about how many rows of a window are not exact, at both of its borders together."""
         last_start, lost = self.size - self.lengths(window)[0], 0
         for start in {0, last_start // self.period // 2 * self.period, last_start} if last_start else ():
             exact = self.exact(window, start)
             if not exact[result].any():
-                whole = next(index for index, rows in enumerate(exact) if len(rows) and not rows.any())
+                first = next(index for index, rows in enumerate(exact) if len(rows) and not rows.any())
                 raise InvalidInputError(
-                    f"the result depends on {_DIMENSIONS[self.dim]} of the whole image, through {window[whole].name}: "
+                    f"the result depends on {_DIMENSIONS[self.dim]} of the whole image, through {window[first].name}: "
                     "run the model on the whole image, with mucudnn.optimize and a memory budget"
                 )
             lost = max(lost, int((~exact[result]).sum()))
         return ceil(lost / self.rates[result]) + 2 * self.period
 
     def extents(self) -> list[tuple[int, int]]:
-        """Return sizes of windows, and about how many of them there are, from the largest."""
+        """Return sizes of windows, from the largest, each with the approximate number of windows of that size."""
         if not self.halo:
             return [(self.size, 1)]
         extents = dict[int, int]()
