@@ -8,7 +8,8 @@ from math import inf, log2, prod
 from typing import Any, NamedTuple
 
 from mucudnn.core.problem import ConvProblem, Operation
-from mucudnn.core.records import Failure, Measurement
+from mucudnn.core.records import Failure, Measurement, MicroConfig
+from mucudnn.core.torch_settings import TORCHS_OWN
 
 _NEIGHBOURS = 3
 _REACH = 4.0  # limit on the distance: sum of the log2 ratios of channels and pixels
@@ -47,21 +48,24 @@ class Prior:
         """Add the results of a problem; they replace its earlier ones. Failures count if they were too slow to measure.
 
         Setup times are divided by the largest micro-batch, even for algorithms that were dropped after a run on a small
-        part of the mini-batch.
+        part of the mini-batch. Where torch's own was measured at a smaller size, too, algorithms are compared at it.
         """
         timed = [r for r in results if isinstance(r, Measurement) or r.least_s is not None]
         largest = max((r.micro_config.micro_batch_size for r in timed), default=1)
-        fastest_s: dict[str, float] = {}
+        per_sample_s: dict[MicroConfig, float] = {}
         for r in timed:
             if isinstance(r, Measurement):
-                per_sample_s = r.setup_s / largest + r.step_s / r.micro_config.micro_batch_size
+                per_sample_s[r.micro_config] = r.setup_s / largest + r.step_s / r.micro_config.micro_batch_size
             else:
-                per_sample_s = (r.least_s or 0.0) / largest
-            name = r.micro_config.algorithm
-            fastest_s[name] = min(per_sample_s, fastest_s.get(name, inf))
-        if len(fastest_s) > 1:
-            least_s = min(fastest_s.values())
-            self._known[_class(problem)][_place(problem)] = {name: s / least_s for name, s in fastest_s.items()}
+                per_sample_s[r.micro_config] = (r.least_s or 0.0) / largest
+        least_s, ratios = min(per_sample_s.values(), default=0.0), dict[str, float]()
+        for measured, seconds in per_sample_s.items():
+            fastest_s, name, size = least_s, measured.algorithm, measured.micro_batch_size
+            if size < largest and MicroConfig(TORCHS_OWN, size) in per_sample_s:
+                fastest_s = min(s for beside, s in per_sample_s.items() if beside.micro_batch_size == size)
+            ratios[name] = min(seconds / fastest_s, ratios.get(name, inf))
+        if len(ratios) > 1:
+            self._known[_class(problem)][_place(problem)] = ratios
 
     def expected(self, problem: ConvProblem, algorithm: str) -> Expectation | None:
         """Return the expectation for an algorithm from similar problems, else from other operations; None if unknown.

@@ -25,8 +25,6 @@ from mucudnn.measuring.workbench import Workbench
 from mucudnn.tuning.standings import HOPELESS, SECOND, Standings
 
 # Multiples of the fastest candidate's time, as in ``standings``, above which a candidate gets no more samples
-HOPELESS_PART = 2.5  # on a small part of the mini-batch, where fixed costs weigh more: probed on the whole, `direct`
-# once took 1.2 s against 16 ms
 HOPELESS_PROOF = 4.0  # in the proving process, where counting and guarding memory takes time too
 LEAST_SLOW_PROOF_S = 0.02  # seconds; in shorter proofs that time may exceed the algorithm's own
 CLOSE = 1.15  # after a sample with a cold cache: below it a second sample decides
@@ -177,8 +175,9 @@ class Race:
         provisional = {entry.candidate.micro_config: entry.measurement() for entry in entries}
         beside = replace(self.standings, known=self.standings.known | provisional)
         for entry in entries:
-            margin = beside.margin(entry.candidate, entry.measurement())
-            if margin > HOPELESS_PART or beside.is_spared(entry.candidate):
+            measured = entry.measurement()
+            is_wrong = not beside.can_win(entry.candidate, measured.relative_error)
+            if is_wrong or not beside.is_hopeful(measured) or beside.is_spared(entry.candidate):
                 self._hopeless_parts.add(entry.candidate.algorithm.name)
                 self._add(entry)
                 yield entry.final()

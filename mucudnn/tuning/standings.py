@@ -20,6 +20,9 @@ from mucudnn.tuning.prior import Expectation, Prior
 # Thresholds. Unless stated otherwise, they are multiples of the whole mini-batch's time with the fastest candidate
 # within the workspace limit. An algorithm slower than these multiples gets no more samples.
 HOPELESS = 1.6  # after a probe at its largest size: neither noise nor another size makes up for this
+_HOPELESS_PART = 2.5  # after a probe at a small part of the mini-batch, where fixed costs weigh more: probed on the
+# whole, `direct` once took 1.2 s against 16 ms
+_SHORT_S = 0.002  # of a mini-batch: noise may double the time of a small part, and to measure the whole takes no time
 SECOND = 1.1  # an algorithm this close to the best is measured at half the size too
 _HOPELESS_ARITHMETIC = 1.25  # by its FLOPs at peak rate, which load can hide: a probe that saw 87 of 204 GFLOP/s once
 # ruled out `pointwise` for most 1x1 layers of ResNet-50
@@ -257,12 +260,15 @@ class Standings:
         setup_s = 0.0 if self.may_keep else measurement.setup_s
         return setup_s + self.task.batch_size / measurement.micro_config.micro_batch_size * measurement.step_s
 
-    def fastest_s(self, within_bytes: float = inf) -> float:
+    def fastest_s(self, within_bytes: float = inf, size: int | None = None) -> float:
         """Return the seconds of the fastest candidate within the workspace limit and error bound; inf if there is none.
 
         within_bytes: largest workspace of the candidates to consider, if a budget is divided.
+        size: micro-batch size of the candidates to consider; all if None.
         """
         winning = [m for c, m in self._measured() if self.can_win(c, m.relative_error)]
+        if size is not None:
+            winning = [m for m in winning if m.micro_config.micro_batch_size == size]
         if self.every_size:
             winning = [m for m in winning if self._bytes_of(m) <= within_bytes]
         return min(map(self.total_s, winning), default=inf)
@@ -297,9 +303,25 @@ class Standings:
         hopeful = {
             measurement.micro_config.algorithm
             for measurement in allowed(self.known.values(), self.max_relative_error)
-            if self.total_s(measurement) <= HOPELESS * self.fastest_s(self._bytes_of(measurement))
+            if self.is_hopeful(measurement)
         }
         return {micro_config.algorithm for micro_config in self.known} - hopeful
+
+    def is_hopeful(self, measurement: Measurement) -> bool:
+        """Whether a measured size shows that its algorithm may win at another one.
+
+        A small part of the mini-batch shows less than a large one. If torch's own was measured at that size, too, as by
+        tuning a smaller mini-batch, it is enough to be fast at it. What is short is measured at any rate.
+        """
+        total_s, nbytes = self.total_s(measurement), self._bytes_of(measurement)
+        size = measurement.micro_config.micro_batch_size
+        is_part = _SMALL_PART * size <= self.task.batch_size
+        if total_s <= (_HOPELESS_PART if is_part else HOPELESS) * self.fastest_s(nbytes):
+            return True
+        is_like_torchs = MicroConfig(TORCHS_OWN, size) in self.known
+        return is_part and (
+            total_s <= _SHORT_S or (is_like_torchs and total_s <= HOPELESS * self.fastest_s(nbytes, size))
+        )
 
     def _bytes_of(self, measurement: Measurement) -> int:
         """Return the workspace bytes that count in comparisons, without prepared bytes if these may be cached."""

@@ -232,7 +232,7 @@ def test_when_time_is_up_only_torchs_own_is_measured_and_the_rest_is_missing() -
 
 def test_what_had_to_run_to_know_that_it_does_not_fit_need_not_run_again() -> None:
     def algorithms() -> list[FakeAlgorithm]:
-        return [fake("native", 0.01), fake("hungry", 0.02, internal_bytes_per_sample=10)]
+        return [fake("native", 0.01), fake("hungry", 0.03, internal_bytes_per_sample=10)]
 
     found = results_of(*algorithms(), limit_bytes=20)
     assert found["hungry", 8] == Failure(

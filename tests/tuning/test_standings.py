@@ -184,11 +184,35 @@ def test_what_was_too_large_for_a_smaller_limit_leads_again() -> None:
 
 
 def test_what_was_slow_or_inexact_here_is_out() -> None:
-    known = (measured("native", 8, 0.1), measured("slow", 1, 0.1 / 8 * 1.61), measured("close", 1, 0.1 / 8 * 1.59))
-    standings = table(TORCHS, Declared("slow"), Declared("close"), known=known)
+    algorithms = TORCHS, *map(Declared, ("slow", "close", "slow-part", "close-part", "wrong"))
+    known = (
+        measured("native", 8, 0.8),
+        measured("slow", 4, 0.4 * 1.61),
+        measured("close", 4, 0.4 * 1.59),
+        measured("slow-part", 1, 0.1 * 2.51),
+        measured("close-part", 1, 0.1 * 2.49),
+        measured("wrong", 1, 0.01, relative_error=1e-2),
+    )
+    standings = table(*algorithms, known=known, max_relative_error=1e-5)
+    assert {*names(standings.unseen())} == {("close", 8), ("close-part", 8)}
+
+
+def test_what_was_fast_in_a_smaller_mini_batch_or_is_short_is_measured() -> None:
+    known = (
+        measured("native", 8, 0.1),
+        measured("native", 1, 0.2),
+        measured("close", 1, 0.3),
+        measured("slow", 1, 0.33),
+    )
+    standings = table(TORCHS, Declared("close"), Declared("slow"), known=known)
     assert names(standings.unseen()) == [("close", 8)]
-    wrong = measured("close", 1, 0.001, relative_error=1e-2)
-    assert names(table(TORCHS, Declared("close"), known=(*known, wrong), max_relative_error=1e-5).unseen()) == []
+    prior = Prior()
+    for problem in NEAR:
+        prior.learn(problem, known)
+    ratios = {name: expected.ratio for name in ("native", "close") if (expected := prior.expected(PROBLEM, name))}
+    assert ratios == {"native": 1.0, "close": pytest.approx(1.5)}
+    short = (measured("native", 8, 0.0001), measured("other", 1, 0.00025), measured("slow", 1, 0.00026))
+    assert names(table(TORCHS, OTHER, Declared("slow"), known=short).unseen()) == [("other", 8)]
 
 
 def test_what_like_problems_say_is_hopeless_is_out_with_the_reason() -> None:
