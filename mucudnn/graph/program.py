@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mucudnn.graph.schedule import Schedule
 
 _NULL, _ARENA, _FIRST_VALUE = range(3)  # entries of the table of addresses; then one for each operator
+_MOST_STEPS = 1024  # of an item: until then, each takes 4 KB
 _COPY = Copy(name="rows", shape=(), dtype=torch.float32)
 _Item: TypeAlias = Callable[["Frame"], object]
 _Turn: TypeAlias = tuple[int, int, int, slice]  # numbers of a segment, of an operator and of a band; its samples
@@ -140,7 +141,10 @@ class _Recorder:
                 place.base, place.offset = _relative(self.frame, place.offset)
             self.program.kept += step.kept
         steps.run_array(steps.array_of(compiled), self.frame.bases)
-        self.owner, self.steps = owner, self.steps + compiled
+        self.owner = owner
+        self.steps += compiled
+        if len(self.steps) >= _MOST_STEPS:
+            self.flush()
 
     def flush(self) -> None:
         """Add the steps so far to the program, as one item."""

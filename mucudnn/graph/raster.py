@@ -359,13 +359,14 @@ def _planned(
         window = _geometry(model, (channels, h, w), dtype)
         cuts = [axis.cuts(window.operators, result) for axis in axes]
         needed_bytes = comfortable_bytes(window, config)
+        trim_heap()  # of what this has freed; here, and after the next call
         if needed_bytes > within:
             column_bytes = needed_bytes / w
         elif cuts[0] and cuts[1]:
             with undisturbed(model):
                 zeros = torch.zeros(1, channels, h, w, dtype=dtype)
                 fitted = fit(model, (zeros,), replace(config, memory_budget=within), tell, is_large=True)
-            trim_heap()  # of what planning has freed
+            trim_heap()
             return _Plan(
                 fitted.schedule,
                 (h, w),

@@ -193,8 +193,7 @@ class Schedule:
         """
         workspace_of(self.arena_bytes, self.captured.device, keeps=True)
         self._keep_filters()  # which are not the call's
-        if self.captured.device.type == "cuda":
-            self.run(arguments)  # what libraries need in their first call only is not counted
+        self.run(arguments)  # recording and what libraries need in their first call only are not counted
         results, collects = list[Any](), gc.isenabled()
         gc.disable()  # what else is freed during the call counts against it
         try:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -97,7 +97,7 @@ class ColdClock(WallClock):
         elapsed_s, left = 0.0, calls
         while left > 0:
             in_this_pass = min(left, calls_per_pass)
-            empty_caches()
+            self.empty_caches()
             start = time.perf_counter()
             for _ in range(in_this_pass):
                 function()
@@ -105,17 +105,15 @@ class ColdClock(WallClock):
             left -= in_this_pass
         return elapsed_s
 
+    def empty_caches(self) -> None:
+        """Evict all cached data by writing 1.5 times the size of the last-level cache, which takes milliseconds."""
+        self._written.add_(1)
 
-def empty_caches() -> None:
-    """Evict all cached data by writing 1.5 times the size of the last-level cache, which takes a few milliseconds."""
-    _memory().add_(1)
-
-
-@cache
-def _memory() -> Tensor:
-    size_bytes = min(_MOST_BYTES, max(_LEAST_BYTES, int(_OF_LAST_LEVEL * last_level_bytes())))
-    with torch.inference_mode(False):
-        return torch.zeros(size_bytes // 4, dtype=torch.int32)
+    @cached_property
+    def _written(self) -> Tensor:
+        size_bytes = min(_MOST_BYTES, max(_LEAST_BYTES, int(_OF_LAST_LEVEL * last_level_bytes())))
+        with torch.inference_mode(False):
+            return torch.zeros(size_bytes // 4, dtype=torch.int32)
 
 
 def last_level_bytes(caches: Path = _CACHES) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from mucudnn.measuring.clocks import ColdClock, last_level_bytes, peak_flops_per
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log: list[str] = []
-    monkeypatch.setattr(clocks, "empty_caches", lambda: log.append("empty"))
+    monkeypatch.setattr(ColdClock, "empty_caches", lambda self: log.append("empty"))
     return log
 
 
@@ -35,15 +34,15 @@ def test_emptying_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += seconds
 
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(clocks, "empty_caches", lambda: take(100.0))
+    monkeypatch.setattr(ColdClock, "empty_caches", lambda self: take(100.0))
     assert ColdClock().time(lambda: take(1.0), 3) == 3.0
 
 
 def test_more_than_the_last_level_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clocks, "_MOST_BYTES", 64 * 2**20)  # conftest.py has made it small
-    monkeypatch.setattr(clocks, "_memory", cache(clocks._memory.__wrapped__))
-    clocks.empty_caches()
-    written = clocks._memory()
+    clock = ColdClock()
+    clock.empty_caches()
+    written = clock._written
     assert written.numel() * 4 >= min(64 * 2**20, last_level_bytes())
     assert written.min() > 0
 
