@@ -97,7 +97,7 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The cut of a segment: at most ``samples`` samples a band, in ``bands`` bands of rows each.
+    """The cut of a segment: at most ``samples`` samples a band, in ``bands`` bands of rows; at least one of both is 1.
 
     keeps: whether rows that later bands need are kept; otherwise they are computed again.
     variant: which of several costs its operators have, which are those of other algorithms.

@@ -160,7 +160,7 @@ def fit(
         if captured.device.type == "cpu":  # elsewhere torch's own run
             tuned = tuned_problems(captured, config, machine, database, progress, timings, in_bands=is_large)
         choices, kept = candidates(captured, tuned, arguments, config, timings, runs_whole=runs_whole)
-        costed = costed_graph(captured, choices, kept, timings)
+        costed = costed_graph(captured, choices, kept, timings, batch_invariant=config.batch_invariant)
         progress("measuring the other operators", 1.0)
 
         # Plans, from the fastest predicted

@@ -17,10 +17,17 @@ from mucudnn.solver.bands import Costs
 
 _SHARES = 1.0, 0.35, 0.0  # of the fastest algorithm's prepared filter, which the algorithms of each variant may have
 _TORCHS_LEAD = 0.9  # of the time of ours, below which torch's own runs
+_TORCHS_LEAD_BY_SAMPLES = 0.5  # where it will run sample by sample
 
 
-def costed_graph(captured: Captured, choices: Choices, kept: frozenset[int], timings: Timings) -> CostedGraph:
-    """Return the graph with the costs of its operators, and the algorithms of each variant of its convolutions."""
+def costed_graph(
+    captured: Captured, choices: Choices, kept: frozenset[int], timings: Timings, *, batch_invariant: bool = False
+) -> CostedGraph:
+    """Return the graph with the costs of its operators, and the algorithms of each variant of its convolutions.
+
+    batch_invariant: whether batches run by the algorithms of this graph, torch's own sample by sample.
+    """
+    torchs_lead = _TORCHS_LEAD_BY_SAMPLES if batch_invariant else _TORCHS_LEAD
     whole: dict[int, tuple[Algorithm | None, ...]] = {}
     bands: dict[int, tuple[Algorithm | None, ...]] = {}
     whole_costs: dict[int, tuple[Costs, ...]] = {}
@@ -33,7 +40,7 @@ def costed_graph(captured: Captured, choices: Choices, kept: frozenset[int], tim
         fastest = fastest_and_smallest(choices.get(index, ()), is_kept=is_kept)
         torchs_in_place = (choice.seconds for choice in choices.get(index, ()) if choice.algorithm is None)
         torchs_s = next(torchs_in_place, torchs.seconds(captured.samples * convolution.rows))
-        variants = _variants(convolution, fastest, in_bands, torchs, torchs_s, is_kept=is_kept)
+        variants = _variants(convolution, fastest, in_bands, torchs, torchs_s, torchs_lead, is_kept=is_kept)
         whole[index] = tuple(None if choice is None else choice.algorithm for choice, _ in variants)
         bands[index] = tuple(None if choice is None else choice.algorithm for _, choice in variants)
         with_buffers = partial(_with_buffers, convolution, is_kept=is_kept)
@@ -80,6 +87,7 @@ def _variants(
     in_bands: Callable[[Choice], Costs],
     torchs: Costs,
     torchs_s: float,
+    torchs_lead: float,
     *,
     is_kept: bool,
 ) -> list[tuple[Choice | None, Choice | None]]:
@@ -89,6 +97,7 @@ def _variants(
     in_bands: returns their costs in bands.
     torchs: the costs of torch's own by itself.
     torchs_s: its seconds for all rows.
+    torchs_lead: as for ``_best``.
     """
     rows = band_rows(convolution)
     whole_s = {choice: choice.call_s(is_kept=is_kept) for choice in fastest}
@@ -99,18 +108,19 @@ def _variants(
     are_bands = any(choice.place is Place.BAND for choice in fastest)
     variants: list[tuple[Choice | None, Choice | None]] = []
     for share in _SHARES:
-        whole = None if are_bands else _best(whole_s, torchs_s, share)
-        variants.append((whole, _best(band_s, torchs.seconds(rows), share)))
+        whole = None if are_bands else _best(whole_s, torchs_s, torchs_lead, share)
+        variants.append((whole, _best(band_s, torchs.seconds(rows), torchs_lead, share)))
     if convolution.rows == convolution.problem.extent[0] == 1 and not is_kept:
         variants.append((None, None))  # the filters of a linear layer are as large as prepared ones
     return list(dict.fromkeys(variants))
 
 
-def _best(seconds: Mapping[Choice, float], torchs_s: float, share: float) -> Choice | None:
+def _best(seconds: Mapping[Choice, float], torchs_s: float, torchs_lead: float, share: float) -> Choice | None:
     """Return the fastest of our algorithms; None if torch's own is faster, or there is none of ours.
 
     seconds: of our algorithms.
     torchs_s: seconds that torch's own takes for the same rows.
+    torchs_lead: share of the time of ours below which torch's own runs.
     share: the largest prepared filter, as a share of the fastest algorithm's; below 1 torch's own is not considered. If
         all are larger, the smallest.
     """
@@ -118,7 +128,7 @@ def _best(seconds: Mapping[Choice, float], torchs_s: float, share: float) -> Cho
         return None
     best = min(seconds, key=seconds.__getitem__)
     if share == 1:
-        return None if torchs_s < _TORCHS_LEAD * seconds[best] else best
+        return None if torchs_s < torchs_lead * seconds[best] else best
     smaller = [choice for choice in seconds if choice.prepared_bytes <= share * best.prepared_bytes]
     smallest = min(seconds, key=lambda choice: (choice.prepared_bytes + choice.scratch_bytes, seconds[choice]))
     return min(smaller, key=seconds.__getitem__, default=smallest)
