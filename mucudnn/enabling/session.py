@@ -33,7 +33,7 @@ from mucudnn.core.errors import InfeasibleError, first_line, raise_interruption,
 from mucudnn.core.problem import ConvProblem, Operation
 from mucudnn.core.records import Task
 from mucudnn.enabling.status import Decision, Origin, ShapeStats, State, Status
-from mucudnn.enabling.workshop import FIRST_CALL_S, Workshop, nearest
+from mucudnn.enabling.workshop import FIRST_CALL_S, Workshop, are_near, nearest
 from mucudnn.kernels.memory import torch_format
 from mucudnn.measuring.heap import HeapTrial
 from mucudnn.running import operators
@@ -42,6 +42,8 @@ from mucudnn.running.problems import problem_of_call, problem_operation
 from mucudnn.running.workspace import make_room
 
 PATIENCE = 1.0  # seconds of untuned calls for each second that tuning is expected to take
+_NEAR = 0.1  # share of the time of calls that counts if a size nearby is tuned, whose choice is hardly worse
+_PREPARED = 0.5  # share of these seconds after which tuning is prepared
 _MOST_KEPT = 4096  # shapes, so that memory stays bounded
 _LOOK_CALLS = 4  # calls of a problem between two looks at what a kept heap saves
 _WAITS = Decision(why="to be tuned once its calls have taken as long as tuning would")
@@ -268,7 +270,8 @@ class Session:
             with self._lock:
                 for stats in timed:
                     stats.call_s = min(stats.call_s, share_s)
-                    self.untuned_s[stats.layer] += stats.call_s * stats.calls
+                    is_near = any(are_near(stats.problem, settled.problem) for settled in self._settled[stats.layer])
+                    self.untuned_s[stats.layer] += stats.call_s * stats.calls * (_NEAR if is_near else 1)
 
     def _stats_of(self, call: DispatchedCall, call_operation: Operation) -> ShapeStats | None:
         """Return the statistics of an operation of a call; None if the config excludes the operation."""
@@ -320,6 +323,8 @@ class Session:
                 stats.ask_at = stats.calls + _LOOK_CALLS if self.heap is not None and self.heap.look() else inf
                 return False
             if self._may_wait(stats):
+                if self.untuned_s[stats.layer] >= _PREPARED * PATIENCE * self.expected_s:
+                    self.workshop.prepare()
                 stats.state, stats.ask_at = State.WAITING, 2 * stats.calls
                 stats.run(_WAITS)
                 return True

@@ -21,6 +21,7 @@ from mucudnn.core.torch_settings import TORCHS_OWN, TorchSettings, deterministic
 from mucudnn.enabling.status import Decision, Origin
 from mucudnn.kernels.registry import algorithm as algorithm_named
 from mucudnn.measuring.candidates import is_foreign
+from mucudnn.measuring.proving.prover import prover
 from mucudnn.measuring.whole_runs import Machine
 from mucudnn.running.devices import made_current
 from mucudnn.running.executable import Executable
@@ -61,6 +62,10 @@ class Workshop:
         """
         with self._ready(torch.device("cpu")) as (machine, _):
             permitted_algorithms(machine, self._config)
+
+    def prepare(self) -> None:
+        """Begin what the first tuning would otherwise lack: the proving process, which takes a second to start."""
+        prover().begin()
 
     def may_know(self, w_shape: Sequence[int], device: torch.device) -> bool:
         """Return whether something may be stored for filters of this size: True before anything was looked up.
@@ -111,7 +116,7 @@ class Workshop:
         """
         with self._ready(device) as (machine, database):
             stored = self._problems[machine.environment]
-            near = [p for p in stored if p.layer == task.problem.layer and _are_near(p, task.problem)]
+            near = [p for p in stored if p.layer == task.problem.layer and are_near(p, task.problem)]
             if not near:
                 return []
             problem = min(near, key=lambda p: (_pixels_apart(p, task.problem), str(p)))
@@ -167,7 +172,7 @@ def nearest(problem: ConvProblem, batch_size: int, sizes: Sequence[TunedProblem]
     again. For another image size, the algorithm that won at the nearest size is used if it won clearly, can compute the
     problem, and is within the limit.
     """
-    near = [tuned for tuned in sizes if _are_near(problem, tuned.problem)]
+    near = [tuned for tuned in sizes if are_near(problem, tuned.problem)]
     if not near:
         return None
 
@@ -233,7 +238,7 @@ def _workspace_bytes(problem: ConvProblem, configuration: Configuration, device_
         return None
 
 
-def _are_near(problem: ConvProblem, other: ConvProblem) -> bool:
+def are_near(problem: ConvProblem, other: ConvProblem) -> bool:
     return _pixels_apart(problem, other) <= log(_MOST_TIMES_PIXELS)
 
 

@@ -114,11 +114,14 @@ class Machine:
         clock = ColdClock() if device == "cpu" else CudaClock()
         return cls(environment, algorithms(device), device, clock, sources=offered, watch=watch, prover=prover())
 
-    def proofs(self, batch_size: int) -> Proofs | None:
-        """Return a new ``Proofs`` for the foreign candidates of one problem; None if this machine has no prover."""
+    def proofs(self, batch_size: int, *, waits: bool = True) -> Proofs | None:
+        """Return a new ``Proofs`` for the foreign candidates of one problem; None if this machine has no prover.
+
+        waits: as for ``Prover.prove``.
+        """
         if self.prover is None:
             return None
-        run_in_process = partial(self.prover.prove, batch_size=batch_size, device=self.device)
+        run_in_process = partial(self.prover.prove, batch_size=batch_size, device=self.device, waits=waits)
 
         def prove(candidates: Sequence[Candidate]) -> list[Proof | Exception]:
             answers = run_in_process(candidates)

@@ -39,6 +39,7 @@ class Context:
     candidates are retried only if no fitting one is left.
 
     ranks: the ranks that tune together; None if this process tunes alone.
+    in_passing: as for ``tune_tasks``.
     versions: of the algorithms that may run.
     results: of each problem, the one place for them, which its tasks share.
     due_s: when the time of all problems begun so far ends.
@@ -54,6 +55,7 @@ class Context:
     priors: Priors
     ranks: Sharing | None = None
     versions: dict[str, int] = field(default_factory=dict)
+    in_passing: bool = False
     results: dict[ConvProblem, dict[MicroConfig, Measurement | Failure]] = field(default_factory=dict)
     due_s: float | None = None
     race_ends_s: float | None = None
@@ -157,7 +159,7 @@ def job_of(context: Context, task: Task) -> Job:
     if isinstance(results.get(task.baseline), Failure):
         del results[task.baseline]
     measured = [result for result in results.values() if isinstance(result, Measurement)]
-    proofs = machine.proofs(task.batch_size)
+    proofs = machine.proofs(task.batch_size, waits=not context.in_passing)
     candidates, unsupported = find_candidates(task.problem, algorithms, sizes, measured, proofs)
     bound = config.error_bound(task.problem.dtype, machine.environment.numerics)
     return Job(task, bound, candidates, unsupported, results)

@@ -150,8 +150,8 @@ def tune_tasks(
     """Tune tasks of any batch sizes, limits and counts, as ``tune`` does; the result has their order.
 
     priors: cache of expected times from earlier calls, which is updated; reading them from the database is slow.
-    in_passing: whether tuning happens inside a user's call, so that it neither waits for a quiet machine nor warns of a
-    busy one.
+    in_passing: whether tuning happens inside a user's call, so that it waits neither for a quiet machine nor for the
+    proving process, without which foreign code is not measured, and does not warn of a busy machine.
     team: the ranks that tune together; it is closed at the end of this call.
     """
     if not (progress is None or callable(progress)):
@@ -183,7 +183,9 @@ def tune_tasks(
 
             shared = stack.enter_context(sharing(team, tasks, config, on, opened))
         store = EnvironmentStore(opened if shared is None else shared.known, on.environment)
-        context = Context(config, on, store, quiet, tell, {} if priors is None else priors, shared, versions)
+        context = Context(
+            config, on, store, quiet, tell, {} if priors is None else priors, shared, versions, in_passing
+        )
         # The steps themselves, after which all ranks must have chosen the same.
         tuning = _tune(context, tasks)
         if not in_passing:
@@ -219,7 +221,10 @@ def _tune(context: Context, tasks: Sequence[Task]) -> Tuning:
     try:
         jobs = [job_of(context, task) for task in tasks]
         if machine.prover is not None and any(job.task.baseline not in job.results for job in jobs):
-            machine.prover.start()
+            if context.in_passing:
+                machine.prover.begin()
+            else:
+                machine.prover.start()
             machine.watch.forget()
         if config.workspace_budget_bytes is None:
             _tune_each(context, jobs)

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from math import inf
 from typing import Any
 
@@ -92,6 +93,7 @@ def test_a_layer_is_tuned_once_its_calls_have_taken_as_long_as_tuning_is_expecte
         for _ in range(8):  # 0.25 s each, a second and more at the 8th
             assert not workshop.tuned
             F.conv2d(x, W)
+        assert workshop.prepared
         assert [(met.calls, met.ours) for met in session.status().problems] == [(8, 1)]
         assert session.expected_s == 1.0
         for height in range(5, 10):  # once each, a second together
@@ -105,6 +107,18 @@ def test_a_layer_is_tuned_once_its_calls_have_taken_as_long_as_tuning_is_expecte
         F.conv2d(x, W)
         assert [met.decision.origin for met in session.status().problems] == [Origin.DATABASE]
         assert not again.tuned
+
+
+def test_a_size_near_a_tuned_one_waits_ten_times_as_long(
+    workshop: MadeUpWorkshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = count(0.0, 0.25)
+    with enabled(workshop, patience=1.0) as session, torch.no_grad():
+        monkeypatch.setattr(session, "_now", lambda device: next(seconds))
+        for width, calls, tuned in ((8, 8, 1), (12, 31, 1), (12, 33, 2), (80, 8, 3)):
+            for _ in range(calls):
+                convolve(width=width)
+            assert len(workshop.tuned) == tuned, width
 
 
 def test_what_is_stored_for_the_nearest_size_runs_at_the_first_call(workshop: MadeUpWorkshop) -> None:

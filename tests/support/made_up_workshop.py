@@ -36,8 +36,12 @@ class MadeUpWorkshop:
     fails: Exception | None = None
     while_tuning: Hook = lambda task: None
     clock: FakeClock = field(default_factory=FakeClock)
+    prepared: int = 0
     looked_up: list[Task] = field(default_factory=list)
     tuned: list[Task] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        self.prepared += 1
 
     def may_know(self, w_shape: Sequence[int], device: torch.device) -> bool:
         return self.stored or bool(self.near)

@@ -55,7 +55,13 @@ class Prover:
         self._lock = threading.Lock()
 
     def prove(
-        self, candidates: Sequence[Candidate], batch_size: int, device: str, *, has_bias: bool = True
+        self,
+        candidates: Sequence[Candidate],
+        batch_size: int,
+        device: str,
+        *,
+        has_bias: bool = True,
+        waits: bool = True,
     ) -> list[Proof | Exception]:
         """Run candidates in the proving process; return for each its proof, or the error that forbids running it here.
 
@@ -63,6 +69,7 @@ class Prover:
         could not be tested: the process cannot be started, memory is short, or the algorithm cannot be pickled.
 
         has_bias: whether a bias is added to y.
+        waits: whether to wait for a process that is not ready yet; otherwise nothing is proven by then.
         """
         if not candidates:
             return []
@@ -71,11 +78,18 @@ class Prover:
         batch = [trial for trial in trials if isinstance(trial, Trial)]
         try:
             with self._lock:
+                if not waits and not self._is_ready():
+                    raise OSError("the process is not ready yet")
                 verdicts = iter(self._ask(batch) if batch else ())
         except (OSError, EOFError, subprocess.SubprocessError) as error:
             raise_interruption(error)
             return [_unproven(error) for _ in candidates]
         return [next(verdicts) if isinstance(trial, Trial) else trial for trial in trials]
+
+    def begin(self) -> None:
+        """Start the proving process without waiting for it; ignore a failure, which ``prove`` reports."""
+        with self._lock, tolerated(OSError, EOFError):
+            self._begin()
 
     def start(self) -> None:
         """Start the proving process, and wait until it is ready; ignore a failure, which ``prove`` reports."""
@@ -162,6 +176,10 @@ class Prover:
                 client.close()
                 raise
         self._connection, self._owner, self._checks = Connection(client.detach()), os.getpid(), None
+
+    def _is_ready(self) -> bool:
+        self._begin()
+        return self._checks is not None or (self._connection is not None and self._connection.poll(0))
 
     def _ready(self) -> tuple[Connection, dict[str, bool]]:
         """Wait until the process is ready; return the connection to it, and the checks of its heap."""
