@@ -34,7 +34,7 @@ _SIDE = 768
 _COPIED_BYTES = 64 * 2**20  # larger than any cache
 _FEWEST_RUNS = 5
 _QUICK_LOOKS = 10
-_QUICK_S, _THOROUGH_S = 0.05, 0.5  # clock rates vary: a longer probe is likelier to see the peak
+_QUICK_S, _THOROUGH_S = 0.02, 0.5  # clock rates vary: a longer probe is likelier to see the peak
 
 _seen_flops_per_s: defaultdict[tuple[str, int], list[float]] = defaultdict(list)  # by dtype and number of threads
 
