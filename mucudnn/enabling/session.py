@@ -325,8 +325,10 @@ class Session:
             if self._may_wait(stats):
                 if self.untuned_s[stats.layer] >= _PREPARED * PATIENCE * self.expected_s:
                     self.workshop.prepare()
-                stats.state, stats.ask_at = State.WAITING, 2 * stats.calls
-                stats.run(_WAITS)
+                if stats.state is State.NEW:
+                    stats.state = State.WAITING
+                    self._run_nearest(stats)
+                stats.ask_at = 2 * stats.calls
                 return True
             began, self.is_deciding = self.clock(), True
             with warnings_deferred():  # as errors, they would end the tuning
@@ -348,9 +350,14 @@ class Session:
             return False
 
     def _may_wait(self, stats: ShapeStats) -> bool:
-        """Return whether PyTorch's convolution runs for now, since of this layer nothing is stored, tuned or due."""
-        is_stored = stats.state is State.NEW and self.workshop.may_know(stats.problem.w_shape(), stats.device)
-        return not (is_stored or self._settled[stats.layer] or self._is_due(stats) or self.failures >= _MOST_FAILURES)
+        """Return whether what runs may go on: tuning is not due, and of a new size nothing is to be looked up."""
+        if self._is_due(stats) or self.failures >= _MOST_FAILURES:
+            return False
+        if stats.state is not State.NEW:
+            return True
+        if self._settled[stats.layer]:
+            return not self.workshop.may_have(stats.problem, stats.device)
+        return not self.workshop.may_know(stats.problem.w_shape(), stats.device)
 
     def _is_due(self, stats: ShapeStats) -> bool:
         """Return whether the layer's calls have taken long enough, and this size has come often enough."""

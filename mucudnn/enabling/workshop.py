@@ -53,6 +53,7 @@ class Workshop:
         self._priors: Priors = {}
         self._problems: dict[Environment, frozenset[ConvProblem]] = {}
         self._filters: dict[tuple[object, ...], frozenset[tuple[int, ...]]] = {}  # by device and number of threads
+        self._stored: dict[tuple[object, ...], frozenset[ConvProblem]] = {}  # likewise
         self._thread = threading.local()
 
     def check(self) -> None:
@@ -75,6 +76,11 @@ class Workshop:
         filters = self._filters.get((device, torch.get_num_threads()))
         return filters is None or (*w_shape[:2], *w_shape[-1:]) in filters  # torch reports a w without dimensions
 
+    def may_have(self, problem: ConvProblem, device: torch.device) -> bool:
+        """Return whether something may be stored for a problem: True before anything was looked up."""
+        problems = self._stored.get((device, torch.get_num_threads()))
+        return problems is None or problem in problems
+
     def look_up(self, task: Task, device: torch.device) -> TunedProblem | None:
         """Choose for a task from stored measurements, without measuring.
 
@@ -87,6 +93,7 @@ class Workshop:
             if (device, torch.get_num_threads()) not in self._filters:
                 filters = frozenset((*p.w_shape()[:2], p.s) for p in self._problems[environment])
                 self._filters[device, torch.get_num_threads()] = filters
+                self._stored[device, torch.get_num_threads()] = self._problems[environment]
             if task.problem not in self._problems[environment]:
                 return None
 

@@ -12,6 +12,7 @@ from support.clock.machine import FakeClock
 
 from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import Config
+from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Configuration, Measurement, MicroConfig, Task
 from mucudnn.enabling import switch
 from mucudnn.enabling.session import Session
@@ -45,6 +46,9 @@ class MadeUpWorkshop:
 
     def may_know(self, w_shape: Sequence[int], device: torch.device) -> bool:
         return self.stored or bool(self.near)
+
+    def may_have(self, problem: ConvProblem, device: torch.device) -> bool:
+        return self.stored
 
     def look_up(self, task: Task, device: torch.device) -> TunedProblem | None:
         self.looked_up.append(task)
