@@ -7,7 +7,7 @@ A layer (a problem without batch size, height and width) is tuned once calls of 
 takes longer than expected makes the next ones wait longer. The 1st, 2nd, 4th, ... call of a size is timed, for those
 until the next one; then the size may also be tuned. Once k sizes of a layer are known, another one is tuned only at its
 2**k-th call or later, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image sizes
-cost little. Until a size is tuned, the choice of the nearest size runs.
+cost little. Until a size is tuned, the choice of the nearest size runs, and less of the time of its calls counts.
 
 The first call of a size is only timed, while its layer is not due and nothing is stored for filters of this size: to
 describe a problem takes longer than a small convolution.
