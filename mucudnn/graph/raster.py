@@ -64,8 +64,8 @@ class Bands:
     def __str__(self) -> str:
         rows, columns = self.window
         return (
-            f"{self.windows} windows of {rows}x{columns} pixels, {format_bytes(self.needed_bytes)}; passes over the "
-            f"source: {self.passes}, each of {self.work:.2f} times the pixels of the image, since windows overlap"
+            f"windows of {rows}x{columns} pixels: {self.windows}, with {self.work:.2f} times the pixels of the image; "
+            f"passes over the source: {self.passes}; {format_bytes(self.needed_bytes)}"
         )
 
 

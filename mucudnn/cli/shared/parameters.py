@@ -63,7 +63,7 @@ def _counts(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(SIZE, part) for part in parts):
         raise InvalidInputError(
-            f"{text!r} is not a list of whole numbers, each from 1 to at most 999999999; write for example 1,8,32"
+            f"{text!r} is not a list of whole numbers, each from 1 to 999999999; write for example 1,8,32"
         )
     return tuple(map(int, parts))
 
