@@ -9,8 +9,8 @@ until the next one; then the size may also be tuned. Once k sizes of a layer are
 2**k-th call or later, so at most log2(n) sizes are measured in n calls: a smaller last batch or varying image sizes
 cost little. Until a size is tuned, the choice of the nearest size runs, and less of the time of its calls counts.
 
-The first call of a size is only timed, while its layer is not due and nothing is stored for filters of this size: to
-describe a problem takes longer than a small convolution.
+While nothing is stored for filters of this size, calls are only timed, since describing a problem takes longer than a
+small convolution: the first one of a size until its layer is due, others until ``_DESCRIBED`` of that time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from mucudnn.running.workspace import make_room
 
 PATIENCE = 1.0  # seconds of untuned calls for each second that tuning is expected to take
 _NEAR = 0.1  # share of the time of calls that counts if a size nearby is tuned, whose choice is hardly worse
-_PREPARED = 0.5  # share of these seconds after which tuning is prepared
+_DESCRIBED, _PREPARED = 0.125, 0.5  # shares of these seconds after which sizes are described, and tuning prepared
 _MOST_KEPT = 4096  # shapes, so that memory stays bounded
 _LOOK_CALLS = 4  # calls of a problem between two looks at what a kept heap saves
 _WAITS = Decision(why="to be tuned once its calls have taken as long as tuning would")
@@ -71,8 +71,8 @@ class Session:
     """Session of tuning under one config: the convolution calls seen so far, and the choices for their problems.
 
     calls: by shapes, strides and geometry; None for calls that are never tuned.
-    once: the hashes of forward calls that came once and were only timed: numbers, which Python's garbage collector does
-    not visit. Of two calls with the same hash, the second is described at its first call.
+    only_timed: numbers of forward calls that were only timed, by the hash of the call: Python's garbage collector does
+    not visit numbers. Two calls with the same hash count as one size.
     first_s: by the hash of the layer, the seconds of these calls until they count as untuned calls.
     sizes: statistics by problem, batch size, device and number of threads.
     passed_by: number of shapes that are never tuned, by reason.
@@ -89,7 +89,7 @@ class Session:
         self.limit_bytes = config.workspace_limit_bytes
         self.torchs_limit_bytes = None if config.baseline_exempt else self.limit_bytes
         self.calls: dict[tuple[object, ...], DispatchedCall | None] = {}
-        self.once: set[int] = set()
+        self.only_timed: dict[int, int] = {}
         self.first_s: dict[int, float] = {}
         self._described: dict[int, tuple[object, ...]] = {}  # layers of problems by their hash
         self.sizes: dict[tuple[object, ...], ShapeStats] = {}
@@ -184,11 +184,11 @@ class Session:
             return self.calls[key]
         except KeyError:
             call, hashed, hashed_layer = None, hash(key), hash(layer)
-        if is_forward and hashed not in self.once and self._is_only_timed(hashed_layer, x, w):
-            if len(self.once) >= _MOST_KEPT:
-                self.once.clear()
+        if is_forward and self._is_only_timed(hashed, hashed_layer, x, w):
+            if len(self.only_timed) >= _MOST_KEPT:
+                self.only_timed.clear()
                 self.first_s.clear()
-            self.once.add(hashed)
+            self.only_timed[hashed] = self.only_timed.get(hashed, 0) + 1
             return hashed_layer
         problem = problem_of_call(
             x, w, stride, padding, dilation, groups, is_transposed=is_transposed, output_padding=output_padding
@@ -206,18 +206,22 @@ class Session:
         # The calls that were only timed count from now on.
         stats = None if call is None else self._stats_of(call, Operation.FORWARD)
         if stats is not None:
-            stats.calls += hashed in self.once
+            stats.calls += self.only_timed.get(hashed, 0)
             self._described[hashed_layer] = stats.layer
             self.untuned_s[stats.layer] += self.first_s.pop(hashed_layer, 0.0)
-        self.once.discard(hashed)
+        self.only_timed.pop(hashed, None)
         return call
 
-    def _is_only_timed(self, layer: int, x: Tensor, w: Tensor) -> bool:
-        """Return whether the first call of a size is only to be timed: of its layer nothing is stored, tuned or due."""
+    def _is_only_timed(self, hashed: int, layer: int, x: Tensor, w: Tensor) -> bool:
+        """Return whether a call is only to be timed: of its layer nothing is stored, tuned or due.
+
+        hashed, layer: the hashes of the call and of its layer.
+        """
         described = self._described.get(layer, ())
         if not x.is_cpu or self._settled.get(described) or self.workshop.may_know(w.shape, x.device):
             return False
-        return self.first_s.get(layer, 0.0) + self.untuned_s.get(described, 0.0) < PATIENCE * self.expected_s
+        share = _DESCRIBED if hashed in self.only_timed else 1.0
+        return self.first_s.get(layer, 0.0) + self.untuned_s.get(described, 0.0) < share * PATIENCE * self.expected_s
 
     def _computed(
         self,
@@ -442,7 +446,7 @@ class Session:
             called = (stats for stats in self.sizes.values() if stats.calls)  # not only looked up, as near to others
             problems = tuple(replace(stats, choices=None, tuned=None) for stats in called)
             heap = None if self.heap is None or self._tells_steps is None else self.heap.verdict
-        return Status(problems, self.spent_s, tuple(self.passed_by.items()), heap)
+        return Status(problems, self.spent_s, tuple(self.passed_by.items()), heap, len(self.only_timed))
 
 
 def _as_images(tensor: Tensor) -> Tensor:

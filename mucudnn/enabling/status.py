@@ -128,12 +128,14 @@ class Status:
     spent_s: time spent on tuning.
     passed_by: reasons why calls are never tuned, with the number of shapes of such calls.
     heap: whether a kept heap was worth it, and why; None if that is not known, or was not tried.
+    only_timed: number of shapes whose calls have taken too little time so far to be among the problems.
     """
 
     problems: tuple[ShapeStats, ...] = ()
     spent_s: float = 0.0
     passed_by: tuple[tuple[str, int], ...] = ()
     heap: str | None = None
+    only_timed: int = 0
 
     @property
     def gained_s(self) -> float:
@@ -150,7 +152,7 @@ class Status:
         """Return a text table of 100 columns: a row for each shape, totals, and the reasons why calls are not tuned."""
         never = [filled(f"never tuned, {n} shape{'s' * (n != 1)} of call: {why}") for why, n in self.passed_by]
         if not self.problems:
-            return "\n".join((_NOTHING, *never))
+            return "\n".join((self.in_one_line() if self.only_timed else _NOTHING, *never))
         operations = (str(operation).replace("_", " ") for operation in Operation)
         columns = [Column(title) for title in ("convolution", "calls", *operations)]
         decisions = [stats.decision for stats in self.problems]
@@ -162,7 +164,8 @@ class Status:
     def in_one_line(self) -> str:
         """Return the number of tuned problems and the time saved, in one line."""
         if not self.problems:
-            return "no convolution of PyTorch was called"
+            timed = f"calls of {self.only_timed} shapes took too little time to be worth tuning"
+            return timed if self.only_timed else "no convolution of PyTorch was called"
         return "; ".join(self._totals())
 
     def to_frame(self) -> pandas.DataFrame:
@@ -211,6 +214,8 @@ class Status:
                 f"gained {format_seconds(self.gained_s)} so far, {self.gained_share:.0%} of PyTorch's time for these "
                 "convolutions, by the times measured in tuning"
             )
+        if self.only_timed:
+            yield f"calls of {self.only_timed} more shapes took too little time to be worth tuning"
         if self.heap is not None:
             yield f"the heap is {self.heap}"
 

@@ -113,9 +113,11 @@ def test_a_size_near_a_tuned_one_waits_ten_times_as_long(
     workshop: MadeUpWorkshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = count(0.0, 0.25)
-    with enabled(workshop, patience=1.0) as session, torch.no_grad():
+    with enabled(workshop) as session, torch.no_grad():
+        convolve()
+        monkeypatch.setattr("mucudnn.enabling.session.PATIENCE", 1.0)
         monkeypatch.setattr(session, "_now", lambda device: next(seconds))
-        for width, calls, tuned in ((8, 8, 1), (12, 31, 1), (12, 33, 2), (80, 8, 3)):
+        for width, calls, tuned in ((12, 31, 1), (12, 33, 2), (80, 8, 3)):
             for _ in range(calls):
                 convolve(width=width)
             assert len(workshop.tuned) == tuned, width
@@ -137,13 +139,14 @@ def test_what_comes_once_is_only_timed_until_its_layer_is_due(workshop: MadeUpWo
         return following(*arguments)
 
     with wrapped(Wrapper(slowly, slowly)), enabled(workshop, patience=1.0) as session, torch.no_grad():
-        convolve(width=10)
-        convolve(width=11)
-        assert not session.status().problems
+        for width in (10, 11, *[10] * 6):  # an eighth of a second together
+            assert not session.status().problems
+            convolve(width=width)
         assert not workshop.looked_up
+        assert session.status().in_one_line() == "calls of 2 shapes took too little time to be worth tuning"
         convolve(width=10)
-        assert [met.calls for met in session.status().problems] == [2]
-        for width in range(12, 72):
+        assert [met.calls for met in session.status().problems] == [8]
+        for width in range(12, 60):
             assert not workshop.tuned
             convolve(width=width)  # once each, a second together with those before
         convolve(width=72)
@@ -156,12 +159,13 @@ def test_shapes_that_come_once_are_forgotten_to_make_room(
     workshop: MadeUpWorkshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mucudnn.enabling.session._MOST_KEPT", 8)
-    with enabled(workshop, patience=inf) as session, torch.no_grad():
+    monkeypatch.setattr("mucudnn.enabling.session._DESCRIBED", 0.0)
+    with enabled(workshop, patience=1e9) as session, torch.no_grad():
         for width in range(9, 40):
             convolve(width=width)
             convolve(width=width)
             assert len(session.calls) <= len(session.sizes) + 1 <= 9
-            assert not session.once
+            assert not session.only_timed
         assert session.status().passed_by == (("more than 8 shapes came, and these were forgotten", 24),)
         monkeypatch.setattr("mucudnn.enabling.session.PATIENCE", 0.0)
         for width in range(40, 60):
