@@ -77,6 +77,9 @@ class Clock(ABC):
             function()
         return self.now() - start
 
+    def rest(self) -> None:  # noqa: B027
+        """Free the memory that the clock keeps for the next sample, if it keeps any."""
+
 
 class WallClock(Clock):
     """Clock of the CPU, where a call has finished when it returns."""
@@ -108,6 +111,9 @@ class ColdClock(WallClock):
     def empty_caches(self) -> None:
         """Evict all cached data by writing 1.5 times the size of the last-level cache, which takes milliseconds."""
         self._written.add_(1)
+
+    def rest(self) -> None:
+        self.__dict__.pop("_written", None)
 
     @cached_property
     def _written(self) -> Tensor:

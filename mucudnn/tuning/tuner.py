@@ -232,6 +232,7 @@ def _tune(context: Context, tasks: Sequence[Task]) -> Tuning:
             division = _tune_together(context, jobs, config.workspace_budget_bytes)
     except KeyboardInterrupt:
         raise TuningInterrupted(Tuning(config, machine.environment, tuple(context.ready))) from None
+    machine.clock.rest()
     if machine.prover is not None:
         machine.prover.rest()  # it frees its memory
     return Tuning(config, machine.environment, tuple(context.ready), division)

@@ -45,6 +45,9 @@ def test_more_than_the_last_level_is_written(monkeypatch: pytest.MonkeyPatch) ->
     written = clock._written
     assert written.numel() * 4 >= min(64 * 2**20, last_level_bytes())
     assert written.min() > 0
+    clock.rest()
+    clock.empty_caches()
+    assert clock._written is not written
 
 
 @pytest.mark.parametrize(
