@@ -331,7 +331,7 @@ class Session:
                     self.workshop.prepare()
                 if stats.state is State.NEW:
                     stats.state = State.WAITING
-                    self._run_nearest(stats)
+                    stats.run(_WAITS)
                 stats.ask_at = 2 * stats.calls
                 return True
             began, self.is_deciding = self.clock(), True
@@ -354,14 +354,11 @@ class Session:
             return False
 
     def _may_wait(self, stats: ShapeStats) -> bool:
-        """Return whether what runs may go on: tuning is not due, and of a new size nothing is to be looked up."""
+        """Return whether what runs may go on: tuning is not due, and for a new size nothing is stored or tuned."""
         if self._is_due(stats) or self.failures >= _MOST_FAILURES:
             return False
-        if stats.state is not State.NEW:
-            return True
-        if self._settled[stats.layer]:
-            return not self.workshop.may_have(stats.problem, stats.device)
-        return not self.workshop.may_know(stats.problem.w_shape(), stats.device)
+        is_stored = self._settled[stats.layer] or self.workshop.may_know(stats.problem.w_shape(), stats.device)
+        return stats.state is not State.NEW or not is_stored
 
     def _is_due(self, stats: ShapeStats) -> bool:
         """Return whether the layer's calls have taken long enough, and this size has come often enough."""
@@ -393,7 +390,8 @@ class Session:
 
         # At its first call, a size has what the database has.
         if stats.state is State.NEW:
-            stored = self.workshop.look_up(task, stats.device)
+            may_have = self.workshop.may_have(stats.problem, stats.device)
+            stored = self.workshop.look_up(task, stats.device) if may_have else None
             if stored is not None:
                 self._settle(stats, stored, Origin.DATABASE)
                 return

@@ -14,7 +14,7 @@ import torch
 
 from mucudnn.core.answers import TunedProblem
 from mucudnn.core.config import BatchSizePolicy, Config
-from mucudnn.core.errors import InfeasibleError, InvalidInputError, LibraryError, UnavailableError, say_once
+from mucudnn.core.errors import InfeasibleError, InvalidInputError, LibraryError, UnavailableError, say_once, tolerated
 from mucudnn.core.problem import ConvProblem
 from mucudnn.core.records import Configuration, Environment, MicroConfig, Task
 from mucudnn.core.torch_settings import TORCHS_OWN, TorchSettings, deterministic_torch
@@ -66,7 +66,8 @@ class Workshop:
 
     def prepare(self) -> None:
         """Begin what the first tuning would otherwise lack: the proving process, which takes a second to start."""
-        prover().begin()
+        with tolerated(Exception):  # tuning will tell
+            prover().begin()
 
     def may_know(self, w_shape: Sequence[int], device: torch.device) -> bool:
         """Return whether something may be stored for filters of this size: True before anything was looked up.
