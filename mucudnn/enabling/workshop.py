@@ -67,7 +67,7 @@ class Workshop:
     def prepare(self) -> None:
         """Begin what the first tuning would otherwise lack: the proving process, which takes a second to start."""
         with tolerated(Exception):  # tuning will tell
-            prover().begin()
+            prover().start(waits=False)
 
     def may_know(self, w_shape: Sequence[int], device: torch.device) -> bool:
         """Return whether something may be stored for filters of this size: True before anything was looked up.

@@ -359,7 +359,7 @@ def _planned(
         window = _geometry(model, (channels, h, w), dtype)
         cuts = [axis.cuts(window.operators, result) for axis in axes]
         needed_bytes = comfortable_bytes(window, config)
-        trim_heap()  # of what this has freed; here, and after the next call
+        trim_heap()  # counting has freed much
         if needed_bytes > within:
             column_bytes = needed_bytes / w
         elif cuts[0] and cuts[1]:

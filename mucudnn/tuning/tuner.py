@@ -221,10 +221,7 @@ def _tune(context: Context, tasks: Sequence[Task]) -> Tuning:
     try:
         jobs = [job_of(context, task) for task in tasks]
         if machine.prover is not None and any(job.task.baseline not in job.results for job in jobs):
-            if context.in_passing:
-                machine.prover.begin()
-            else:
-                machine.prover.start()
+            machine.prover.start(waits=not context.in_passing)
             machine.watch.forget()
         if config.workspace_budget_bytes is None:
             _tune_each(context, jobs)

@@ -86,15 +86,12 @@ class Prover:
             return [_unproven(error) for _ in candidates]
         return [next(verdicts) if isinstance(trial, Trial) else trial for trial in trials]
 
-    def begin(self) -> None:
-        """Start the proving process without waiting for it; ignore a failure, which ``prove`` reports."""
+    def start(self, *, waits: bool = True) -> None:
+        """Start the proving process; ignore a failure, which ``prove`` reports. waits: whether until it is ready."""
         with self._lock, tolerated(OSError, EOFError):
             self._begin()
-
-    def start(self) -> None:
-        """Start the proving process, and wait until it is ready; ignore a failure, which ``prove`` reports."""
-        with tolerated(OSError, EOFError):  # ``prove`` reports the error
-            self.heap_checks()
+            if waits:
+                self._ready()
 
     def heap_checks(self) -> dict[str, bool]:
         """Start the proving process and return which checks of its heap are active there, by their names.
