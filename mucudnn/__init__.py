@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mucudnn.core.records import Configuration, MicroConfig
     from mucudnn.enabling.status import Status
     from mucudnn.enabling.switch import disable, enable, status, tuned
-    from mucudnn.graph.raster import run_in_bands
+    from mucudnn.graph.windows.raster import run_in_bands
     from mucudnn.kernels.algorithm import BaseAlgorithm, Workspace
     from mucudnn.kernels.registry import register
     from mucudnn.optimizing.curve import largest_batch, step_curve
@@ -84,7 +84,7 @@ __all__ = [
 _MODULES = {
     "enabling.status": ("Status",),
     "enabling.switch": ("disable", "enable", "status", "tuned"),
-    "graph.raster": ("run_in_bands",),
+    "graph.windows.raster": ("run_in_bands",),
     "kernels.algorithm": ("BaseAlgorithm", "Workspace"),
     "kernels.registry": ("register",),
     "core.config": ("BatchSizePolicy", "Config"),

@@ -18,8 +18,8 @@ from mucudnn.bench.sources.networks.large_images import SegmentingUNet
 from mucudnn.core.config import Config
 from mucudnn.core.errors import InfeasibleError, InvalidInputError
 from mucudnn.core.terminal import silent
-from mucudnn.graph import raster
-from mucudnn.graph.fixed_norms import UpToNorm
+from mucudnn.graph.windows import raster
+from mucudnn.graph.windows.fixed_norms import UpToNorm
 from mucudnn.kernels.compiled.library import loaded_build
 from mucudnn.kernels.memory import peak_allocated_bytes
 

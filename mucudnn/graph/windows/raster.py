@@ -27,12 +27,12 @@ from mucudnn.core.terminal import Progress, progress_of
 from mucudnn.core.values import exact_bytes, format_bytes, instance, shown, whole
 from mucudnn.graph.capture import NotCapturedError, capture
 from mucudnn.graph.fitting import fit
-from mucudnn.graph.fixed_norms import UpToNorm, with_fixed_norms
 from mucudnn.graph.least import comfortable_bytes
 from mucudnn.graph.memory_budget import require_inference
 from mucudnn.graph.operators.operator import Barrier, Captured, Input, Local, Moments, Operator, Ref
 from mucudnn.graph.operators.windows import Resize
 from mucudnn.graph.schedule import Schedule
+from mucudnn.graph.windows.fixed_norms import UpToNorm, with_fixed_norms
 from mucudnn.measuring.heap import trim_heap
 from mucudnn.running.devices import device_of_convolutions
 from mucudnn.running.dispatcher import untouched

@@ -1,0 +1,1 @@
+"""Models on images that do not fit into memory, by windows of them."""
